@@ -1,0 +1,1 @@
+"""Hydra configs of the plug-in: the `padding` group, the `local` group and whole-run configs."""

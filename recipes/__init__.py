@@ -1,0 +1,1 @@
+"""Runnable recipes, one folder each."""

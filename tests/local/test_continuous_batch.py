@@ -1,0 +1,159 @@
+"""A batch that rows join and leave must generate what each row would have generated alone."""
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from verl_padding.local.continuous_batch import ContinuousBatch, Generation
+from verl_padding.local.tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3", "qwen3_moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = make_tiny_model(request.param, tmp_path_factory.mktemp("models"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        # random models answer all prompts alike: make what comes before a token matter
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def run(batch: ContinuousBatch, arrivals: list[list[Generation]]) -> list[Generation]:
+    """Adds `arrivals[i]` before step i, and steps until nothing is left."""
+    finished = []
+    waiting = list(arrivals)
+    while waiting or len(batch):
+        for generation in waiting.pop(0) if waiting else []:
+            batch.add(generation)
+        finished += batch.step()
+    return finished
+
+
+def staggered(model: Any, *, count: int = 17, **settings: Any) -> list[list[Generation]]:
+    """Requests of all lengths, some at once and some later."""
+    rng = Random(1)
+    arrivals: list[list[Generation]] = [[] for _ in range(12)]
+    for seed in range(count):
+        prompt = [rng.randrange(model.config.vocab_size) for _ in range(rng.randint(1, 40))]
+        generation = Generation(prompt, rng.randint(1, 20), seed=seed, **settings)
+        arrivals[rng.randrange(len(arrivals))].append(generation)
+    return arrivals
+
+
+@torch.inference_mode()
+def log_probs_of_one_pass(model: Any, generation: Generation) -> torch.Tensor:
+    """(responses,) log-probs of the response from one forward pass over the whole sequence, alone."""
+    ids = torch.tensor([generation.prompt_ids + generation.token_ids])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(generation.prompt_ids) - 1 : -1]
+    log_probs = (logits / (generation.temperature or 1.0)).log_softmax(-1)
+    return log_probs.gather(-1, ids[0, len(generation.prompt_ids) :, None])[:, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_log_probs_are_those_of_a_single_forward_pass(model: Any, temperature: float) -> None:
+    arrivals = staggered(model, temperature=temperature)
+
+    finished = run(ContinuousBatch(model), arrivals)
+
+    assert len(finished) == 17
+    for generation in finished:
+        assert len(generation.token_ids) == generation.max_new_tokens
+        expected = log_probs_of_one_pass(model, generation)
+        torch.testing.assert_close(torch.tensor(generation.log_probs), expected, rtol=0, atol=1e-5)
+
+
+def test_greedy_rows_are_those_of_unbatched_greedy_decoding(model: Any) -> None:
+    for generation in run(ContinuousBatch(model), staggered(model, temperature=0.0)):
+        ids = list(generation.prompt_ids)
+        with torch.inference_mode():
+            for _ in range(generation.max_new_tokens):
+                ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        assert generation.token_ids == ids[len(generation.prompt_ids) :]
+
+
+def test_a_row_samples_the_same_tokens_alone_and_in_company(model: Any) -> None:
+    for generation in run(ContinuousBatch(model), staggered(model)):
+        twin = Generation(generation.prompt_ids, generation.max_new_tokens, seed=generation.seed)
+        run(ContinuousBatch(model), [[twin]])
+        assert twin.token_ids == generation.token_ids
+
+
+def test_limits_on_rows_and_prefill_change_nothing_but_the_order(model: Any) -> None:
+    wide = run(ContinuousBatch(model), staggered(model))
+    narrow = run(ContinuousBatch(model, max_rows=3, max_prefill_tokens=32), staggered(model))
+
+    assert {g.seed: g.token_ids for g in narrow} == {g.seed: g.token_ids for g in wide}
+
+
+def test_a_row_ends_with_its_stop_token(model: Any) -> None:
+    free = Generation([5, 6, 7], 12, seed=3)
+    run(ContinuousBatch(model), [[free]])
+    stop = free.token_ids[4]
+
+    stopped = Generation([5, 6, 7], 12, seed=3, stop_ids={stop})
+    run(ContinuousBatch(model), [[stopped]])
+
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+
+
+def test_drain_returns_what_there_is_and_a_new_request_can_go_on_from_it(model: Any) -> None:
+    batch = ContinuousBatch(model, max_rows=2)
+    generations = [Generation([n, n + 1], 10, temperature=0.0) for n in range(3)]
+    for generation in generations:
+        batch.add(generation)
+    for _ in range(4):
+        assert not batch.step()
+
+    drained = batch.drain()
+
+    assert drained == generations
+    assert [len(g.token_ids) for g in drained] == [4, 4, 0]  # the third was waiting for a place
+    assert len(batch) == 0
+    assert not batch.step()
+    whole = Generation([0, 1], 10, temperature=0.0)
+    rest = Generation([0, 1, *generations[0].token_ids], 6, temperature=0.0)
+    run(batch, [[whole, rest]])
+    assert generations[0].token_ids + rest.token_ids == whole.token_ids
+
+
+def test_samples_follow_the_distribution(model: Any) -> None:
+    samples = [Generation([9, 8, 7], 1, seed=seed) for seed in range(4000)]
+    run(ContinuousBatch(model, max_rows=4000), [samples])
+    with torch.inference_mode():
+        probs = model(input_ids=torch.tensor([[9, 8, 7]])).logits[0, -1].softmax(-1)
+
+    counts = torch.bincount(torch.tensor([g.token_ids[0] for g in samples]), minlength=len(probs))
+
+    error = (counts / 4000 - probs).abs()
+    assert (error < 5 * (probs * (1 - probs) / 4000).sqrt() + 1e-3).all()
+
+
+def test_top_k_and_top_p_leave_only_the_likeliest_tokens(model: Any) -> None:
+    with torch.inference_mode():
+        probs, order = model(input_ids=torch.tensor([[9, 8, 7]])).logits[0, -1].softmax(-1).sort(descending=True)
+    first_three = set(order[:3].tolist())
+    in_half = set(order[: int((probs.cumsum(0) < 0.5).sum()) + 1].tolist())
+    by_k = [Generation([9, 8, 7], 1, top_k=3, seed=seed) for seed in range(300)]
+    by_p = [Generation([9, 8, 7], 1, top_p=0.5, seed=seed) for seed in range(300)]
+
+    run(ContinuousBatch(model), [[*by_k, *by_p]])
+
+    assert {g.token_ids[0] for g in by_k} == first_three
+    assert {g.token_ids[0] for g in by_p} <= in_half
+    # the log-prob is that of the distribution the token was drawn from
+    kept = {int(token): float(prob / probs[:3].sum()) for token, prob in zip(order[:3], probs[:3], strict=True)}
+    for generation in by_k:
+        expected = torch.tensor(kept[generation.token_ids[0]]).log()
+        torch.testing.assert_close(torch.tensor(generation.log_probs[0]), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prompt_ids": []}, {"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
+def test_a_request_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"prompt|max_new_tokens|sampling"):
+        Generation(**({"prompt_ids": [1], "max_new_tokens": 1} | wrong))

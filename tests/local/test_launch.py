@@ -1,0 +1,147 @@
+"""Whatever ends a job, no process of it is left; and no other process is touched."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_padding.local.launch import LOG, job_environment, run_command
+
+# A job that does what Ray does: daemons in sessions of their own, orphaned at once, and one that will not
+# listen to SIGTERM. They write their process ids to a file in the working directory.
+JOB = """
+import os, signal, subprocess, sys, time
+code = "import signal, time; {}; time.sleep(600)"
+def spawn(body):
+    child = subprocess.Popen([sys.executable, "-c", code.format(body)], start_new_session=True)
+    with open("pids", "a") as file:
+        file.write(f"{child.pid}\\n")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        spawn("pass")
+        spawn("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+        os._exit(0)
+    os._exit(0)
+os.wait()
+spawn("pass")
+while sum(1 for _ in open("pids")) < 3:
+    time.sleep(0.01)
+print("spawned", os.environ["TMPDIR"], flush=True)
+"""
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours, with the same command line as those of the job, that must survive."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal, time; pass; time.sleep(600)"])
+    yield process
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def assert_all_gone(folder: Path) -> None:
+    pids = [int(line) for line in (folder / "pids").read_text().split()]
+    assert len(pids) == 3
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    scratch = (folder / LOG).read_text().split("spawned ")[1].split()[0]
+    assert not Path(scratch).exists()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.usefixtures("bystander")
+def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, code: int) -> None:
+    lines: list[str] = []
+
+    result = run_command(
+        [sys.executable, "-c", f"{JOB}\nsys.exit({code})"], folder=tmp_path / "job", on_line=lines.append
+    )
+
+    assert result == code
+    assert len(lines) == 1
+    assert_all_gone(tmp_path / "job")
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_job_killed_by_a_signal_is_told_by_its_code(tmp_path: Path) -> None:
+    job = f"{JOB}\nos.kill(os.getpid(), signal.SIGKILL)"
+
+    assert run_command([sys.executable, "-c", job], folder=tmp_path) == 128 + signal.SIGKILL
+
+    assert_all_gone(tmp_path)
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="log"):
+        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=3)
+
+    assert_all_gone(tmp_path)
+
+
+@pytest.mark.usefixtures("bystander")
+def test_an_exception_while_reading_ends_the_job(tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, on_line=interrupt)
+
+    assert_all_gone(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.usefixtures("bystander")
+def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
+    launcher = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pathlib import Path; from verl_padding.local.launch import run_command; "
+            "run_command([sys.executable, '-c', sys.argv[1]], folder=Path(sys.argv[2]))",
+            f"{JOB}\ntime.sleep(600)",
+            str(tmp_path),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while "spawned" not in (_read(tmp_path / LOG)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    launcher.send_signal(number)
+    launcher.wait(timeout=30)
+
+    # a killed launcher cannot wait for the supervisor, which needs its grace period
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(AssertionError):
+            assert_all_gone(tmp_path)
+            break
+        time.sleep(0.1)
+    assert_all_gone(tmp_path)
+
+
+def test_the_environment_is_the_callers_without_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MY_OWN", "kept")
+
+    environment = job_environment(Path("/tmp/scratch"), Path("/tmp/folder"))
+
+    assert environment["VERL_PLATFORM"] == "cpu"
+    assert environment["MY_OWN"] == "kept"
+    assert not {"RAY_ADDRESS", "RANK"} & environment.keys()
+    assert "RAY_ADDRESS" in os.environ
+
+
+def _read(file: Path) -> str:
+    return file.read_text() if file.exists() else ""

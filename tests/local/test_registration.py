@@ -1,0 +1,131 @@
+"""verl runs on a CPU when asked to, whatever is imported first, and only then."""
+
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from verl_padding.local import fsdp2_engines, process_group, replay_buffer_poll
+
+SHOW = """
+import sys
+import verl
+from verl.plugin.platform import PlatformRegistry
+print(int("verl_padding.local.registration" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
+"""
+
+USE = """
+import sys
+import {first}
+from verl.plugin.platform import get_platform
+platform = get_platform()
+assert platform.device_name == "cpu" and str(platform.current_device()) == "cpu"
+assert not [name for name in sys.modules if name.startswith("verl_padding.local.rollout_server")]
+from verl.utils.device import get_torch_device
+device = get_torch_device()
+assert 0 < device.memory_allocated() <= device.max_memory_allocated()
+assert device.mem_get_info()[0] <= device.mem_get_info()[1]
+device.empty_cache(); device.synchronize()
+from verl.checkpoint_engine.base import CheckpointEngineRegistry
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+assert CheckpointEngineRegistry.get("shared_file").__name__ == "SharedFileCheckpointEngine"
+assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is FSDPEngineWithLMHead
+assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is FSDPEngineWithValueHead
+assert get_rollout_class("transformers").__name__ == "TransformersAdapter"
+assert get_rollout_replica_class("transformers").__name__ == "TransformersReplica"
+"""
+
+
+def run(code: str, platform: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    if platform is not None:
+        environment["VERL_PLATFORM"] = platform
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("platform", "expected"), [(None, "0 0"), ("nvidia", "0 0"), ("cpu", "1 1")])
+def test_the_platform_is_there_only_when_asked_for(platform: str | None, expected: str) -> None:
+    assert run(SHOW, platform).stdout.strip() == expected
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "verl",
+        "verl_padding.local.cpu_platform",
+        "verl_padding.local.shared_file_checkpoint",
+        "verl_padding.local.rollout_replica",
+    ],
+)
+def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
+    result = run(USE.format(first=first), "cpu")
+
+    assert result.returncode == 0, result.stderr
+
+
+def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
+    code = f"""
+import importlib.metadata
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(name)
+{SHOW}"""
+    result = run(code, "cpu")
+
+    assert result.stdout.strip() == "1 0"
+    assert "found 1.0.0" in result.stderr
+
+
+def test_a_saved_shard_is_a_copy() -> None:
+    parameter = torch.ones(3)
+    module = ModuleType("fsdp_utils")
+    module.fsdp2_sharded_save_to_cpu = lambda model: ({"w": (parameter.detach().cpu(), "spec")}, "global")
+    fsdp2_engines.copy_on_sharded_save(module)
+
+    shards, spec = module.fsdp2_sharded_save_to_cpu(None)
+    parameter.zero_()
+
+    assert shards["w"][0].tolist() == [1.0, 1.0, 1.0]
+    assert (shards["w"][1], spec) == ("spec", "global")
+
+
+def test_the_default_backend_names_the_device_once() -> None:
+    module = ModuleType("distributed")
+    module.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: backend
+    process_group.use_one_gloo_backend(module)
+
+    assert module.initialize_global_process_group_ray() == "cpu:gloo"
+    assert module.initialize_global_process_group_ray(timeout_second=None) == "cpu:gloo"
+    assert module.initialize_global_process_group_ray(None, "other") == "other"
+
+
+def test_a_replay_buffer_polls_often_and_no_less_than_it_was_told() -> None:
+    class ReplayBuffer:
+        def __init__(self, poll_interval: float = 2.0) -> None:
+            self.poll_interval = poll_interval
+
+    module = ModuleType("replay_buffer")
+    module.ReplayBuffer = ReplayBuffer
+    replay_buffer_poll.poll_often(module)
+
+    assert module.ReplayBuffer().poll_interval == replay_buffer_poll.POLL_INTERVAL_S
+    assert module.ReplayBuffer(poll_interval=0.01).poll_interval == 0.01
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        fsdp2_engines.copy_on_sharded_save,
+        fsdp2_engines.honour_attention_of_value_models,
+        process_group.use_one_gloo_backend,
+        replay_buffer_poll.poll_often,
+    ],
+)
+def test_a_patch_whose_target_is_gone_says_so(patch: object) -> None:
+    with pytest.raises(AttributeError):
+        patch(ModuleType("verl_without_it"))  # type: ignore[operator]

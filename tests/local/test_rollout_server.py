@@ -1,0 +1,188 @@
+"""The rollout server, used as the plain object it is before Ray wraps it."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from verl_padding.local.rollout_server import TransformersServer
+from verl_padding.local.tiny_models import make_tiny_model
+
+CONFIG = SimpleNamespace(
+    prompt_length=32,
+    response_length=16,
+    temperature=1.0,
+    top_k=-1,
+    top_p=1.0,
+    ignore_eos=False,
+    seed=1,
+    dtype="float32",
+    max_num_seqs=64,
+    max_num_batched_tokens=4096,
+)
+PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3_moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        make_tiny_model(request.param, tmp_path_factory.mktemp("models")), dtype=torch.float32
+    ).eval()
+
+
+@pytest.fixture
+def serve(model: Any) -> Callable[[Callable[[TransformersServer], Awaitable[None]]], None]:
+    """Runs a test's coroutine with a server that has no weights yet."""
+    tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+    model_config = SimpleNamespace(hf_config=model.config, tokenizer=tokenizer)
+
+    def run(test: Callable[[TransformersServer], Awaitable[None]]) -> None:
+        async def main() -> None:
+            server = TransformersServer(CONFIG, model_config, replica_rank=0)
+            await server.ready()
+            await test(server)
+
+        asyncio.run(main())
+
+    return run
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_concurrent_requests_get_the_log_probs_of_the_weights(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        await server.load_weights(weights(model), global_steps=7)
+        prompts = [[5, 6, 7][: 1 + n % 3] for n in range(12)]
+        outputs = await asyncio.gather(*[server.generate(p, PARAMS, str(n)) for n, p in enumerate(prompts)])
+        for prompt, output in zip(prompts, outputs, strict=True):
+            ids = torch.tensor([prompt + output.token_ids])
+            with torch.inference_mode():
+                expected = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            expected = expected.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(output.log_probs), expected, rtol=0, atol=1e-5)
+            assert output.stop_reason == "completed"
+            assert output.extra_fields["global_steps"] == 7
+        assert len({tuple(output.token_ids) for output in outputs}) == 12  # no two samples are alike
+
+    serve(test)
+
+
+def test_the_same_requests_get_the_same_answers_in_any_order(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        prompts = [[5, 6], [7], [5, 6], [8, 9, 10]]
+        answers = []
+        for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+            await server.load_weights(weights(model), global_steps=1)
+            outputs = await asyncio.gather(*[server.generate(prompts[n], PARAMS, "") for n in order])
+            answers.append(sorted(output.token_ids for output in outputs))
+        assert answers[0] == answers[1]
+
+    serve(test)
+
+
+def test_new_weights_are_used_and_old_ones_are_gone(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        greedy = PARAMS | {"temperature": 0.0}
+        old = len(live_models())
+        await server.load_weights(weights(model), global_steps=1)
+        first = await server.generate([1, 2, 3], greedy, "")
+        alive = [ref() for ref in live_models()]
+        assert len(alive) == old + 1
+        del alive
+
+        await server.sleep()
+
+        assert len(live_models()) == old
+        with pytest.raises(RuntimeError, match="sleeps"):
+            await server.generate([1, 2, 3], greedy, "")
+        changed = weights(model)
+        changed["lm_head.weight"].neg_()
+        await server.load_weights(changed, global_steps=2)
+        second = await server.generate([1, 2, 3], greedy, "")
+        assert second.token_ids != first.token_ids
+        assert second.extra_fields["global_steps"] == 2
+
+    def live_models() -> list[Any]:
+        gc.collect()
+        return [weakref.ref(thing) for thing in gc.get_objects() if isinstance(thing, type(model))]
+
+    assert isinstance(model, PreTrainedModel)
+    serve(test)
+
+
+def test_weights_that_do_not_fit_are_refused(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        incomplete = weights(model)
+        incomplete.pop("model.norm.weight")
+        with pytest.raises(RuntimeError, match=r"norm\.weight"):
+            await server.load_weights(incomplete)
+
+    serve(test)
+
+
+def test_an_abort_returns_what_there_is_and_holds_later_requests(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        await server.load_weights(weights(model), global_steps=1)
+        # too long to be finished before the abort
+        endless = PARAMS | {"max_tokens": 3000, "ignore_eos": True}
+        running = [asyncio.create_task(server.generate([n], endless, "")) for n in range(3)]
+        await asyncio.sleep(0.3)
+        with pytest.raises(RuntimeError, match="running"):
+            await server.load_weights(weights(model))
+
+        report = await server.abort_all_requests()
+
+        outputs = await asyncio.wait_for(asyncio.gather(*running), timeout=10)
+        assert report["aborted_count"] == 3
+        assert all(output.stop_reason == "aborted" for output in outputs)
+        assert all(0 < len(o.token_ids) == len(o.log_probs) < 3000 for o in outputs)
+        held = asyncio.create_task(server.generate([1], PARAMS, ""))
+        await server.sleep()
+        await asyncio.sleep(0.1)
+        assert not held.done()
+        await server.load_weights(weights(model), global_steps=2)
+        await server.resume_generation()
+        output = await asyncio.wait_for(held, timeout=10)
+        assert output.stop_reason == "completed"
+        assert output.extra_fields["global_steps"] == 2
+
+    serve(test)
+
+
+def test_a_server_that_leaves_the_balancer_rejects_at_once(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        await server.abort_all_requests(reject_request=True)
+        await server.sleep()
+        output = await asyncio.wait_for(server.generate([1], PARAMS, ""), timeout=1)
+        assert (output.stop_reason, output.token_ids, output.log_probs) == ("aborted", [], [])
+
+    serve(test)
+
+
+def test_a_response_has_room_for_what_the_prompt_leaves(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        await server.load_weights(weights(model))
+        free = PARAMS | {"ignore_eos": True}
+        assert len((await server.generate([1], free, "")).token_ids) == 16
+        assert len((await server.generate([1] * 40, free, "")).token_ids) == 8
+        assert len((await server.generate([1], free | {"max_new_tokens": 3}, "")).token_ids) == 3
+
+    serve(test)
+
+
+@pytest.mark.parametrize("wrong", [{"beam_width": 4}, {"repetition_penalty": 1.1}, {"top_p": 0.0}])
+def test_sampling_that_is_not_known_is_refused(model: Any, serve: Any, wrong: dict[str, Any]) -> None:
+    async def test(server: TransformersServer) -> None:
+        await server.load_weights(weights(model))
+        with pytest.raises(ValueError, match=r"beam_width|repetition_penalty|top_p"):
+            await server.generate([1], PARAMS | wrong, "")
+
+    serve(test)

@@ -1,0 +1,97 @@
+"""Tiny models are made without a network, once, and the same everywhere."""
+
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from verl_padding.local.tiny_models import TinyModelKind, make_byte_tokenizer, make_tiny_model
+
+KINDS: list[TinyModelKind] = ["qwen2", "qwen3", "qwen3_moe"]
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("no_network")
+def test_a_model_is_made_and_loaded_without_a_network(kind: TinyModelKind, tmp_path: Path) -> None:
+    place = make_tiny_model(kind, tmp_path)
+
+    model = AutoModelForCausalLM.from_pretrained(place)
+    tokenizer = AutoTokenizer.from_pretrained(place)
+
+    assert place.parent == tmp_path
+    assert AutoConfig.from_pretrained(place).model_type == kind
+    assert model.dtype == torch.float32
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert sum(p.numel() for p in model.parameters()) < 300_000
+
+
+def test_the_second_call_returns_at_once_and_touches_nothing(tmp_path: Path) -> None:
+    place = make_tiny_model("qwen2", tmp_path)
+    before = {file: file.stat().st_mtime_ns for file in place.iterdir()}
+
+    assert make_tiny_model("qwen2", tmp_path) == place
+
+    assert {file: file.stat().st_mtime_ns for file in place.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_the_seed_decides_the_weights_and_the_caller_keeps_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+
+    places = [
+        make_tiny_model("qwen2", tmp_path / "a"),
+        make_tiny_model("qwen2", tmp_path / "b"),
+        make_tiny_model("qwen2", tmp_path / "a", seed=1),
+    ]
+
+    assert torch.equal(torch.rand(3), expected)
+    one, same, other = [(place / "model.safetensors").read_bytes() for place in places]
+    assert one == same
+    assert one != other
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gpt5"):
+        make_tiny_model("gpt5", tmp_path)  # type: ignore[arg-type]
+
+    assert not list(tmp_path.iterdir())
+
+
+@given(text=st.text(max_size=60))
+def test_any_text_is_one_token_a_byte_and_comes_back(text: str) -> None:
+    tokenizer = _TOKENIZER
+
+    ids = tokenizer.encode(text, split_special_tokens=True)
+
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_conversation_has_the_tokens_of_its_turns() -> None:
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4\n"}]
+
+    whole = _TOKENIZER.apply_chat_template(turns, return_dict=False)
+    first = _TOKENIZER.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
+
+    assert whole[: len(first)] == first
+    assert _TOKENIZER.decode(whole[len(first) :]) == "4\n<|im_end|>\n"
+
+
+_TOKENIZER = make_byte_tokenizer()

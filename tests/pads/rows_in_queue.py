@@ -1,0 +1,60 @@
+"""Real rows as verl's agent loop writes them, in the real TransferQueue."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import torch
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+PARTITION = "train"
+
+
+def row_fields(prompt: int, response: int, uid: str) -> dict:
+    """Fields of a text row of ``prompt`` + ``response`` tokens (verl, trainer/ppo/v1/agent_loop_tq.py)."""
+    ids = torch.randint(5, 200, (prompt + response,))
+    mask = torch.ones(response, dtype=torch.int64)
+    return {
+        "prompts": ids[:prompt],
+        "responses": ids[prompt:],
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "position_ids": torch.arange(prompt + response),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rm_scores": torch.rand(response),
+        "rollout_log_probs": -torch.rand(response),
+        "uid": uid,
+        "num_turns": 2,
+        "data_source": "toy",
+        "reward_model": {"style": "rule", "ground_truth": "42"},
+        "extra_fields": {"reward_extra_info": {"acc": 1.0}},
+        "multi_modal_inputs": {},
+        "session_id": 0,
+        "raw_prompt": [{"role": "user", "content": "?"}],
+    }
+
+
+def put_rows(lengths: Sequence[tuple[int, int]], **extra_fields: Sequence) -> KVBatchMeta:
+    """Puts one row a (prompt, response) length, two rows a session, and gives their batch as verl samples it."""
+    keys, fields, tags = [], [], []
+    uid = ""
+    for i, (prompt, response) in enumerate(lengths):
+        if i % 2 == 0:
+            uid = uuid4().hex
+        keys.append(f"{uid}_0_{i % 2}")
+        row = row_fields(prompt, response, uid)
+        row.update({name: values[i] for name, values in extra_fields.items()})
+        fields.append(row)
+        tags.append({"status": "success", "prompt_len": prompt, "response_len": response, "seq_len": prompt + response,
+                     "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1})  # fmt: skip
+    meta = tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
+    return KVBatchMeta(
+        keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info=dict(meta.extra_info or {})
+    )
+
+
+def queue_content() -> dict[str, dict]:
+    """Keys and tags of all rows that are in the queue now."""
+    return dict((tq.kv_list(PARTITION) or {}).get(PARTITION, {}))

@@ -1,0 +1,6 @@
+"""The tolerances of the project, written once."""
+
+RELATIVE_FLOAT64 = 1e-12
+RELATIVE_FLOAT32 = 1e-6
+LOG_PROB_AGREEMENT = 1e-5
+"""Rollout against trainer, float32, absolute."""

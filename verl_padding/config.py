@@ -1,0 +1,77 @@
+"""The ``padding`` section of a verl config: typed, frozen, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from verl_padding.errors import PaddingConfigError
+
+Strategy = Literal["prompt", "rows", "lcm"]
+Denominator = Literal["rows", "nominal"]
+CostModel = Literal["tokens", "attention"]
+
+MIN_PAD_LENGTH = 2
+"""One prompt token and one response token: verl takes a response's log-probs from the token before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddingConfig:
+    """How batches are cut into mini-batches and what the pads look like."""
+
+    strategy: Strategy = "prompt"
+    """What a mini-batch is made of: ``prompt`` keeps all rows of a prompt together, ``rows`` spreads rows
+    evenly without regard to prompts, ``lcm`` keeps verl's fixed mini-batch size and number of steps."""
+
+    denominator: Denominator = "rows"
+    """What the seq-mean loss modes divide by: the real ``rows`` of the mini-batch, or the ``nominal``
+    ppo_mini_batch_size x rollout.n."""
+
+    seed: int = 0
+    """Seeds the planner's shuffle (``actor.shuffle``, ``critic.shuffle``), together with the global step."""
+
+    pad_length: int = MIN_PAD_LENGTH
+    """Tokens of a pad row, prompt and response together."""
+
+    cost_model: CostModel = "attention"
+    """What the planner balances over the ranks: ``tokens`` (L) or ``attention`` (24576 L + L^2)."""
+
+    def __post_init__(self) -> None:
+        _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))
+        _refuse_unless_one_of("denominator", self.denominator, get_args(Denominator))
+        _refuse_unless_one_of("cost_model", self.cost_model, get_args(CostModel))
+        _refuse_unless_int_at_least("seed", self.seed, 0)
+        _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
+
+    @classmethod
+    def from_section(cls, section: Any) -> PaddingConfig:
+        """Reads ``config.padding``; ``None`` (no such section) gives the defaults.
+
+        Raises:
+            PaddingConfigError: the section is not a mapping, holds an unknown key or a bad value.
+        """
+        if section is None:
+            return cls()
+        if not isinstance(section, Mapping):
+            raise PaddingConfigError(
+                f"padding={section!r}: not a mapping, so the config group was not found. Choices: "
+                f"+padding={', +padding='.join(get_args(Strategy))}, with verl_padding installed where the "
+                "job is started."
+            )
+        known = [field.name for field in fields(cls)]
+        for key in section:
+            if key not in known:
+                raise PaddingConfigError(f"padding.{key}={section[key]!r}: unknown key. Choices: {', '.join(known)}.")
+        return cls(**{str(key): value for key, value in section.items()})
+
+
+def _refuse_unless_one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(choices)}.")
+
+
+def _refuse_unless_int_at_least(key: str, value: object, least: int) -> None:
+    # bool is an int to Python, not to a user.
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}.")

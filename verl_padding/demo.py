@@ -1,0 +1,112 @@
+"""The demo: the recipe ``context_reset`` on this machine's CPU, told as it goes, with a picture at the end."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.report import REWARD, StockRule, comparison_table, draw_curves, read_metrics, read_rows
+
+PICTURE = "reward.png"
+ASSETS = "assets"
+HYDRA = "hydra"
+
+COLUMNS = {
+    "reward": (REWARD, ".3f"),
+    "real rows": ("padding/real_rows/total", ".0f"),
+    "pads": ("padding/pad_rows/total", ".0f"),
+    "optimizer steps": ("padding/actor/optimizer_steps/total", ".0f"),
+    "fewest real rows in one": ("padding/actor/mini_batch_real_rows/min", ".0f"),
+    "grad norm": ("actor/grad_norm", ".3f"),
+    "s": ("timing_s/step", ".1f"),
+}
+"""Heading -> (metric, format) of the line that is printed each step; stock verl has no ``padding/`` metrics."""
+
+
+def run_demo(*, steps: int, out: Path, stock: bool) -> int:
+    """Runs the job, tells its steps, writes the picture; returns the job's exit code."""
+    from verl_padding.recipes.context_reset.job import tiny_job
+
+    console = Console()
+    if out.exists() and any(out.iterdir()) and not (out / LOG).exists():
+        console.print(f"[red]{out} holds files that are not a demo's: choose another --out.[/red]")
+        return 2
+    shutil.rmtree(out, ignore_errors=True)
+    out = out.resolve()
+    overrides = [
+        *tiny_job(out / ASSETS, steps=steps),
+        *([] if stock else ["+padding=prompt"]),
+        f"trainer.rollout_data_dir={out / 'rollouts'}",
+        f"hydra.run.dir={out / HYDRA}",
+    ]
+    started = time.monotonic()
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as progress:
+        teller = _StepTeller(out, progress, steps)
+        code = run_local_job(overrides, folder=out, on_line=teller.look)
+        teller.look()
+    minutes = (time.monotonic() - started) / 60
+    if code:
+        console.print(f"[red]The job ended with code {code}; its output is in {out / LOG}[/red]")
+        return code
+    metrics, rows = read_metrics(out), read_rows(out)
+    rule = StockRule.of_config(OmegaConf.load(out / HYDRA / ".hydra" / "config.yaml"))
+    draw_curves(out / PICTURE, metrics, rows, rule)
+    console.print(comparison_table(rows, [data for _, data in metrics], rule))
+    console.print(_summary(metrics, minutes))
+    console.print(
+        f"picture {out / PICTURE}\nmetrics {out / 'metrics.jsonl'}\nrollouts {out / 'rollouts'}\nlog {out / LOG}"
+    )
+    return 0
+
+
+class _StepTeller:
+    """Prints a line for each step that verl has logged, and moves the progress bar."""
+
+    def __init__(self, folder: Path, progress: Progress, steps: int):
+        self._folder = folder
+        self._progress = progress
+        self._task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
+        self._told = 0
+        self._size = 0
+
+    def look(self, _line: str = "") -> None:
+        path = self._folder / "metrics.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size == self._size:
+            return
+        self._size = size
+        steps = read_metrics(self._folder)
+        for step, data in steps[self._told :]:
+            if not self._told:
+                self._progress.console.print("  ".join(["step", *COLUMNS]))
+                self._progress.update(self._task, description="training")
+            self._told += 1
+            self._progress.console.print(_line_of(step, data))
+            self._progress.advance(self._task)
+
+
+def _line_of(step: int, data: dict[str, Any]) -> str:
+    cells = [f"{step:>4}"]
+    for heading, (metric, form) in COLUMNS.items():
+        text = format(data[metric], form) if metric in data else "-"
+        cells.append(text.rjust(len(heading)))
+    return "  ".join(cells)
+
+
+def _summary(metrics: Sequence[tuple[int, dict[str, Any]]], minutes: float) -> str:
+    rewards = [data[REWARD] for _, data in metrics]
+    tail = rewards[-10:]
+    return (
+        f"mean reward {rewards[0]:.3f} at the first step, {sum(tail) / len(tail):.3f} over the last {len(tail)}; "
+        f"{len(rewards)} steps in {minutes:.1f} minutes, start included"
+    )

@@ -1,0 +1,35 @@
+"""Checks a job with the ``padding`` group on the command line, before Ray or any worker starts."""
+
+import sys
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from verl_padding.errors import PaddingError
+from verl_padding.job import MODE_PREFIX, STOCK_MODES, check_job
+
+
+class CheckJobBeforeStart(Callback):
+    """Raises a stock trainer mode to its padded counterpart and refuses a job that cannot run.
+
+    Hydra turns an exception of a callback into a warning and goes on, so a refusal leaves by
+    ``sys.exit``, with its message on stderr and exit code 1.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        mode = config.trainer.v1.trainer_mode
+        if mode in STOCK_MODES:
+            config.trainer.v1.trainer_mode = MODE_PREFIX + mode
+        _exit_if_refused(config)
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # Runs after on_run_start, where it finds nothing new, and alone in a multirun.
+        _exit_if_refused(config)
+
+
+def _exit_if_refused(config: DictConfig) -> None:
+    try:
+        check_job(config)
+    except PaddingError as refusal:
+        sys.exit(f"verl_padding: {refusal}")

@@ -1,0 +1,287 @@
+"""Reads the shape of a job from a verl config: what the planner must respect, and what cannot be run.
+
+Everything here runs on the driver, before any worker starts. Facts of verl 0.9.1 that are not plain in its
+config are named where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.plan import Job, Pass, PlanError, Update
+
+MODE_PREFIX = "padded_"
+STOCK_MODES = ("sync", "colocate_async", "separate_async")
+"""Trainer modes of verl 0.9 that have a padded counterpart, named ``padded_<mode>``."""
+
+ACTOR, CRITIC = "actor", "critic"
+"""Names of the updates in a plan."""
+LOG_PROB, REF, VALUES = "log_prob", "ref", "values"
+"""Names of the inference passes in a plan."""
+
+UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
+
+
+def check_job(config: DictConfig) -> PaddingConfig:
+    """Refuses, before any worker starts, a job that cannot run; returns its padding section.
+
+    Raises:
+        PaddingConfigError: one message with the setting, its value and the fix.
+    """
+    padding = PaddingConfig.from_section(config.get("padding"))
+    if not config.trainer.use_v1:
+        raise PaddingConfigError(
+            "trainer.use_v1=False: the padded trainers extend verl's v1 trainers. Set trainer.use_v1=True."
+        )
+    mode = stock_mode(config.trainer.v1.trainer_mode)
+    sync_step = parameter_sync_step(config, mode)
+    if config.data.train_batch_size % sync_step:
+        raise PaddingConfigError(
+            f"data.train_batch_size={config.data.train_batch_size}: must be a multiple of "
+            f"trainer.v1.{mode}.parameter_sync_step={sync_step}."
+        )
+    _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
+    if _uses_critic(config):
+        _check_loss(config.critic, "critic")
+    roles = JobReader(config, padding)
+    roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    return padding
+
+
+def stock_mode(trainer_mode: str) -> str:
+    """The verl mode that a padded mode extends: ``padded_sync`` -> ``sync``."""
+    mode = trainer_mode.removeprefix(MODE_PREFIX)
+    if mode == trainer_mode or mode not in STOCK_MODES:
+        raise PaddingConfigError(
+            f"trainer.v1.trainer_mode={trainer_mode!r}: not a padded trainer. Choices: "
+            f"{', '.join(MODE_PREFIX + known for known in STOCK_MODES)}."
+        )
+    return mode
+
+
+def parameter_sync_step(config: DictConfig, mode: str) -> int:
+    """Local updates a global step: ``train_batch_size`` is shared out over them (1 in the colocated modes)."""
+    return int(config.trainer.v1.get(mode, {}).get("parameter_sync_step", 1))
+
+
+class JobReader:
+    """The parts of a verl config that decide how a batch is planned."""
+
+    def __init__(self, config: DictConfig, padding: PaddingConfig):
+        self._config = config
+        self._padding = padding
+        self._actor = config.actor_rollout_ref.actor
+        self._rollout = config.actor_rollout_ref.rollout
+        self._ref = config.actor_rollout_ref.ref
+        self._critic = config.critic
+        self._uses_critic = _uses_critic(config)
+        self._uses_ref = _uses_ref(config)
+
+    @property
+    def nominal_rows(self) -> dict[str, int]:
+        """Rows of a mini-batch by verl's count, by update: ppo_mini_batch_size x rollout.n."""
+        rows = {ACTOR: self._actor.ppo_mini_batch_size * self._rollout.n}
+        if self._uses_critic:
+            rows[CRITIC] = self._critic.ppo_mini_batch_size * self._rollout.n
+        return rows
+
+    def configured_dp_sizes(self) -> dict[str, int]:
+        """Data-parallel size of each worker call, as the config says; the worker groups know for sure."""
+        n_gpus = self._config.trainer.n_gpus_per_node * self._config.trainer.nnodes
+        sizes = {ACTOR: self._actor, LOG_PROB: self._actor, REF: self._ref, CRITIC: self._critic}
+        sizes[VALUES] = self._critic
+        dp_sizes = {}
+        for call, role in sizes.items():
+            if role is self._critic and not self._uses_critic:
+                continue
+            dp_sizes[call] = n_gpus // _model_parallel_size(role) or 1
+        return dp_sizes
+
+    def step_job(self, *, dp_sizes: Mapping[str, int], updates_actor: bool, seed: int) -> Job:
+        """The planner's job of one local update.
+
+        Args:
+            dp_sizes: data-parallel size of each worker call, by the names of this module.
+            updates_actor: False while ``trainer.critic_warmup`` lasts.
+            seed: of the planner's shuffle.
+
+        Raises:
+            PaddingConfigError: a size does not divide another.
+        """
+        updates, inference = {}, {}
+        if updates_actor:
+            updates[ACTOR] = Update(
+                prompts_per_mini_batch=self._actor.ppo_mini_batch_size,
+                shuffle=bool(self._actor.shuffle),
+                **self._actor_pass(dp_sizes[ACTOR], training=True),
+            )
+        if self._uses_critic:
+            updates[CRITIC] = Update(
+                prompts_per_mini_batch=self._critic.ppo_mini_batch_size,
+                shuffle=bool(self._critic.shuffle),
+                **self._critic_pass(dp_sizes[CRITIC], training=True),
+            )
+            inference[VALUES] = Pass(**self._critic_pass(dp_sizes[VALUES], training=False))
+        # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
+        ref_in_actor = self._uses_ref and self._has_lora
+        if ref_in_actor or not self._bypasses_log_prob:
+            inference[LOG_PROB] = Pass(**self._actor_pass(dp_sizes[LOG_PROB], training=False))
+        if self._uses_ref and not ref_in_actor:
+            inference[REF] = Pass(**self._ref_pass(dp_sizes[REF]))
+        mode = stock_mode(self._config.trainer.v1.trainer_mode)
+        try:
+            return Job(
+                strategy=self._padding.strategy,
+                prompts=self._config.data.train_batch_size // parameter_sync_step(self._config, mode),
+                sessions_per_prompt=self._rollout.n,
+                updates=updates,
+                inference=inference,
+                pad_tokens=self._padding.pad_length,
+                cost_model=self._padding.cost_model,
+                seed=seed,
+            )
+        except PlanError as refusal:
+            raise PaddingConfigError(
+                f"{refusal} (prompts: data.train_batch_size / parameter_sync_step; prompts_per_mini_batch: "
+                "actor_rollout_ref.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size)"
+            ) from refusal
+
+    @property
+    def _has_lora(self) -> bool:
+        model = self._config.actor_rollout_ref.model
+        rank = (model.get("lora") or {}).get("rank") or model.get("lora_rank") or 0
+        return rank > 0 or model.get("lora_adapter_path") is not None
+
+    @property
+    def _bypasses_log_prob(self) -> bool:
+        return bool((self._config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
+
+    def _actor_pass(self, dp_size: int, *, training: bool) -> dict[str, Any]:
+        # verl asserts that both passes of the actor agree on dynamic batch sizes.
+        if bool(self._actor.use_dynamic_bsz) != bool(self._rollout.log_prob_use_dynamic_bsz):
+            raise PaddingConfigError(
+                f"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz={self._rollout.log_prob_use_dynamic_bsz}: "
+                f"verl wants the value of actor_rollout_ref.actor.use_dynamic_bsz={self._actor.use_dynamic_bsz}."
+            )
+        section, prefix = (self._actor, "ppo") if training else (self._rollout, "log_prob")
+        name = f"actor_rollout_ref.{'actor' if training else 'rollout'}.{prefix}"
+        return _pass(
+            dp_size,
+            role=self._actor,
+            dynamic=bool(self._actor.use_dynamic_bsz),
+            token_budget=section[f"{prefix}_max_token_len_per_gpu"],
+            micro_batch=section[f"{prefix}_micro_batch_size_per_gpu"],
+            setting=name,
+        )
+
+    def _ref_pass(self, dp_size: int) -> dict[str, Any]:
+        return _pass(
+            dp_size,
+            role=self._ref,
+            dynamic=bool(self._ref.log_prob_use_dynamic_bsz),
+            token_budget=self._ref.log_prob_max_token_len_per_gpu,
+            micro_batch=self._ref.log_prob_micro_batch_size_per_gpu,
+            setting="actor_rollout_ref.ref.log_prob",
+        )
+
+    def _critic_pass(self, dp_size: int, *, training: bool) -> dict[str, Any]:
+        # verl 0.9's v1 trainer hands the critic's engine ppo_infer_max_token_len_per_gpu for both passes
+        # and nothing else (trainer_base.py, _setup), so its engine section decides the rest.
+        engine = _engine_section(self._critic)
+        key = "micro_batch_size_per_gpu" if training else "infer_micro_batch_size_per_gpu"
+        return _pass(
+            dp_size,
+            role=self._critic,
+            dynamic=bool(engine.get("use_dynamic_bsz", True)),
+            token_budget=self._critic.get("ppo_infer_max_token_len_per_gpu", 32768),
+            micro_batch=engine.get(key),
+            setting="critic.ppo_infer",
+        )
+
+
+def _pass(
+    dp_size: int,
+    *,
+    role: DictConfig,
+    dynamic: bool,
+    token_budget: int | None,
+    micro_batch: int | None,
+    setting: str,
+) -> dict[str, Any]:
+    """Fields of a planner's pass; ``setting`` + ``_max_token_len_per_gpu`` is the budget's name."""
+    budget_setting = f"{setting}_max_token_len_per_gpu"
+    size_setting = f"{setting}_micro_batch_size_per_gpu"
+    if dynamic:
+        if token_budget is None:
+            raise PaddingConfigError(f"{budget_setting}=None: dynamic batch sizes need a token budget. Set it.")
+        return {
+            "dp_size": dp_size,
+            "cell_multiple": _virtual_pipeline_multiple(role),
+            "token_budget": token_budget * _sequence_parallel_size(role),
+            "budget_setting": budget_setting,
+        }
+    if micro_batch is None:
+        raise PaddingConfigError(
+            f"{size_setting}=None: without dynamic batch sizes the rows of a micro-batch must be set."
+        )
+    return {"dp_size": dp_size, "cell_multiple": micro_batch}
+
+
+def _engine_section(role: DictConfig) -> DictConfig:
+    for name in ("fsdp", "fsdp_config", "megatron", "veomni", "torchtitan"):
+        if name in role and role[name] is not None:
+            return role[name]
+    return OmegaConf.create({})
+
+
+def _sequence_parallel_size(role: DictConfig) -> int:
+    """Ranks that share a row: verl multiplies the token budget by it."""
+    if role.strategy == "megatron":
+        return int(role.megatron.context_parallel_size)
+    engine = _engine_section(role)
+    return max(
+        int(role.get("ulysses_sequence_parallel_size") or 1),
+        int(engine.get("ulysses_sequence_parallel_size") or 1),
+        int(engine.get("ulysses_parallel_size") or 1),
+    )
+
+
+def _model_parallel_size(role: DictConfig) -> int:
+    """GPUs that work on the same rows."""
+    size = _sequence_parallel_size(role)
+    if role.strategy == "megatron":
+        size *= int(role.megatron.tensor_model_parallel_size) * int(role.megatron.pipeline_model_parallel_size)
+    return size
+
+
+def _virtual_pipeline_multiple(role: DictConfig) -> int:
+    """Megatron's interleaved schedule wants a multiple of the pipeline size of micro-batches, each with a row."""
+    if role.strategy == "megatron" and role.megatron.get("virtual_pipeline_model_parallel_size"):
+        return int(role.megatron.pipeline_model_parallel_size)
+    return 1
+
+
+def _check_loss(role: DictConfig, name: str) -> None:
+    if role.loss_agg_mode == UNKNOWN_LOSS_HORIZON and role.loss_scale_factor is None:
+        raise PaddingConfigError(
+            f"{name}.loss_scale_factor=None: with {name}.loss_agg_mode={role.loss_agg_mode} verl then divides by "
+            "the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
+            f"{name}.loss_scale_factor to a constant, such as data.max_response_length."
+        )
+
+
+def _uses_critic(config: DictConfig) -> bool:
+    from verl.trainer.ppo.utils import need_critic
+
+    return bool(need_critic(config))
+
+
+def _uses_ref(config: DictConfig) -> bool:
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    return bool(need_reference_policy(config))

@@ -1,0 +1,222 @@
+"""Generation with transformers where requests join and leave a running batch at every token.
+
+Rows of a batch have prompts of unequal lengths and start at different times, so the slots of the key/value
+cache do not agree with positions. Every row therefore carries a mask over the slots (True where a slot holds
+one of its own tokens) and explicit positions: the log-probs are those of the row alone, up to the rounding of
+a batched matrix product (about 1e-7 in float32).
+"""
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+
+@dataclass(eq=False)
+class Generation:
+    """One request and what has come of it so far.
+
+    Attributes:
+        prompt_ids: the prompt, at least one token.
+        max_new_tokens: at least 1.
+        temperature: 0 for greedy.
+        top_k: -1 for all tokens.
+        top_p: in (0, 1].
+        stop_ids: tokens that end the response; the token itself is part of it.
+        seed: two generations with equal seeds and equal probabilities draw the same tokens, whatever else is
+            in the batch.
+        token_ids, log_probs: the response; log-probs are those of the distribution that was sampled from.
+    """
+
+    prompt_ids: list[int]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    stop_ids: Collection[int] = ()
+    seed: int | str = 0
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("an empty prompt cannot be continued")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.temperature < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(f"bad sampling: temperature={self.temperature}, top_p={self.top_p}")
+        self._random = Random(self.seed)
+
+    @property
+    def is_finished(self) -> bool:
+        if not self.token_ids:
+            return False
+        return len(self.token_ids) >= self.max_new_tokens or self.token_ids[-1] in self.stop_ids
+
+    def draw(self) -> float:
+        return self._random.random()
+
+
+class ContinuousBatch:
+    """The running rows of a model on a CPU, advanced one token at a time.
+
+    Args:
+        model: a causal language model with full attention; its weights must not change between `step` calls
+            while rows are running.
+        max_rows: rows that run together; the others wait in the order they came.
+        max_prefill_tokens: rows x longest prompt of one prefill; a longer prompt is prefilled alone.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_rows: int = 1024, max_prefill_tokens: int = 16384) -> None:
+        self._model = model
+        self._max_rows = max_rows
+        self._max_prefill_tokens = max_prefill_tokens
+        self._waiting: deque[Generation] = deque()
+        self._rows: list[Generation] = []
+        # keys and values (rows, heads, slots, dim) per layer, in a cache that transformers can extend
+        self._cache: Any = None
+        self._mask = torch.zeros(0, 0, dtype=torch.bool)  # (rows, slots)
+        self._next_ids = torch.zeros(0, dtype=torch.long)  # (rows,) sampled, not yet in the cache
+
+    def __len__(self) -> int:
+        """Rows that run or wait."""
+        return len(self._rows) + len(self._waiting)
+
+    def add(self, generation: Generation) -> None:
+        self._waiting.append(generation)
+
+    def drain(self) -> list[Generation]:
+        """Takes every unfinished row out, with the tokens it has so far."""
+        unfinished = [*self._rows, *self._waiting]
+        self._waiting.clear()
+        self._keep([])
+        return unfinished
+
+    @torch.inference_mode()
+    def step(self) -> list[Generation]:
+        """One more token for every row. Returns: the rows that are finished, which leave the batch."""
+        if self._rows:
+            self._decode()
+        while joining := self._next_to_join():
+            self._prefill(joining)
+        finished = [row for row in self._rows if row.is_finished]
+        if finished:
+            self._keep([index for index, row in enumerate(self._rows) if not row.is_finished])
+        return finished
+
+    def _next_to_join(self) -> list[Generation]:
+        joining: list[Generation] = []
+        longest = 0
+        while self._waiting and len(self._rows) + len(joining) < self._max_rows:
+            longest = max(longest, len(self._waiting[0].prompt_ids))
+            if joining and longest * (len(joining) + 1) > self._max_prefill_tokens:
+                break
+            joining.append(self._waiting.popleft())
+        return joining
+
+    def _decode(self) -> None:
+        positions = self._mask.sum(1, keepdim=True)  # a row's next position is the number of its tokens
+        self._mask = pad(self._mask, (0, 1), value=True)
+        output = self._model(
+            input_ids=self._next_ids[:, None],
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._next_ids = _sample(output.logits[:, -1], self._rows)
+
+    def _prefill(self, joining: list[Generation]) -> None:
+        lengths = torch.tensor([len(row.prompt_ids) for row in joining])
+        slots = int(lengths.max())
+        mask = torch.arange(slots)[None] < lengths[:, None]  # filled from the left: no query without a key
+        ids = torch.zeros(len(joining), slots, dtype=torch.long)
+        ids[mask] = torch.tensor([token for row in joining for token in row.prompt_ids])
+        cache = DynamicCache(config=self._model.config)
+        if any(type(layer) is not DynamicLayer for layer in cache.layers):
+            raise NotImplementedError("only models with full attention in every layer can be batched here")
+        hidden = self._model.base_model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=torch.arange(slots)[None].expand(len(joining), -1),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        last = hidden[torch.arange(len(joining)), lengths - 1]
+        next_ids = _sample(self._model.get_output_embeddings()(last), joining)
+        if not self._rows:
+            self._cache, self._mask, self._next_ids = cache, mask, next_ids
+        else:
+            self._join(cache, mask)
+            self._next_ids = torch.cat([self._next_ids, next_ids])
+        self._rows = [*self._rows, *joining]
+
+    def _join(self, cache: Any, mask: torch.Tensor) -> None:
+        """Appends rows; the shorter side gets empty slots on its left, where a later `_keep` removes them."""
+        slots = max(self._mask.shape[1], mask.shape[1])
+        left, right = slots - self._mask.shape[1], slots - mask.shape[1]
+        for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
+            mine.keys = torch.cat([pad(mine.keys, (0, 0, left, 0)), pad(theirs.keys, (0, 0, right, 0))])
+            mine.values = torch.cat([pad(mine.values, (0, 0, left, 0)), pad(theirs.values, (0, 0, right, 0))])
+        self._mask = torch.cat([pad(self._mask, (left, 0)), pad(mask, (right, 0))])
+
+    def _keep(self, kept: list[int]) -> None:
+        """Drops all other rows, and the slots that no row is left to use."""
+        self._rows = [self._rows[index] for index in kept]
+        if not kept:
+            self._cache = None
+            self._mask, self._next_ids = self._mask[:0, :0], self._next_ids[:0]
+            return
+        rows = torch.tensor(kept)
+        mask = self._mask[rows]
+        used = mask.any(0).nonzero()[:, 0]
+        for layer in self._cache.layers:
+            layer.keys = layer.keys[rows][:, :, used]
+            layer.values = layer.values[rows][:, :, used]
+        self._mask, self._next_ids = mask[:, used], self._next_ids[rows]
+
+
+def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
+    """Draws a token for each row and writes it, with its log-prob, into the row.
+
+    Args:
+        logits: (rows, vocabulary).
+
+    Returns: (rows,) the tokens.
+    """
+    greedy = torch.tensor([row.temperature == 0 for row in rows])
+    temperatures = torch.tensor([row.temperature or 1.0 for row in rows])
+    logits = logits.float() / temperatures[:, None]
+    if any(row.top_k > 0 or row.top_p < 1 for row in rows):
+        logits = _keep_top(logits, rows)
+    log_probs = logits.log_softmax(-1)
+    # By the inverse of the distribution function, with one number from each row's own stream: what a row
+    # draws does not depend on its neighbours. In float64, since the sum runs over the whole vocabulary.
+    cumulative = log_probs.double().exp().cumsum(-1)
+    draws = torch.tensor([row.draw() for row in rows], dtype=torch.float64) * cumulative[:, -1]
+    sampled = torch.searchsorted(cumulative, draws[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    tokens = torch.where(greedy, logits.argmax(-1), sampled)
+    chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
+    for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
+        row.token_ids.append(token)
+        row.log_probs.append(log_prob)
+    return tokens
+
+
+def _keep_top(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
+    """Sets the logits outside a row's top_k and top_p to -inf; (rows, vocabulary) to the same."""
+    vocabulary = logits.shape[-1]
+    top_k = torch.tensor([row.top_k if 0 < row.top_k < vocabulary else vocabulary for row in rows])
+    top_p = torch.tensor([row.top_p for row in rows])
+    ordered, order = logits.sort(-1, descending=True)
+    ordered = ordered.masked_fill(torch.arange(vocabulary)[None] >= top_k[:, None], float("-inf"))
+    probs = ordered.softmax(-1)
+    # a token stays if those before it do not yet reach top_p: the first one always does
+    ordered = ordered.masked_fill(probs.cumsum(-1) - probs >= top_p[:, None], float("-inf"))
+    return torch.empty_like(logits).scatter(-1, order, ordered)

@@ -1,0 +1,63 @@
+"""verl's FSDP2 engines on a CPU: registration for device "cpu" and three patches of verl 0.9.
+
+Each function is called once, with the verl module it changes, right after that module's import. A name that
+verl no longer has ends the import with an AttributeError: better than training on something else.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import wrapt
+
+
+def register_engines(transformer_impl: ModuleType) -> None:
+    """Registers verl's own FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
+
+    Reference policies ask for ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator. Their
+    parameters are in CPU memory anyway, so no offload policy is used at all.
+    """
+    registry = transformer_impl.EngineRegistry
+    for model_type, engine in {
+        "language_model": transformer_impl.FSDPEngineWithLMHead,
+        "value_model": transformer_impl.FSDPEngineWithValueHead,
+    }.items():
+        registry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
+
+    def no_offload(wrapped: Any, instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        return None
+
+    wrapt.wrap_function_wrapper(transformer_impl, "CPUOffloadPolicy", no_offload)
+
+
+def honour_attention_of_value_models(model: ModuleType) -> None:
+    """Lets the config choose the attention of a critic.
+
+    ``verl.utils.model.load_valuehead_model`` hard-codes flash_attention_2, which has no CPU kernels.
+    """
+
+    def load(wrapped: Any, instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def call(local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool) -> Any:
+            from transformers import AutoModelForTokenClassification
+
+            return AutoModelForTokenClassification.from_pretrained(
+                local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+            )
+
+        return call(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(model, "load_valuehead_model", load)
+
+
+def copy_on_sharded_save(fsdp_utils: ModuleType) -> None:
+    """Makes ``fsdp2_sharded_save_to_cpu`` save a copy.
+
+    It relies on ``.cpu()`` to copy, which returns the live parameter itself on a CPU: separate_async would
+    restore the policy it just trained instead of the old one, and no one would see it.
+    """
+
+    def save(wrapped: Any, instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shards, global_spec = wrapped(*args, **kwargs)
+        return {name: (shard.clone(), spec) for name, (shard, spec) in shards.items()}, global_spec
+
+    wrapt.wrap_function_wrapper(fsdp_utils, "fsdp2_sharded_save_to_cpu", save)

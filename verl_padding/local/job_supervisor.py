@@ -1,0 +1,96 @@
+"""Runs one command and ends every process that came of it: ``python -m verl_padding.local.job_supervisor``.
+
+Ray's daemons and workers leave their parent's process group and outlive it. On Linux the supervisor is a
+"subreaper": an orphan below it becomes its child instead of init's, so the tree below it holds every process
+of the job and no other. It also asks the kernel for a SIGTERM when its own parent ends, for whatever reason.
+Elsewhere only the processes that are still attached are found.
+"""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+
+GRACE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class _Stopped(BaseException):
+    """A signal asked the supervisor to end the job."""
+
+
+def supervise(command: list[str], *, parent: int, scratch: str) -> int:
+    """Runs `command` to its end, or until SIGTERM or SIGINT.
+
+    Args:
+        parent: process id of the caller; if it is gone already, nothing is started.
+        scratch: a folder that is deleted when all processes have ended.
+
+    Returns: the command's exit code, 128 + n if signal n ended it or the supervisor.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    try:
+        if sys.platform == "linux":
+            prctl = ctypes.CDLL(None, use_errno=True).prctl
+            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            return 128 + signal.SIGTERM  # ended before the kernel was told to watch it
+        return _wait_for(subprocess.Popen(command).pid)
+    except _Stopped as stopped:
+        return 128 + int(stopped.args[0])
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # nothing may interrupt the clearing up
+        end_descendants(GRACE_S)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def end_descendants(grace_s: float) -> None:
+    """Ends all processes below this one: SIGTERM, and after `grace_s` seconds SIGKILL, until none is left."""
+    deadline = time.monotonic() + grace_s
+    told: set[psutil.Process] = set()
+    while processes := psutil.Process().children(recursive=True):
+        late = time.monotonic() > deadline
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if late:
+                    process.kill()
+                elif process not in told:
+                    process.terminate()
+                    told.add(process)
+        # waiting also buries the orphans that became our children
+        psutil.wait_procs(processes, timeout=0.1)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stopped(number)
+
+
+def _wait_for(child: int) -> int:
+    """Waits for `child` and buries the orphans that end before it."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def main(arguments: list[str]) -> int:
+    """``<parent process id> <scratch folder> <command> ...``"""
+    parent, scratch, *command = arguments
+    return supervise(command, parent=int(parent), scratch=scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

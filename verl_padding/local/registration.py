@@ -1,0 +1,50 @@
+"""Registers verl on a CPU, each piece when the verl module it concerns is imported.
+
+Imported by the plug-in's entry point in every process of a job with ``VERL_PLATFORM=cpu``, so importing
+this module costs nothing but a few notes. Nothing happens, and verl answers "Unknown platform 'cpu'",
+when verl is not a version these pieces were written for.
+"""
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+
+from wrapt import register_post_import_hook
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED_VERL = "0.9."
+
+# The verl module that gives the signal, and what is done then: a function to call with that module, or a
+# module to import, which registers its class. Strings, so that nothing of it is imported before the signal.
+_HOOKS = {
+    "verl.plugin.platform": "verl_padding.local.cpu_platform",
+    "verl.utils.distributed": "verl_padding.local.process_group:use_one_gloo_backend",
+    "verl.utils.model": "verl_padding.local.fsdp2_engines:honour_attention_of_value_models",
+    "verl.utils.fsdp_utils": "verl_padding.local.fsdp2_engines:copy_on_sharded_save",
+    "verl.workers.engine.fsdp.transformer_impl": "verl_padding.local.fsdp2_engines:register_engines",
+    "verl.workers.rollout.base": "verl_padding.local.rollout_names:register_adapter",
+    "verl.workers.rollout.replica": "verl_padding.local.rollout_names:register_replica",
+    "verl.checkpoint_engine.base": "verl_padding.local.shared_file_checkpoint",
+    "verl.trainer.ppo.v1.replay_buffer": "verl_padding.local.replay_buffer_poll:poll_often",
+}
+
+
+def register() -> None:
+    """Leaves a note for every piece; a second call in one process does nothing new."""
+    installed = version("verl")
+    if not installed.startswith(SUPPORTED_VERL):
+        # verl hides the exceptions of its plug-ins, so say it in the log
+        logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s*, found %s", SUPPORTED_VERL, installed)
+        return
+    for module, work in _HOOKS.items():
+        register_post_import_hook(work if ":" in work else _importer(work), module)
+
+
+def _importer(name: str) -> Callable[[ModuleType], object]:
+    return lambda _: import_module(name)
+
+
+register()

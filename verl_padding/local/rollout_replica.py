@@ -1,0 +1,95 @@
+"""The two ends of the transformers rollout that verl holds: the replica (driver) and the adapter (worker)."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
+
+from verl_padding.local.rollout_names import ROLLOUT_NAME
+
+
+def _server_name(replica_rank: int) -> str:
+    return f"{ROLLOUT_NAME}_server_{replica_rank}"
+
+
+class TransformersReplica(RolloutReplica):
+    """Starts one `TransformersServer` for the replica, whatever its world size: a CPU job gains nothing by
+    splitting a small model."""
+
+    async def launch_servers(self) -> None:
+        """
+        Raises:
+            NotImplementedError: for reward and teacher models, whose weights no trainer sends.
+        """
+        if self.is_reward_model or self.is_teacher_model:
+            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} serves the policy only")
+        from verl_padding.local.rollout_server import TransformersServer
+
+        server = (
+            ray.remote(TransformersServer)
+            .options(name=_server_name(self.replica_rank), max_concurrency=self.max_concurrency, num_cpus=0)
+            .remote(self.config, self.model_config, self.replica_rank)
+        )
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = await server.ready.remote()
+
+
+class TransformersAdapter(BaseRollout):
+    """Hands the weights of a worker to the server of its replica.
+
+    It lives in the trainer's worker (hybrid) or in a worker of its own (standalone). The first of a
+    replica's workers sends, the others only take part in gathering.
+    """
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        size = (
+            self.config.tensor_model_parallel_size
+            * self.config.data_parallel_size
+            * self.config.pipeline_model_parallel_size
+        )
+        rank = int(os.environ["RANK"])
+        self.replica_rank = rank // size if replica_rank == -1 else replica_rank
+        self.is_leader_rank = rank % size == 0
+
+    async def resume(self, tags: list[str]) -> None:
+        """The server has its memory back as soon as weights arrive."""
+
+    async def release(self) -> None:
+        if self.is_leader_rank:
+            await self._server().sleep.remote()
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        peft_config: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it.
+
+        Raises:
+            NotImplementedError: for weight deltas and for LoRA adapters that are not merged.
+        """
+        from verl.workers.rollout.utils import ensure_async_iterator
+
+        if wire_format != "named_tensors":
+            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} takes whole tensors, not {wire_format!r}")
+        if peft_config is not None:
+            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} needs model.lora.merge=true")
+        tensors = {}
+        async for name, tensor in ensure_async_iterator(weights):
+            if self.is_leader_rank:
+                # a copy: on a CPU the gathered tensor may be the live parameter itself
+                tensors[name] = tensor.detach().to("cpu", copy=True)
+        if self.is_leader_rank:
+            await self._server().load_weights.remote(tensors, global_steps)
+
+    def _server(self) -> Any:
+        return ray.get_actor(_server_name(self.replica_rank))

@@ -1,0 +1,240 @@
+"""The rollout server: a Ray actor that generates with transformers, many requests at a time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_padding.local.continuous_batch import ContinuousBatch, Generation
+
+T = TypeVar("T")
+
+# What verl and agent loops may put into sampling_params besides the limits on tokens.
+_KNOWN_PARAMS = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "repetition_penalty",
+    "logprobs",
+    "ignore_eos",
+    "stop_token_ids",
+}
+
+
+class TransformersServer:
+    """One server of a rollout replica, with the methods that verl calls on a server's handle.
+
+    It has no weights of its own: they come from the trainer by `load_weights` and go with `sleep`. All work
+    on the model runs in one thread, so a weight update never meets a running forward pass.
+
+    Args:
+        config: verl's ``RolloutConfig``.
+        model_config: verl's ``HFModelConfig`` or the ``DictConfig`` it is made from.
+        replica_rank: which replica this is; each draws its own random numbers.
+    """
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+        self._model_config = omega_conf_to_dataclass(model_config)
+        self._hf_config = self._model_config.hf_config
+        self._replica_rank = replica_rank
+        self._stop_ids = _stop_ids(self._hf_config, self._model_config.tokenizer)
+        self._batch: ContinuousBatch | None = None
+        self._weights_of_step: int | None = None
+        self._answers: dict[Generation, asyncio.Future[str]] = {}
+        self._times_seen: Counter[tuple[int, ...]] = Counter()
+        self._paused = self._rejecting = False
+        self._resumed = asyncio.Event()
+        self._work_to_do = asyncio.Event()
+        self._model_thread = ThreadPoolExecutor(1)
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def ready(self) -> str:
+        """Returns: a name for the server, where others have an address."""
+        self._loop_task = asyncio.create_task(self._generate_forever())
+        return f"transformers-{self._replica_rank}"
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+        audio_data: list[Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        priority: int = 0,
+    ) -> TokenOutput:
+        """Continues one prompt.
+
+        Returns: the response with the step of the weights it came from. Its stop_reason is "aborted" if it
+            was cut off by `abort_all_requests`; the tokens so far are in it.
+
+        Raises:
+            RuntimeError: the server sleeps, so there are no weights.
+            NotImplementedError: the request holds images, videos or audio.
+            ValueError: a sampling parameter is unknown or out of range.
+        """
+        if image_data or video_data or audio_data:
+            raise NotImplementedError("the transformers rollout generates from text only")
+        generation = self._generation(list(prompt_ids), sampling_params)
+        while self._paused:
+            if self._rejecting:
+                return self._output(generation, "aborted", sampling_params)
+            await self._resumed.wait()
+        if self._batch is None:
+            raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[generation] = answer
+        self._batch.add(generation)
+        self._work_to_do.set()
+        return self._output(generation, await answer, sampling_params)
+
+    async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
+        """Builds the model from the trainer's weights.
+
+        Args:
+            weights: every tensor of a checkpoint in transformers' format, by name.
+            global_steps: the trainer's step, which responses carry.
+
+        Raises:
+            RuntimeError: requests are running, or weights are missing or left over.
+        """
+        if self._answers:
+            raise RuntimeError(f"{len(self._answers)} requests are running: abort them before new weights")
+        self._batch = await self._in_model_thread(lambda: self._build(weights))
+        self._weights_of_step = global_steps
+        self._times_seen.clear()
+
+    async def sleep(self) -> None:
+        """Drops the weights. Requests that are still running end as aborted."""
+        await self._abort()
+        self._batch = None
+
+    async def wake_up(self) -> None:
+        """The weights come with the next `load_weights`: there is nothing to do here."""
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """Ends all requests as aborted and holds new ones until `resume_generation`.
+
+        Args:
+            reject_request: answer new requests at once, as aborted, instead of holding them.
+        """
+        self._paused, self._rejecting = True, reject_request
+        self._resumed.clear()
+        count = await self._abort()
+        return {"aborted_count": count, "request_ids": []}
+
+    async def resume_generation(self) -> None:
+        self._paused = self._rejecting = False
+        self._resumed.set()
+
+    async def clear_kv_cache(self) -> None:
+        """Keys and values live no longer than their request: nothing to clear."""
+
+    release_kv_cache = resume_kv_cache = clear_kv_cache
+
+    async def start_profile(self, **kwargs: Any) -> None:
+        """There is no profiler."""
+
+    stop_profile = start_profile
+
+    async def _generate_forever(self) -> None:
+        while True:
+            await self._work_to_do.wait()
+            batch = self._batch
+            if batch is None or not len(batch):
+                self._work_to_do.clear()
+                continue
+            try:
+                finished = await self._in_model_thread(batch.step)
+            except Exception as error:
+                for answer in self._answers.values():
+                    answer.set_exception(error)
+                self._answers.clear()
+                self._batch = None  # rows of a failed step cannot go on: let later requests say so
+                continue
+            self._answer(finished, "completed")
+
+    async def _abort(self) -> int:
+        if self._batch is None:
+            return 0
+        unfinished = await self._in_model_thread(self._batch.drain)
+        self._answer(unfinished, "aborted")
+        return len(unfinished)
+
+    def _answer(self, generations: list[Generation], stop_reason: str) -> None:
+        for generation in generations:
+            answer = self._answers.pop(generation)
+            if not answer.cancelled():
+                answer.set_result(stop_reason)
+
+    async def _in_model_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
+
+    def _generation(self, prompt_ids: list[int], params: dict[str, Any]) -> Generation:
+        unknown = params.keys() - _KNOWN_PARAMS - {"max_tokens", "max_new_tokens"}
+        if unknown:
+            raise ValueError(f"the transformers rollout does not know the sampling parameters {sorted(unknown)}")
+        if params.get("repetition_penalty", 1.0) != 1.0:
+            raise ValueError("the transformers rollout has no repetition_penalty")
+        config = self._config
+        budget = config.prompt_length + config.response_length - len(prompt_ids)
+        limit = params.get("max_tokens", params.get("max_new_tokens"))
+        stop_ids = frozenset(params.get("stop_token_ids") or ())
+        if not params.get("ignore_eos", config.ignore_eos):
+            stop_ids |= self._stop_ids
+        # The n samples of one prompt differ by how often it was seen with these weights, not by the order of
+        # arrival among other prompts: a job repeats itself as far as its rounding errors allow.
+        key = tuple(prompt_ids)
+        self._times_seen[key] += 1
+        return Generation(
+            prompt_ids=prompt_ids,
+            max_new_tokens=max(1, min(config.response_length, budget) if limit is None else limit),
+            temperature=params.get("temperature", config.temperature),
+            top_k=params.get("top_k", config.top_k),
+            top_p=params.get("top_p", config.top_p),
+            stop_ids=stop_ids,
+            seed=f"{config.seed} {self._replica_rank} {self._weights_of_step} {self._times_seen[key]} {key}",
+        )
+
+    def _output(self, generation: Generation, stop_reason: str, params: dict[str, Any]) -> TokenOutput:
+        return TokenOutput(
+            token_ids=generation.token_ids,
+            log_probs=generation.log_probs if params.get("logprobs") else None,
+            stop_reason=stop_reason,
+            num_preempted=0,
+            extra_fields={"global_steps": self._weights_of_step},
+        )
+
+    def _build(self, weights: dict[str, torch.Tensor]) -> ContinuousBatch:
+        model_class = getattr(transformers, self._hf_config.architectures[0])
+        # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of MoE models).
+        model, report = model_class.from_pretrained(
+            None,
+            config=self._hf_config,
+            state_dict=weights,
+            dtype=getattr(torch, self._config.dtype),
+            output_loading_info=True,
+        )
+        wrong = {what: names for what, names in report.items() if names}
+        if wrong:
+            raise RuntimeError(f"the trainer's weights do not fit {model_class.__name__}: {wrong}")
+        return ContinuousBatch(
+            model.eval(),
+            max_rows=self._config.max_num_seqs,
+            max_prefill_tokens=self._config.max_num_batched_tokens,
+        )
+
+
+def _stop_ids(hf_config: Any, tokenizer: Any) -> frozenset[int]:
+    declared = getattr(hf_config, "eos_token_id", None)
+    ids = [*declared] if isinstance(declared, (list, tuple)) else [declared]
+    return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)

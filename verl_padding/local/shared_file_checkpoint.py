@@ -1,0 +1,93 @@
+"""Checkpoint engine of separate_async on one node: the weights travel through a file."""
+
+import asyncio
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+RECEIVE_TIMEOUT_S = 600.0
+_POLL_S = 0.02
+
+
+@CheckpointEngineRegistry.register("shared_file")
+class SharedFileCheckpointEngine(CheckpointEngine):
+    """Rank 0 of the trainer writes all weights into one file, every rollout worker reads it.
+
+    A file lives for one synchronisation: `prepare` of rank 0 invents its name, `finalize` of rank 0 deletes
+    it. It lies in the temporary folder (``TMPDIR``), which trainer and rollout workers must share.
+
+    Args:
+        bucket_size: verl's transfer unit in bytes; a file needs none.
+        is_master: whether this is rank 0 of the trainer. Rollout workers are never.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self._is_master = is_master
+        self._file: Path | None = None
+
+    def prepare(self) -> dict[str, Any]:
+        folder = tempfile.gettempdir()
+        return {"file": str(Path(folder, f"verl_weights_{uuid.uuid4().hex}.safetensors"))}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        file = metadata[0]["file"]  # the trainer's rank 0 comes first
+        return {"file": [file] * actor_wg_world_size}, {"file": [file] * rollout_world_size}
+
+    def init_process_group(self, file: str) -> None:
+        self._file = Path(file)
+
+    def finalize(self) -> None:
+        if self._is_master and self._file is not None:
+            self._file.unlink(missing_ok=True)
+        self._file = None
+
+    async def send_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> dict[str, float]:
+        """Writes the file; every rank must call it, since gathering a weight is a collective.
+
+        Returns: what rank 0 wrote, in bytes, as a metric; nothing from the other ranks.
+        """
+        tensors = {}
+        for name, tensor in weights:
+            if self._is_master:
+                # a copy: the generator may hand out views of buffers that it uses again
+                tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        if not self._is_master:
+            return {}
+        file = self._prepared_file()
+        partial = file.with_suffix(".partial")
+        save_file(tensors, partial)
+        size = partial.stat().st_size
+        partial.rename(file)  # at once, so that no reader meets half a file
+        return {"checkpoint_engine/bytes": float(size)}
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Yields (name, weight) once the file is there.
+
+        Raises:
+            TimeoutError: the trainer has not sent anything for ten minutes.
+        """
+        file = self._prepared_file()
+        deadline = time.monotonic() + RECEIVE_TIMEOUT_S
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no weights in {file} after {RECEIVE_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(_POLL_S)
+        for name, tensor in load_file(file).items():
+            yield name, tensor
+
+    def _prepared_file(self) -> Path:
+        if self._file is None:
+            raise RuntimeError("init_process_group has not been called for this synchronisation")
+        return self._file

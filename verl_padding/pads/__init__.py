@@ -1,0 +1,1 @@
+"""Pad rows: what they hold (``roles``, ``template``) and how they come and go (``queue``)."""

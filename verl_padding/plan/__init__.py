@@ -1,0 +1,28 @@
+"""Plans which row goes to which mini-batch and rank, and how many pads fill each cell.
+
+Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here.
+"""
+
+from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
+from verl_padding.plan.cost import COST_MODELS
+from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
+from verl_padding.plan.job import Job, Pass, Strategy, Update
+from verl_padding.plan.layout import Layout
+from verl_padding.plan.planner import plan_batch
+from verl_padding.plan.rows import Rows
+
+__all__ = [
+    "COST_MODELS",
+    "BatchPlan",
+    "Job",
+    "Layout",
+    "LayoutFigures",
+    "NoRealRowError",
+    "Pass",
+    "PlanError",
+    "RowTooLongError",
+    "Rows",
+    "Strategy",
+    "Update",
+    "plan_batch",
+]

@@ -1,0 +1,34 @@
+"""What a row costs a rank, by its length.
+
+Costs are whole numbers: sums of them do not depend on the order of addition, so neither does a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+CostModel = Callable[[Int64s], Int64s]
+
+
+def token_cost(tokens_R: Int64s) -> Int64s:
+    """One a token: right for short rows, whose attention is nothing beside the linear layers."""
+    return tokens_R.astype(np.int64)
+
+
+def attention_cost(tokens_R: Int64s) -> Int64s:
+    """``24576 L + L^2``, as verl's ``calculate_workload`` (verl/utils/seqlen_balancing.py) has it.
+
+    A dense layer takes 24 h^2 L operations in its linear parts and 4 h L^2 in its attention, 6 h to 1 a token
+    and token of context; h = 4096, a 7B model, gives 24576.
+    """
+    tokens_R = tokens_R.astype(np.int64)
+    return 24576 * tokens_R + tokens_R**2
+
+
+COST_MODELS: Mapping[str, CostModel] = MappingProxyType({"tokens": token_cost, "attention": attention_cost})
+"""Cost models by the name that a job gives."""

@@ -1,0 +1,13 @@
+"""What the planner refuses. All are ValueErrors with a message of one line."""
+
+
+class PlanError(ValueError):
+    """Rows or a job that cannot be planned."""
+
+
+class RowTooLongError(PlanError):
+    """A row does not fit into the token budget of a worker call."""
+
+
+class NoRealRowError(PlanError):
+    """There is nothing to train on."""

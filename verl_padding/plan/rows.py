@@ -1,0 +1,78 @@
+"""The real rows of a batch, as the planner sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from verl_padding.plan.errors import PlanError
+
+KEY_FORM = "{uid}_{session}_{index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The real rows of a batch: column by column, one entry a row, in the order of the batch."""
+
+    key_R: tuple[str, ...]
+    """Name of each row; no two are alike."""
+
+    prompt_R: tuple[str, ...]
+    """Prompt (``uid``) that each row answers."""
+
+    session_R: tuple[str, ...]
+    """Rollout that each row is a part of, named ``{uid}_{session}``."""
+
+    tokens_R: tuple[int, ...]
+    """Tokens of prompt and response together."""
+
+    def __post_init__(self) -> None:
+        n_rows = len(self.key_R)
+        for name in ("prompt_R", "session_R", "tokens_R"):
+            if len(getattr(self, name)) != n_rows:
+                raise PlanError(f"{name} has {len(getattr(self, name))} entries for {n_rows} rows: one a row is needed")
+        seen: set[str] = set()
+        for key, tokens in zip(self.key_R, self.tokens_R, strict=True):
+            if key in seen:
+                raise PlanError(f"row {key!r} is in the batch twice: every key must be there once")
+            seen.add(key)
+            if tokens < 1:
+                raise PlanError(f"row {key!r} has {tokens} tokens: a row has at least one")
+
+    def __len__(self) -> int:
+        return len(self.key_R)
+
+    @classmethod
+    def from_keys(cls, keys: Iterable[str], tokens: Iterable[int]) -> Rows:
+        """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
+
+        >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
+        ('math_7',)
+
+        Raises:
+            PlanError: a key of another form, a key that comes twice, or not one number of tokens a key.
+        """
+        key_R = tuple(keys)
+        prompt_R, session_R = [], []
+        for key in key_R:
+            uid, session, index = _parts(key)
+            if not (uid and _is_count(session) and _is_count(index)):
+                raise PlanError(f"row {key!r}: not of the form {KEY_FORM}, session and index whole numbers from 0")
+            prompt_R.append(uid)
+            session_R.append(f"{uid}_{session}")
+        return cls(
+            key_R=key_R,
+            prompt_R=tuple(prompt_R),
+            session_R=tuple(session_R),
+            tokens_R=tuple(int(length) for length in tokens),
+        )
+
+
+def _parts(key: str) -> tuple[str, str, str]:
+    parts = key.rsplit("_", 2)
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else ("", "", "")
+
+
+def _is_count(text: str) -> bool:
+    # isdigit alone takes superscripts and the digits of other scripts.
+    return text.isascii() and text.isdigit()

@@ -1,0 +1,148 @@
+"""What a job did, from the files that verl wrote: reward, rows, optimizer steps, pads; and what stock verl would do."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.table import Table
+
+from verl_padding.pads.tags import PAD_UID_PREFIX
+
+METRICS = "metrics.jsonl"
+"""Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` a step."""
+ROLLOUTS = "rollouts"
+"""verl's ``trainer.rollout_data_dir``: ``<step>.jsonl``, one line a row, whose ``uid`` is the row's key."""
+REWARD = "critic/score/mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRows:
+    """Rows of one global step, as the rollout dump has them."""
+
+    step: int
+    real: int
+    dumped_pads: int
+    """Pads among the dumped rows: none where nothing but a worker call sees a pad."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StockRule:
+    """How stock verl 0.9 pads: to a multiple of lcm(dp, actor mini-batch, critic mini-batch), in rows."""
+
+    dp_size: int
+    actor_rows: int
+    """Rows of an actor mini-batch: ppo_mini_batch_size x rollout.n."""
+    critic_rows: int = 1
+
+    @classmethod
+    def of_config(cls, config: DictConfig) -> StockRule:
+        """The rule for a job without model parallelism."""
+        n = config.actor_rollout_ref.rollout.n
+        uses_critic = config.algorithm.adv_estimator == "gae"
+        return cls(
+            dp_size=config.trainer.n_gpus_per_node * config.trainer.nnodes,
+            actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
+            critic_rows=config.critic.ppo_mini_batch_size * n if uses_critic else 1,
+        )
+
+    def padded_rows(self, real_rows: int) -> int:
+        """Rows after padding (verl, ``_get_required_batch_multiple``)."""
+        multiple = math.lcm(self.dp_size, self.actor_rows, self.critic_rows)
+        return math.ceil(real_rows / multiple) * multiple
+
+    def optimizer_steps(self, real_rows: int) -> int:
+        """Actor steps of an epoch."""
+        return self.padded_rows(real_rows) // self.actor_rows
+
+
+def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(step, metrics) of the training steps in ``folder``, as far as the job has come."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    # The last line may be half written.
+    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    entries = [json.loads(line) for line in lines]
+    return [(entry["step"], entry["data"]) for entry in entries if REWARD in entry["data"]]
+
+
+def read_rows(folder: Path) -> list[StepRows]:
+    """Rows of each step, from the rollout dump of a job that has ended."""
+    steps = []
+    for path in (folder / ROLLOUTS).glob("*.jsonl"):
+        uids = [json.loads(line)["uid"] for line in path.read_text().splitlines()]
+        pads = sum(uid.startswith(PAD_UID_PREFIX) for uid in uids)
+        steps.append(StepRows(step=int(path.stem), real=len(uids) - pads, dumped_pads=pads))
+    return sorted(steps, key=lambda rows: rows.step)
+
+
+def comparison_table(rows: Sequence[StepRows], metrics: Sequence[dict[str, Any]], stock: StockRule) -> Table:
+    """This job beside what stock verl does on the same numbers of rows."""
+    table = Table(title="the same rows, padded by", title_style="bold")
+    for column in ("", "optimizer steps a batch", "pads, mean", "pads / real rows"):
+        table.add_column(column, justify="left" if not column else "right")
+    real = [step.real for step in rows]
+    stock_steps = [stock.optimizer_steps(n) for n in real]
+    stock_pads = [stock.padded_rows(n) - n for n in real]
+    if all("padding/actor/optimizer_steps/total" in step for step in metrics):
+        ours_steps = [int(step["padding/actor/optimizer_steps/total"]) for step in metrics]
+        ours_pads = [int(step["padding/pad_rows/total"]) for step in metrics]
+        table.add_row("verl_padding (measured)", *_cells(ours_steps, ours_pads, real))
+    else:
+        dumped = [step.dumped_pads for step in rows]
+        table.add_row("stock verl (measured)", *_cells(stock_steps, dumped, real))
+    table.add_row("stock verl (its rule)", *_cells(stock_steps, stock_pads, real))
+    return table
+
+
+def _cells(steps: Sequence[int], pads: Sequence[int], real: Sequence[int]) -> tuple[str, str, str]:
+    low, high = min(steps), max(steps)
+    span = str(low) if low == high else f"{low} to {high}"
+    return span, f"{sum(pads) / len(pads):.1f}", f"{sum(pads) / sum(real):.1%}"
+
+
+def draw_curves(
+    path: Path, metrics: Sequence[tuple[int, dict[str, Any]]], rows: Sequence[StepRows], stock: StockRule
+) -> None:
+    """Writes the reward curve and, below it, rows and optimizer steps of each step, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(7, 7), sharex=True, height_ratios=(2, 1, 1))
+    steps = [step for step, _ in metrics]
+    top.plot(steps, [data[REWARD] for _, data in metrics], color="tab:blue")
+    top.set_ylabel("mean reward")
+    top.set_ylim(bottom=0)
+    middle.plot([r.step for r in rows], [r.real for r in rows], color="tab:gray")
+    middle.set_ylabel("real rows")
+    middle.set_ylim(bottom=0)
+    bottom.step(
+        [r.step for r in rows],
+        [stock.optimizer_steps(r.real) for r in rows],
+        color="tab:orange",
+        label="stock verl's rule",
+    )
+    ours = [
+        (step, data["padding/actor/optimizer_steps/total"])
+        for step, data in metrics
+        if "padding/actor/optimizer_steps/total" in data
+    ]
+    if ours:
+        bottom.step(*zip(*ours, strict=True), color="tab:blue", label="verl_padding")
+    bottom.set_ylabel("optimizer steps")
+    bottom.set_ylim(bottom=0)
+    bottom.set_xlabel("step")
+    bottom.legend(frameon=False)
+    for axis in (top, middle, bottom):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

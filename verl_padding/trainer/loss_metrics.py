@@ -1,0 +1,74 @@
+"""Metrics of a micro-batch, weighted so that verl's aggregation gives those of the mini-batch's real rows.
+
+verl appends the metrics of a rank's micro-batches, takes the mean over ranks, then the mean or the sum over
+micro-batches, all with equal weights and equal counts. A micro-batch of pads alone has nothing to report, and
+one of two rows counts like one of twenty. Here each metric is one running number a rank, so that counts agree,
+already weighted, so that a plain mean over the reporting ranks gives the mini-batch's value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from verl.utils.metric import AggregationType, Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchShare:
+    """How much of its mini-batch a micro-batch holds (real rows only)."""
+
+    tokens: int
+    """Response tokens with a loss."""
+    mini_batch_tokens: int
+    rows: int
+    mini_batch_rows: int
+    reporting_ranks: int
+    """Ranks that hold a real row of the mini-batch: the others report no metric."""
+    dp_size: int
+
+    @property
+    def of_mean(self) -> float:
+        """Weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
+        if self.mini_batch_tokens:
+            return self.tokens / self.mini_batch_tokens
+        return self.rows / self.mini_batch_rows
+
+
+class RunningMetric(Metric):
+    """A metric whose values of a rank's micro-batches are one number at any time: their sum, minimum or maximum."""
+
+    values: list[float]
+
+    def append(self, value: Any) -> None:
+        super().append(value)
+        if len(self.values) > 1:
+            self.values = [self._aggregate(self.values, self.aggregation)]
+
+    def init_list(self) -> RunningMetric:
+        return RunningMetric(aggregation=self.aggregation)
+
+
+def share_metrics(metrics: dict[str, Any], share: MicroBatchShare) -> dict[str, Any]:
+    """Metrics of a loss on one micro-batch, as its share of the mini-batch's metrics.
+
+    Sums (losses, which verl scales by the data-parallel size) stay sums, means become weighted sums; a plain
+    number is a mean, or an extreme if its name says max or min, which is verl's rule (``reduce_metrics``).
+    """
+    return {name: _shared(name, value, share) for name, value in metrics.items()}
+
+
+def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
+    if isinstance(value, Metric):
+        aggregation, number = value.aggregation, value.aggregate()
+    else:
+        number = value.item() if isinstance(value, torch.Tensor) else value
+        extreme = AggregationType.MAX if "max" in name else AggregationType.MIN if "min" in name else None
+        aggregation = extreme or AggregationType.MEAN
+    if aggregation is AggregationType.SUM:
+        # verl: mean over ranks of sums. Absent ranks would add a zero to that mean.
+        return RunningMetric(AggregationType.SUM, float(number) * share.reporting_ranks / share.dp_size)
+    if aggregation is AggregationType.MEAN:
+        return RunningMetric(AggregationType.SUM, float(number) * share.of_mean * share.reporting_ranks)
+    return RunningMetric(aggregation, number)

@@ -1,0 +1,96 @@
+"""A loss that never sees a pad: it wraps whatever loss a worker has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.config import Denominator
+from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS
+from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
+
+Loss = Callable[..., Any]
+
+
+class RealRowsLoss:
+    """Hands ``inner`` the real rows of a micro-batch, with the denominators of its mini-batch.
+
+    A micro-batch of pads alone gets a zero that hangs on the model's output, so that its backward runs the same
+    collectives as on the other ranks; ``inner`` is not called, and no metric is reported.
+
+    Args:
+        inner: verl's loss (actor, critic or distillation), or a user's.
+        denominator: what seq-mean modes divide by, see :class:`~verl_padding.config.PaddingConfig`.
+    """
+
+    def __init__(self, inner: Loss, denominator: Denominator):
+        self.inner = inner
+        self.denominator = denominator
+
+    def __call__(
+        self,
+        model_output: dict[str, Any] | None = None,
+        data: TensorDict = None,
+        dp_group: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
+        if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
+            # Top-k distillation asks the loss for per-token values first, pads and all; nothing is summed there.
+            return self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
+        pads = data[IS_PADDING].bool()
+        real = (~pads).nonzero().flatten().tolist()
+        if not real:
+            return _connected_zero(model_output), {}
+        if len(real) < len(pads):
+            model_output = {name: _select(value, real, len(pads)) for name, value in model_output.items()}
+            data = tu.index_select_tensor_dict(data, real)
+        real_rows = int(data[REAL_ROWS][0])
+        if self.denominator == "rows":
+            tu.assign_non_tensor(data, global_batch_size=real_rows)
+        loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
+        share = MicroBatchShare(
+            tokens=int(data["loss_mask"].sum()),
+            mini_batch_tokens=int(data["batch_num_tokens"]),
+            rows=len(real),
+            mini_batch_rows=real_rows,
+            reporting_ranks=int(data[REPORTING_RANKS][0]),
+            dp_size=int(data["dp_size"]),
+        )
+        return loss, share_metrics(metrics, share)
+
+
+def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
+    grads = [v for v in model_output.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+    assert grads, f"no model output with a gradient among {sorted(model_output)}"
+    # One is enough: every output comes from the same forward pass.
+    values = grads[0].values() if grads[0].is_nested else grads[0]
+    return values.sum() * 0.0
+
+
+def _select(value: Any, rows: list[int], n_rows: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_nested:
+        parts = value.unbind()
+        return torch.nested.as_nested_tensor([parts[row] for row in rows], layout=torch.jagged)
+    assert value.shape[0] == n_rows, f"model output of shape {tuple(value.shape)} for {n_rows} rows"
+    return value[rows]
+
+
+def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
+    """A function for verl's ``execute_with_func_generator``: wraps the loss that each worker has, where it is."""
+
+    def wrap(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        trainee = getattr(worker, "actor", worker)  # ActorRolloutRefWorker holds its TrainingWorker as `actor`
+        assert trainee.loss_fn is not None, "the worker has no loss yet"
+        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
+        return DataProto()
+
+    return wrap

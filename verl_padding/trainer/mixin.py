@@ -1,0 +1,135 @@
+"""What makes one of verl's trainers a padded one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
+from verl_padding.pads.queue import PaddedBatch, strip, upsample
+from verl_padding.pads.template import PadTemplate
+from verl_padding.plan import PlanError, Rows, plan_batch
+from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.trainer.step_metrics import PLAN_SECONDS, UPSAMPLE_SECONDS, plan_metrics, real_rows_by_rank
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
+else:
+    VerlTrainer = object  # a mixin: stands before one of verl's trainers, which brings the base
+
+logger = logging.getLogger(__name__)
+
+
+class PaddedTrainer(VerlTrainer):
+    """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
+
+    The batch that verl's methods pass around holds real rows only, from sampling to the rollout dump. Pads lie in
+    TransferQueue from :meth:`_balance_batch` to the end of :meth:`_step_once`, and only the worker groups, which
+    :meth:`_setup` wraps, send them along.
+    """
+
+    def __init__(self, config: DictConfig):
+        self._padding = check_job(config)
+        self._job_reader = JobReader(config, self._padding)
+        self._stock_mode = stock_mode(config.trainer.v1.trainer_mode)
+        self._padded_batch: PaddedBatch | None = None
+        super().__init__(config)
+
+    @property
+    def trainer_mode(self) -> str:
+        """The mode that this trainer extends: verl compares it with its own names."""
+        return self._stock_mode
+
+    @trainer_mode.setter
+    def trainer_mode(self, configured: str) -> None:
+        assert configured.endswith(self._stock_mode), configured
+
+    def _setup(self) -> None:
+        super()._setup()
+        wrapped: dict[int, PaddedWorkerGroup] = {}
+        names = ["actor_rollout_wg", *(["critic_wg"] if self.use_critic else [])]
+        for name in names:
+            getattr(self, name).execute_with_func_generator(wrap_worker_loss(self._padding.denominator))
+        if self.use_reference_policy:
+            names.append("ref_policy_wg")
+        for name in names:
+            worker_group = getattr(self, name)
+            # Actor and reference may be one object, and verl asks whether they are.
+            wrapper = wrapped.setdefault(id(worker_group), PaddedWorkerGroup(worker_group, lambda: self._padded_batch))
+            setattr(self, name, wrapper)
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **_: Any
+    ) -> KVBatchMeta:
+        """Plans the batch and puts its pads into TransferQueue; the batch itself is left as it is.
+
+        Raises:
+            PaddingDataError: rows that cannot be planned; no row was touched.
+        """
+        started = time.perf_counter()
+        tokens_R = [tag["seq_len"] for tag in batch.tags]
+        job = self._job_reader.step_job(
+            dp_sizes=self._dp_sizes(),
+            updates_actor=self.config.trainer.critic_warmup <= self.global_steps,
+            seed=self._step_seed(),
+        )
+        try:
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R), job)
+        except PlanError as refusal:
+            raise PaddingDataError(f"step {self.global_steps}: {refusal}") from refusal
+        for warning in plan.warnings:
+            logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
+        planned = time.perf_counter()
+        template = PadTemplate(
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_length=self._padding.pad_length,
+        )
+        self._padded_batch = upsample(batch, plan, template)
+        metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=self._padding.pad_length))
+        metrics[PLAN_SECONDS] = planned - started
+        metrics[UPSAMPLE_SECONDS] = time.perf_counter() - planned
+        if plan.layouts:  # none while a warm-up trains nothing and no pass runs
+            balanced = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
+            partitions = real_rows_by_rank(balanced, len(batch))
+            # verl's function compares with an even cut of the list, which must hold a row for each rank.
+            seqlen_list = [*tokens_R, *[0] * (-len(tokens_R) % len(partitions))]
+            metrics.update(log_seqlen_unbalance(seqlen_list, partitions, prefix=logging_prefix))
+        return batch
+
+    def _step_once(self, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        try:
+            return super()._step_once(*args, **kwargs)
+        finally:
+            if self._padded_batch is not None:
+                strip(self._padded_batch)
+                self._padded_batch = None
+
+    def _dp_sizes(self) -> dict[str, int]:
+        """Data-parallel size of each worker call, as the worker groups have it."""
+        actor, sizes = self.actor_rollout_wg, {}
+        sizes[ACTOR] = sizes[LOG_PROB] = _dp_size(actor, "actor")
+        if self.use_reference_policy and not self.ref_in_actor:
+            sizes[REF] = _dp_size(self.ref_policy_wg, "ref")
+        if self.use_critic:
+            sizes[CRITIC] = sizes[VALUES] = _dp_size(self.critic_wg, "train")
+        return sizes
+
+    def _step_seed(self) -> int:
+        """Another shuffle each local update, the same one on a resumed run."""
+        parts = [self._padding.seed, self.global_steps, self.local_trigger_step]
+        return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def _dp_size(worker_group: Any, mesh_name: str) -> int:
+    # As verl's own dispatch does; the answer is kept where verl looks for it.
+    if mesh_name not in worker_group._dispatch_info:
+        worker_group._dispatch_info[mesh_name] = worker_group._query_dispatch_info(mesh_name)
+    return max(worker_group._dispatch_info[mesh_name]) + 1
