@@ -25,7 +25,7 @@ def demo(
     ),
     stock: Annotated[bool, typer.Option("--stock", help="verl's own trainer and padding, to compare.")] = False,
 ) -> None:
-    """Trains a tiny multi-turn agent on this machine's CPU: verl's real trainer, Ray, TransferQueue, two FSDP2 ranks."""
+    """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks."""
     from verl_padding.demo import run_demo
 
     sys.exit(run_demo(steps=steps, out=out, stock=stock))

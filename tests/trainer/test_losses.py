@@ -2,17 +2,19 @@
 
 import math
 from functools import partial
+from itertools import chain
+from statistics import mean
 
 import pytest
 import torch
 from tensordict import TensorDict
-from tests.tolerance import RELATIVE_FLOAT64
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
 from verl.workers.config import FSDPActorConfig, FSDPCriticConfig
 from verl.workers.utils.losses import ppo_loss, value_loss
 
+from tests.tolerance import RELATIVE_FLOAT64
 from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS
 from verl_padding.trainer.losses import RealRowsLoss
 
@@ -126,7 +128,7 @@ def run_as_verl_does(loss, rows, layout, output_name):
         for name, value in metrics.items():
             gathered.setdefault(name, []).append(value)
     reduced = {
-        name: Metric.aggregate_dp(v) if isinstance(v[0], Metric) else sum(sum(v, [])) / len(sum(v, []))
+        name: Metric.aggregate_dp(v) if isinstance(v[0], Metric) else mean(chain.from_iterable(v))
         for name, v in gathered.items()
     }
     return [leaf.grad for leaf in leaves], reduced

@@ -1,0 +1,58 @@
+"""An agent whose sessions have no, one or several rows, by its place in the data: the same in every run."""
+
+import hashlib
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+MOST_TURNS = 4
+LONELY_STEP = 2
+"""Step in which a single session of a single prompt yields a single row."""
+FAILING_STEP = 3
+"""Step in which some sessions raise."""
+
+
+def _hash(*parts: object) -> int:
+    return int(hashlib.md5("-".join(map(str, parts)).encode()).hexdigest(), 16)
+
+
+class VaryingTurns(AgentLoopBase):
+    """Each turn is a row of its own, with a longer context than the one before."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
+        turns = 1 + _hash(index, session, step) % MOST_TURNS
+        if step == LONELY_STEP:
+            turns = int(session == 0 and index == min(self.first_prompts_of(step)))
+        if step == FAILING_STEP and _hash("fail", index, session) % 5 == 0:
+            raise RuntimeError("this session fails on purpose")
+        question = kwargs["raw_prompt"][-1]["content"]
+        outputs = []
+        for turn in range(turns):
+            prompt_ids = await self.ct_build_initial_tokens([{"role": "user", "content": question + "x" * (7 * turn)}])
+            answer = await self.server_manager.generate(
+                request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=dict(sampling_params)
+            )
+            ids = answer.token_ids[: self.rollout_config.response_length]
+            outputs.append(
+                AgentLoopOutput(
+                    prompt_ids=prompt_ids,
+                    response_ids=ids,
+                    response_mask=[1] * len(ids),
+                    response_logprobs=answer.log_probs[: len(ids)] if answer.log_probs else None,
+                    num_turns=2,
+                    metrics={},
+                    extra_fields=dict(answer.extra_fields),
+                )
+            )
+        if outputs:
+            text = self.tokenizer.decode(outputs[-1].response_ids, skip_special_tokens=True)
+            outputs[-1].reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
+            outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
+        return outputs
+
+    def first_prompts_of(self, step: int) -> range:
+        """Indices of the prompts of a training step (no shuffle; validation does not get here at such a step)."""
+        size = self.config.data.train_batch_size
+        return range((step - 1) * size, step * size)

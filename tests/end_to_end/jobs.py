@@ -1,0 +1,128 @@
+"""Runs verl's trainer for a few steps on a tiny model, and collects what the probe and verl have written."""
+
+import json
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pandas as pd
+
+from tests.end_to_end import probe
+from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.report import ROLLOUTS, StepRows, read_metrics, read_rows
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+ACTOR, CRITIC = "language_model", "value_model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerStep:
+    rows: int
+    """Rows of the mini-batch, over all ranks."""
+    real_rows: int
+    """Those that had a token with a loss."""
+    moved: bool
+    """Whether the weights changed, on any rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What a job did, all from files it left."""
+
+    metrics: dict[int, dict]
+    """By step."""
+    rows: dict[int, StepRows]
+    """By step, from the rollout dump."""
+    optimizer_steps: dict[str, list[OptimizerStep]]
+    """By model, in order."""
+    batches: list[dict]
+    """The batch after each local update."""
+    queue: list[dict]
+    """TransferQueue after each step."""
+    log: str
+
+
+def run_job(folder: Path, *overrides: str, steps: int) -> JobFacts:
+    """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session."""
+    facts = folder / "probe"
+    facts.mkdir(parents=True)
+    model = make_tiny_model("qwen2", folder / "models")
+    data = folder / "train.parquet"
+    rows = [
+        {
+            "data_source": "letters",
+            "prompt": [{"role": "user", "content": f"{index}?"}],
+            "ability": "letters",
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": index},
+        }
+        for index in range(512)
+    ]
+    pd.DataFrame(rows).to_parquet(data)
+    pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
+    environment = {
+        probe.FOLDER: str(facts),
+        "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.probe",
+        "PYTHONPATH": str(ROOT),
+    }
+    with mock.patch.dict(os.environ, environment):
+        code = run_local_job(
+            [
+                f"actor_rollout_ref.model.path={model}",
+                f"data.train_files={data}",
+                f"data.val_files={folder / 'val.parquet'}",
+                "data.shuffle=false",
+                "data.train_batch_size=6",
+                "data.max_prompt_length=64",
+                "data.max_response_length=6",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+                "actor_rollout_ref.rollout.n=3",
+                "actor_rollout_ref.actor.optim.lr=1e-3",
+                f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
+                "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns",
+                "algorithm.adv_estimator=grpo",
+                f"trainer.total_training_steps={steps}",
+                "trainer.resume_mode=disable",
+                f"trainer.rollout_data_dir={folder / ROLLOUTS}",
+                f"hydra.run.dir={folder / 'hydra'}",
+                *overrides,
+            ],
+            folder=folder,
+            timeout_s=900,
+        )
+    log = (folder / LOG).read_text()
+    assert code == 0, log[-5000:]
+    return JobFacts(
+        metrics=dict(read_metrics(folder)),
+        rows={rows.step: rows for rows in read_rows(folder)},
+        log=log,
+        **_read_probe(facts),
+    )
+
+
+def _read_probe(folder: Path) -> dict:
+    notes = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    by_rank = defaultdict(list)
+    for note in notes:
+        if note["kind"] == "optimizer_step":
+            by_rank[note["model"], note["rank"]].append(note)
+    steps = {}
+    for model in {model for model, _ in by_rank}:
+        ranks = [by_rank[key] for key in sorted(by_rank) if key[0] == model]
+        steps[model] = [
+            OptimizerStep(
+                rows=sum(note["rows"] for note in notes_of_step),
+                real_rows=sum(note["real_rows"] for note in notes_of_step),
+                moved=any(note["moved"] for note in notes_of_step),
+            )
+            for notes_of_step in zip(*ranks, strict=True)
+        ]
+    return {
+        "optimizer_steps": steps,
+        "batches": [note for note in notes if note["kind"] == "batch"],
+        "queue": [note for note in notes if note["kind"] == "queue"],
+    }

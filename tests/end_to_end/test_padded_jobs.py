@@ -1,0 +1,162 @@
+"""Real jobs through ``verl.trainer.main_ppo``: two FSDP2 ranks, real Ray, real TransferQueue."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.agent import FAILING_STEP, LONELY_STEP
+from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
+from tests.tolerance import LOG_PROB_AGREEMENT
+
+pytestmark = pytest.mark.ray
+
+PROMPTS, SESSIONS, MINI = 6, 3, 2
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    """GRPO; one step has a single row, in another some sessions fail."""
+    folder = tmp_path_factory.mktemp("grpo")
+    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two epochs, shuffle."""
+    return run_job(
+        tmp_path_factory.mktemp("gae"),
+        "+padding=prompt",
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=true",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.shuffle=true",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+        "critic.ppo_mini_batch_size=3",
+        "critic.ppo_epochs=1",
+        "critic.optim.lr=1e-3",
+        "trainer.val_before_train=true",
+        "trainer.test_freq=1",
+        "data.train_batch_size=12",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        steps=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    """The GRPO job without the flag: verl's own trainer and padding."""
+    return run_job(tmp_path_factory.mktemp("stock"), steps=STEPS)
+
+
+def split(steps, per_batch):
+    assert sum(per_batch) == len(steps)
+    bounds = [sum(per_batch[:i]) for i in range(len(per_batch) + 1)]
+    return [steps[a:b] for a, b in pairwise(bounds)]
+
+
+def assert_no_pad_outside_worker_calls(facts: JobFacts) -> None:
+    assert facts.batches
+    assert facts.queue
+    assert all(batch["pads"] == 0 for batch in facts.batches)
+    assert all(queue["pads"] == 0 for queue in facts.queue)
+    assert all(rows.dumped_pads == 0 for rows in facts.rows.values())
+    for step, metrics in facts.metrics.items():
+        assert metrics["padding/real_rows/total"] == facts.rows[step].real
+        assert metrics["padding/pad_rows/total"] > 0 or facts.rows[step].real % 2 == 0
+
+
+def assert_finite_and_agreeing(facts: JobFacts) -> None:
+    for step, metrics in facts.metrics.items():
+        assert [name for name, value in metrics.items() if not math.isfinite(value)] == []
+        assert metrics["training/rollout_probs_diff_max"] < LOG_PROB_AGREEMENT, step
+
+
+def test_every_grpo_batch_takes_the_configured_steps_and_none_is_without_real_rows(grpo):
+    real = [grpo.rows[step].real for step in range(1, STEPS + 1)]
+    assert len(set(real)) == STEPS, "the row counts were meant to vary"
+    assert any(n % (MINI * SESSIONS) for n in real), "no row count was awkward"
+    expected = [PROMPTS // MINI] * STEPS
+    expected[LONELY_STEP - 1] = 1
+    for step, mini_batches in enumerate(split(grpo.optimizer_steps[ACTOR], expected), start=1):
+        assert sum(m.real_rows for m in mini_batches) == grpo.rows[step].real
+        assert min(m.real_rows for m in mini_batches) >= 1
+        assert grpo.metrics[step]["padding/actor/optimizer_steps/total"] == len(mini_batches)
+    assert sum(m.rows - m.real_rows for m in grpo.optimizer_steps[ACTOR]) > 0, "no pad was met"
+
+
+def test_a_step_with_one_real_row_trains_on_it_and_warns_of_the_fewer_steps(grpo):
+    assert grpo.rows[LONELY_STEP].real == 1
+    assert grpo.metrics[LONELY_STEP]["padding/actor/optimizer_steps/total"] == 1
+    assert f"verl_padding: step {LONELY_STEP}: " in grpo.log
+
+
+def test_failed_sessions_cost_rows_and_nothing_else(grpo):
+    assert "this session fails on purpose" in grpo.log
+    assert grpo.metrics[FAILING_STEP]["padding/actor/optimizer_steps/total"] == PROMPTS // MINI
+
+
+@pytest.mark.parametrize("job", ["grpo", "gae"])
+def test_nothing_but_a_worker_call_sees_a_pad(job, request):
+    assert_no_pad_outside_worker_calls(request.getfixturevalue(job))
+
+
+@pytest.mark.parametrize("job", ["grpo", "gae"])
+def test_no_metric_is_nan_and_rollout_and_trainer_agree(job, request):
+    assert_finite_and_agreeing(request.getfixturevalue(job))
+
+
+def test_actor_and_critic_take_their_own_numbers_of_steps_over_the_same_rows(gae):
+    real = gae.rows[1].real
+    actor, critic = gae.optimizer_steps[ACTOR], gae.optimizer_steps[CRITIC]
+    epochs, actor_steps, critic_steps = 2, 12 // 4, 12 // 3
+    assert len(actor) == epochs * actor_steps
+    assert len(critic) == critic_steps
+    for epoch in split(actor, [actor_steps] * epochs):
+        assert sum(m.real_rows for m in epoch) == real
+    assert sum(m.real_rows for m in critic) == real
+    assert min(m.real_rows for m in actor + critic) >= 1
+
+
+def test_validation_runs_beside_a_padded_training(gae):
+    assert any(name.startswith("val-core/letters/") for name in gae.metrics[1])
+
+
+def test_stock_verl_shows_the_faults_that_these_tests_look_for(stock):
+    # Known to be able to fail: verl's steps follow the rows, its pads gather in the last one, and reach the dump.
+    steps = [stock.rows[step].real for step in sorted(stock.rows)]
+    expected = [math.ceil(n / (MINI * SESSIONS)) for n in steps]
+    batches = split(stock.optimizer_steps[ACTOR], expected)
+    assert set(expected) != {PROMPTS // MINI}
+    assert max(expected) > PROMPTS // MINI
+    padded = [b for b in batches if sum(m.rows - m.real_rows for m in b)]
+    assert padded
+    for mini_batches in padded:
+        pads = [m.rows - m.real_rows for m in mini_batches]
+        assert pads[-1] == max(pads) > 0
+    assert any(rows.dumped_pads > 0 for rows in stock.rows.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch(tmp_path: Path):
+    """dp 2, 45 prompts, mini-batch 15, n 8, a varying number of rows."""
+    facts = run_job(
+        tmp_path,
+        "+padding=prompt",
+        "data.train_batch_size=45",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=15",
+        "actor_rollout_ref.rollout.n=8",
+        steps=6,
+    )
+    expected = [3] * 6
+    expected[LONELY_STEP - 1] = 1
+    for step, mini_batches in enumerate(split(facts.optimizer_steps[ACTOR], expected), start=1):
+        assert sum(m.real_rows for m in mini_batches) == facts.rows[step].real
+        assert min(m.real_rows for m in mini_batches) >= 1
+    assert max(rows.real for rows in facts.rows.values()) > 45 * 8
+    assert_no_pad_outside_worker_calls(facts)
+    assert_finite_and_agreeing(facts)

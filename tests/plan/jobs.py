@@ -1,0 +1,57 @@
+"""Random batches and jobs for the planner's properties."""
+
+from hypothesis import strategies as st
+
+from verl_padding.plan import Job, Pass, Rows, Update
+
+
+@st.composite
+def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 4) -> Rows:
+    """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any order."""
+    n_prompts = draw(st.integers(1, max_prompts))
+    keys = []
+    for prompt in range(n_prompts):
+        rows_S = draw(st.lists(st.integers(0, max_rows), min_size=1, max_size=max_sessions))
+        keys += [f"p{prompt}_{session}_{index}" for session, rows in enumerate(rows_S) for index in range(rows)]
+    if not keys:
+        keys = ["p0_0_0"]
+    keys = draw(st.permutations(keys))
+    tokens = draw(st.lists(st.integers(2, 400), min_size=len(keys), max_size=len(keys)))
+    return Rows.from_keys(keys, tokens)
+
+
+@st.composite
+def jobs(draw, strategies=("prompt", "rows", "lcm")) -> Job:
+    """Any job that fits batches of up to 12 prompts and 400 tokens a row."""
+    strategy = draw(st.sampled_from(strategies))
+    prompts = draw(st.sampled_from([12, 24]))
+    sessions = draw(st.integers(1, 4))
+
+    def call(kind, **fields):
+        dp_size, multiple = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+        budget = draw(st.sampled_from([None, 400, 1000]))
+        if kind is Update and strategy == "lcm":
+            # verl's fixed size must divide by the ranks and the micro-batch.
+            size = fields["prompts_per_mini_batch"] * sessions
+            dp_size = draw(st.sampled_from([d for d in range(1, 5) if size % d == 0]))
+            multiple = draw(st.sampled_from([c for c in range(1, 4) if size // dp_size % c == 0]))
+        return kind(dp_size=dp_size, cell_multiple=multiple, token_budget=budget, **fields)
+
+    updates = {
+        name: call(
+            Update,
+            prompts_per_mini_batch=draw(st.sampled_from([1, 2, 3, 4, 6, 12])),
+            shuffle=draw(st.booleans()),
+        )
+        for name in draw(st.sampled_from([("actor",), ("actor", "critic")]))
+    }
+    inference = {name: call(Pass) for name in draw(st.sampled_from([(), ("log_prob",), ("log_prob", "values")]))}
+    return Job(
+        strategy=strategy,
+        prompts=prompts,
+        sessions_per_prompt=sessions,
+        updates=updates,
+        inference=inference,
+        seed=draw(st.integers(0, 3)),
+        cost_model=draw(st.sampled_from(["tokens", "attention"])),
+    )

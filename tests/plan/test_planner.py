@@ -1,0 +1,152 @@
+"""Single cases of the planner: figures that are known, and everything it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+from verl_padding.plan import (
+    BatchPlan,
+    Job,
+    Layout,
+    NoRealRowError,
+    Pass,
+    PlanError,
+    Rows,
+    RowTooLongError,
+    Update,
+    plan_batch,
+)
+
+
+def batch(n_rows, tokens=10):
+    return Rows.from_keys([f"p{i}_0_0" for i in range(n_rows)], [tokens] * n_rows)
+
+
+def lcm_job(dp_size=1, **mini_batches):
+    updates = {name: Update(dp_size=dp_size, prompts_per_mini_batch=size) for name, size in mini_batches.items()}
+    return Job(strategy="lcm", prompts=1, sessions_per_prompt=1, updates=updates, inference={})
+
+
+def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
+    # Two mini-batches, two ranks, cells of two: position = rank * 4 + mini_batch * 2 + j. Row 7 is pad 1 of 6 rows.
+    layout = Layout(n_rows=6, cells=(((0, 1), (2, 6)), ((3, 4), (5, 7))))
+    assert layout.order == (0, 1, 3, 4, 2, 6, 5, 7)
+    assert layout.real_rows_M == (3, 3)
+    assert layout.reporting_ranks_M == (2, 2)
+    assert layout.n_pads == 2
+
+
+def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
+    # verl 0.9.1 gives the actor [8, 8, 8, 1, 0, 0] and the critic [12, 12, 1, 0] real rows.
+    plan = plan_batch(batch(25), lcm_job(dp_size=4, actor=8, critic=12))
+    assert plan.layouts["actor"].real_rows_M == (4, 4, 4, 4, 4, 5)
+    assert plan.layouts["critic"].real_rows_M == (6, 6, 6, 7)
+
+
+@pytest.mark.parametrize(("n_rows", "verl_steps"), [(17, 2), (40, 3), (65, 5), (100, 7), (150, 10)])
+def test_steps_follow_the_rows_under_lcm_alone(n_rows, verl_steps):
+    size, prompts = 16, 64
+    by_strategy = {}
+    for strategy in ("lcm", "rows"):
+        update = Update(dp_size=2, prompts_per_mini_batch=size)
+        job = Job(strategy=strategy, prompts=prompts, sessions_per_prompt=1, updates={"actor": update}, inference={})
+        by_strategy[strategy] = plan_batch(batch(n_rows), job).layouts["actor"].n_mini_batches
+    assert by_strategy == {"lcm": verl_steps, "rows": prompts // size}
+
+
+def test_pads_of_a_nearly_full_batch_are_spread_over_the_steps():
+    # verl 0.9.1: 121 rows, mini-batch 120 -> [120, 1]; 361 -> [120, 120, 120, 1].
+    assert plan_batch(batch(121), lcm_job(actor=120)).layouts["actor"].real_rows_M == (60, 61)
+    assert plan_batch(batch(361), lcm_job(actor=120)).layouts["actor"].real_rows_M == (90, 90, 90, 91)
+
+
+def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():
+    rows = Rows.from_keys([f"p{i}_0_0" for i in range(41)], [16000] + [400] * 40)
+    update = Update(dp_size=2, token_budget=16000, prompts_per_mini_batch=41)
+    job = Job(strategy="prompt", prompts=41, sessions_per_prompt=1, updates={"actor": update}, inference={})
+    layout = plan_batch(rows, job).layouts["actor"]
+    long_rank = next(cell for cell in layout.cells[0] if 0 in cell)
+    assert sum(row < 41 for row in long_rank) == 1, "the rank of the long row has no other"
+    assert layout.rows_per_cell == 40
+
+
+def test_a_single_row_is_one_step_with_the_fewest_pads():
+    update = Update(dp_size=2, token_budget=100, prompts_per_mini_batch=1)
+    job = Job(
+        strategy="prompt",
+        prompts=4,
+        sessions_per_prompt=2,
+        updates={"actor": update},
+        inference={"log_prob": Pass(dp_size=2, cell_multiple=2)},
+    )
+    plan = plan_batch(batch(1), job)
+    assert plan.layouts["actor"].n_mini_batches == 1
+    assert plan.layouts["actor"].n_pads == 1
+    assert plan.layouts["log_prob"].n_pads == 3
+    assert plan.warnings == (
+        "1 optimizer steps of 'actor' instead of 4: only 1 prompts arrived, and a step without real rows would "
+        "train on nothing",
+    )
+
+
+def test_shuffle_changes_the_mini_batches_with_the_seed_and_nothing_else():
+    def mini_batches(seed, shuffle):
+        update = Update(dp_size=1, prompts_per_mini_batch=4, shuffle=shuffle)
+        job = Job(strategy="prompt", prompts=16, sessions_per_prompt=1, updates={"a": update}, inference={}, seed=seed)
+        return plan_batch(batch(16), job).layouts["a"].cells
+
+    assert mini_batches(1, False) == mini_batches(2, False)
+    assert mini_batches(1, True) == mini_batches(1, True)
+    assert mini_batches(1, True) != mini_batches(2, True)
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(NoRealRowError, match=r"no real row in the batch: every session failed"):
+        plan_batch(batch(0), lcm_job(actor=1))
+
+
+def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting():
+    call = Pass(dp_size=1, token_budget=50, budget_setting="ref.max_tokens")
+    job = Job(strategy="rows", prompts=1, sessions_per_prompt=1, updates={}, inference={"ref": call})
+    rows = Rows.from_keys(["a_0_0", "a_0_1"], [50, 51])
+    with pytest.raises(RowTooLongError, match=r"row 'a_0_1' has 51 tokens.* 50 .*'ref'.*raise ref.max_tokens"):
+        plan_batch(rows, job)
+
+
+@pytest.mark.parametrize("key", ["plain", "a_b", "a_0_x", "a_x_0", "_0_0", "a_-1_0", "a_0_1.5"])
+def test_a_key_of_another_form_is_refused_by_name(key):
+    with pytest.raises(PlanError, match=r"not of the form \{uid\}_\{session\}_\{index\}") as refusal:
+        Rows.from_keys(["a_0_0", key], [3, 3])
+    assert repr(key) in str(refusal.value)
+
+
+def test_a_uid_may_hold_underscores():
+    rows = Rows.from_keys(["math_7_0_1"], [5])
+    assert (rows.prompt_R, rows.session_R) == (("math_7",), ("math_7_0",))
+
+
+def test_a_mini_batch_that_does_not_divide_is_refused_with_those_that_do():
+    update = Update(dp_size=1, prompts_per_mini_batch=5)
+    with pytest.raises(PlanError, match=r"prompts_per_mini_batch=5 of 'actor' does not divide prompts=12.* 4 or 6"):
+        Job(strategy="prompt", prompts=12, sessions_per_prompt=1, updates={"actor": update}, inference={})
+
+
+def test_a_fixed_size_that_the_ranks_cannot_share_is_refused():
+    with pytest.raises(PlanError, match=r"strategy='lcm'.*= 3 rows, not a multiple of dp_size=2"):
+        lcm_job(dp_size=2, actor=3)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"n_rows": 1}'])
+def test_json_that_is_no_plan_is_refused(text):
+    with pytest.raises(PlanError, match="not the JSON of a plan"):
+        BatchPlan.from_json(text)
+
+
+def test_the_planner_imports_nothing_heavy():
+    code = (
+        "import sys, verl_padding.plan\n"
+        "heavy = {'torch', 'ray', 'verl', 'transfer_queue', 'tensordict', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,179 @@
+"""The promises of the plan, on random batches and jobs, each against a slow and obvious oracle."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.jobs import batches, jobs
+from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
+
+EXAMPLES = settings(max_examples=150, deadline=None)
+met: Counter = Counter()
+"""What the examples have met, so that no promise passes because nothing was asked of it."""
+
+
+def planned(rows: Rows, job: Job) -> BatchPlan:
+    plan = plan_batch(rows, job)
+    met["plans"] += 1
+    met["pads"] += plan.n_pads
+    met["steps"] += sum(plan.layouts[name].n_mini_batches for name in job.updates)
+    met["two updates"] += len(job.updates) > 1
+    met["fewer steps"] += bool(plan.warnings)
+    return plan
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _not_vacuous():
+    met.clear()
+    yield
+    for what in ("pads", "steps", "two updates", "fewer steps"):
+        assert met[what] >= met["plans"] / 50, (what, met)
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
+    plan = planned(rows, job)
+    for layout in plan.layouts.values():
+        seen = Counter(row for ranks in layout.cells for cell in ranks for row in cell)
+        assert seen == Counter(range(len(rows) + layout.n_pads))
+    assert set(plan.layouts) == {name for name, _ in job.calls()}
+    assert plan.n_pads == max(layout.n_pads for layout in plan.layouts.values())
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        layout = plan.layouts[name]
+        # verl: equal contiguous chunks a rank (KVBatchMeta.chunk), then equal mini-batches (make_iterator).
+        order, size = list(layout.order), len(layout.order) // call.dp_size
+        assert len(order) % call.dp_size == 0
+        for rank in range(call.dp_size):
+            chunk = order[rank * size : (rank + 1) * size]
+            assert size % layout.n_mini_batches == 0
+            mini = size // layout.n_mini_batches
+            assert mini % call.cell_multiple == 0 or job.strategy == "lcm"
+            for step in range(layout.n_mini_batches):
+                assert tuple(chunk[step * mini : (step + 1) * mini]) == layout.cells[step][rank]
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs(strategies=("prompt", "rows")))
+def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job):
+    plan = planned(rows, job)
+    for name, update in job.updates.items():
+        configured = job.prompts // update.prompts_per_mini_batch
+        units = len(set(rows.prompt_R)) if job.strategy == "prompt" else len(rows)
+        assert plan.layouts[name].n_mini_batches == min(configured, units)
+        assert any(f"instead of {configured}" in warning and repr(name) in warning for warning in plan.warnings) == (
+            units < configured
+        )
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_no_step_is_without_real_rows_and_every_rank_has_one_where_there_are_enough(rows, job):
+    plan = planned(rows, job)
+    for name, update in job.updates.items():
+        layout = plan.layouts[name]
+        assert min(layout.real_rows_M) >= 1
+        for real, reporting in zip(layout.real_rows_M, layout.reporting_ranks_M, strict=True):
+            assert reporting == min(real, update.dp_size)
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_real_rows_are_spread_as_evenly_as_the_unit_allows(rows, job):
+    plan = planned(rows, job)
+    largest_prompt = max(Counter(rows.prompt_R).values())
+    for name in job.updates:
+        real_M = plan.layouts[name].real_rows_M
+        assert max(real_M) - min(real_M) <= (largest_prompt if job.strategy == "prompt" else 1)
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs(strategies=("prompt",)))
+def test_a_prompt_stays_whole_and_prompts_are_spread_evenly(rows, job):
+    plan = planned(rows, job)
+    for name in job.updates:
+        prompts_M = [
+            {rows.prompt_R[row] for cell in ranks for row in cell if row < len(rows)}
+            for ranks in plan.layouts[name].cells
+        ]
+        assert sum(map(len, prompts_M)) == len(set(rows.prompt_R))
+        assert max(map(len, prompts_M)) - min(map(len, prompts_M)) <= 1
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs(strategies=("lcm",)))
+def test_lcm_takes_verls_number_of_steps_of_verls_size(rows, job):
+    plan = planned(rows, job)
+    multiple = math.lcm(*(call.dp_size for _, call in job.calls()))
+    for update in job.updates.values():
+        multiple = math.lcm(multiple, update.prompts_per_mini_batch * job.sessions_per_prompt)
+    padded = len(rows)
+    while padded % multiple:
+        padded += 1
+    for name, update in job.updates.items():
+        layout, size = plan.layouts[name], update.prompts_per_mini_batch * job.sessions_per_prompt
+        assert layout.n_mini_batches == min(padded // size, len(rows))
+        assert layout.rows_per_cell * layout.dp_size == size
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_the_same_input_gives_the_same_plan_and_it_survives_json(rows, job):
+    plan = planned(rows, job)
+    again = plan_batch(rows, job)
+    assert plan.to_json() == again.to_json()
+    read = BatchPlan.from_json(plan.to_json())
+    assert read == plan
+    assert read.n_pads == plan.n_pads
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_with_fixed_micro_batches_cells_are_as_small_as_can_be(rows, job):
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        if call.token_budget is None and job.strategy != "lcm":
+            fullest = max(plan.layouts[name].real_rows_M)
+            cell = next(c for c in range(call.cell_multiple, 10**6, call.cell_multiple) if c * call.dp_size >= fullest)
+            assert plan.layouts[name].rows_per_cell == cell
+
+
+@EXAMPLES
+@given(prompts=st.sampled_from([2, 4, 8]), n=st.sampled_from([2, 4]), mini=st.sampled_from([1, 2]), data=st.data())
+def test_a_uniform_batch_has_no_pads_and_the_same_mini_batches_under_prompt_and_lcm(prompts, n, mini, data):
+    keys = [f"p{p}_{s}_0" for p in range(prompts) for s in range(n)]
+    tokens = data.draw(st.lists(st.integers(2, 300), min_size=len(keys), max_size=len(keys)))
+    rows = Rows.from_keys(keys, tokens)
+    mini_batches = {}
+    for strategy in ("prompt", "lcm"):
+        # Micro-batches cut by rows: with a token budget the plan may buy balance with pads.
+        update = Update(dp_size=2, prompts_per_mini_batch=mini)
+        job = Job(strategy=strategy, prompts=prompts, sessions_per_prompt=n, updates={"actor": update}, inference={})
+        plan = planned(rows, job)
+        assert plan.n_pads == 0
+        mini_batches[strategy] = [
+            sorted(row for cell in ranks for row in cell) for ranks in plan.layouts["actor"].cells
+        ]
+    assert mini_batches["prompt"] == mini_batches["lcm"]
+
+
+def test_no_rank_is_slower_than_the_greedy_bound_allows():
+    # Graham: list scheduling, dearest first, ends within 4/3 of the best; exchanges only improve on it.
+    rows = Rows.from_keys([f"p{i}_0_0" for i in range(300)], [2 + (i * 37) % 900 for i in range(300)])
+    update = Update(dp_size=8, token_budget=1000, prompts_per_mini_batch=60)
+    job = Job(
+        strategy="prompt", prompts=300, sessions_per_prompt=1, updates={"a": update}, inference={"b": Pass(dp_size=3)}
+    )
+    figures = planned(rows, job).figures["a"]
+    assert 1 <= figures.over_lower_bound < 1.02
+    assert 1 <= figures.imbalance <= figures.over_lower_bound
+    assert figures.optimizer_steps == 5
