@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -21,14 +21,15 @@ HYDRA = "hydra"
 
 COLUMNS = {
     "reward": (REWARD, ".3f"),
-    "real rows": ("padding/real_rows/total", ".0f"),
+    "rows": ("padding/real_rows/total", ".0f"),
     "pads": ("padding/pad_rows/total", ".0f"),
-    "optimizer steps": ("padding/actor/optimizer_steps/total", ".0f"),
-    "fewest real rows in one": ("padding/actor/mini_batch_real_rows/min", ".0f"),
+    "updates": ("padding/actor/optimizer_steps/total", ".0f"),
+    "fewest rows": ("padding/actor/mini_batch_real_rows/min", ".0f"),
     "grad norm": ("actor/grad_norm", ".3f"),
-    "s": ("timing_s/step", ".1f"),
+    "seconds": ("timing_s/step", ".1f"),
 }
-"""Heading -> (metric, format) of the line that is printed each step; stock verl has no ``padding/`` metrics."""
+"""Heading -> (metric, format) of the line of a step. Rows are real ones, the fewest are those of the smallest
+optimizer step ("update"); stock verl has no ``padding/`` metrics."""
 
 
 def run_demo(*, steps: int, out: Path, stock: bool) -> int:
@@ -42,7 +43,8 @@ def run_demo(*, steps: int, out: Path, stock: bool) -> int:
     shutil.rmtree(out, ignore_errors=True)
     out = out.resolve()
     overrides = [
-        *tiny_job(out / ASSETS, steps=steps),
+        *tiny_job(out / ASSETS),
+        f"trainer.total_training_steps={steps}",
         *([] if stock else ["+padding=prompt"]),
         f"trainer.rollout_data_dir={out / 'rollouts'}",
         f"hydra.run.dir={out / HYDRA}",
@@ -59,7 +61,7 @@ def run_demo(*, steps: int, out: Path, stock: bool) -> int:
         console.print(f"[red]The job ended with code {code}; its output is in {out / LOG}[/red]")
         return code
     metrics, rows = read_metrics(out), read_rows(out)
-    rule = StockRule.of_config(OmegaConf.load(out / HYDRA / ".hydra" / "config.yaml"))
+    rule = StockRule.of_config(_load_config(out / HYDRA / ".hydra" / "config.yaml"))
     draw_curves(out / PICTURE, metrics, rows, rule)
     console.print(comparison_table(rows, [data for _, data in metrics], rule))
     console.print(_summary(metrics, minutes))
@@ -101,6 +103,12 @@ def _line_of(step: int, data: dict[str, Any]) -> str:
         text = format(data[metric], form) if metric in data else "-"
         cells.append(text.rjust(len(heading)))
     return "  ".join(cells)
+
+
+def _load_config(path: Path) -> DictConfig:
+    config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig), path
+    return config
 
 
 def _summary(metrics: Sequence[tuple[int, dict[str, Any]]], minutes: float) -> str:

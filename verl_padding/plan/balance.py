@@ -1,94 +1,112 @@
-"""Deals the rows of a mini-batch out to ranks, so that the slowest rank is as fast as can be."""
+"""Shares items out over bins so that the dearest bin costs as little as possible."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 
 import numpy as np
 
-CLOSE_ENOUGH = 1.001
-"""Over the lower bound: closer than this, a search for a better deal is not worth its time."""
+from verl_padding.plan.cost import Int64s
 
-MOST_EXCHANGES = 64
-"""Exchanges tried after the greedy deal; nearly all that they gain comes with the first few."""
+Bins = list[list[int]]
 
-Ranks = list[list[int]]
-"""Row numbers of each rank."""
+TOLERANCE = 1 / 2048
+"""The search ends this close above the lower bound: what is left to win is far below the noise of a step."""
+
+MAX_PAIRS = 1 << 16
+"""Pairs of items looked at in one improvement: the lightest bins come first, so the best pair is among them."""
 
 
-def lower_bound(costs: np.ndarray, n_ranks: int) -> float:
-    """What no deal can beat: the dearest row, and the mean of the ranks.
+def lower_bound(cost_I: Int64s, n_bins: int) -> int:
+    """What the dearest bin costs at least: the dearest item, and the mean of the bins (rounded up)."""
+    if not len(cost_I):
+        return 0
+    return max(int(cost_I.max()), -(-int(cost_I.sum()) // n_bins))
+
+
+def balance(cost_I: Int64s, n_bins: int, most: int | None = None) -> Bins:
+    """Shares items out over bins; each bin gets at most ``most`` items.
+
+    No bin is empty while there are at least as many items as bins. Longest-processing-time first, then moves and
+    swaps that make the dearest bin cheaper. Deterministic: ties go to fewer items, then to the lower number.
 
     Args:
-        costs: (R,) cost of each row of the mini-batch.
+        cost_I: cost of each item, none below 0.
+        most: items of a bin, enough of them for all items; None for any number.
     """
-    return float(max(costs.max(), costs.sum() / n_ranks))
+    most = len(cost_I) if most is None else most
+    assert most * n_bins >= len(cost_I), f"{len(cost_I)} items do not fit into {n_bins} bins of {most}"
+    bins = _longest_first(cost_I, n_bins, most)
+    return _improve(bins, cost_I, most)
 
 
-def deal_rows(rows: Sequence[int], costs: np.ndarray, n_ranks: int, most_rows: int) -> Ranks:
-    """Deals ``rows`` to ranks: greedy, dearest first, then exchanges between the slowest rank and another.
+def _longest_first(cost_I: Int64s, n_bins: int, most: int) -> Bins:
+    costs: list[int] = cost_I.tolist()
+    bins: Bins = [[] for _ in range(n_bins)]
+    # (load, items, bin): empty bins come before bins that hold free items only, so that none stays empty.
+    heap = [(0, 0, number) for number in range(n_bins)]
+    for item in np.argsort(-cost_I, kind="stable").tolist():
+        load, count, number = heap[0]
+        bins[number].append(item)
+        if count + 1 < most:
+            heapq.heapreplace(heap, (load + costs[item], count + 1, number))
+        else:
+            heapq.heappop(heap)
+    return bins
 
-    Each rank gets a row while there are at least as many rows as ranks, and none gets more than ``most_rows``.
 
-    Args:
-        rows: row numbers of the mini-batch, at most ``n_ranks * most_rows``.
-        costs: (R,) positive cost of each row of the batch, by row number.
+def _improve(bins: Bins, cost_I: Int64s, most: int) -> Bins:
+    """Moves one item out of the dearest bin, or swaps it for a cheaper one, while that helps."""
+    n_bins = len(bins)
+    load_B = np.array([int(cost_I[items].sum()) if items else 0 for items in bins], dtype=np.int64)
+    goal = lower_bound(cost_I, n_bins)
+    goal += int(goal * TOLERANCE)
+    # Each round makes the dearest bin cheaper, so that this ends by itself; the bound keeps it short.
+    for _ in range(4 * n_bins + 64):
+        dearest = int(load_B.argmax())
+        if load_B[dearest] <= goal:
+            break
+        exchange = _best_exchange(bins, load_B, cost_I, dearest, most)
+        if exchange is None:
+            break
+        place, other, other_place = exchange
+        item = bins[dearest].pop(place)
+        returned = bins[other].pop(other_place) if other_place < len(bins[other]) else None
+        bins[other].append(item)
+        if returned is not None:
+            bins[dearest].append(returned)
+        change = int(cost_I[item]) - (0 if returned is None else int(cost_I[returned]))
+        load_B[dearest] -= change
+        load_B[other] += change
+    return bins
+
+
+def _best_exchange(bins: Bins, load_B: Int64s, cost_I: Int64s, dearest: int, most: int) -> tuple[int, int, int] | None:
+    """The exchange after which the dearer of its two bins is cheapest, if that is cheaper than now.
+
+    Returns:
+        Place in the dearest bin, the other bin, and the place there; a place behind its last item is a plain move.
     """
-    assert len(rows) <= n_ranks * most_rows, (len(rows), n_ranks, most_rows)
-    ranks: Ranks = [[] for _ in range(n_ranks)]
-    # Among equal loads the rank with fewer rows: it will need the more pads.
-    heap = [(0.0, 0, rank) for rank in range(n_ranks)]
-    for row in sorted(rows, key=lambda row: (-costs[row], row)):
-        load, count, rank = heapq.heappop(heap)
-        ranks[rank].append(row)
-        if count + 1 < most_rows:
-            heapq.heappush(heap, (load + float(costs[row]), count + 1, rank))
-    _exchange(ranks, costs, lower_bound(costs[list(rows)], n_ranks), most_rows)
-    return [sorted(rank) for rank in ranks]
-
-
-def _exchange(ranks: Ranks, costs: np.ndarray, bound: float, most_rows: int) -> None:
-    """Moves and swaps of one row between the slowest rank and another, the best first, while the slowest gains."""
-    loads = np.array([costs[rank].sum() for rank in ranks], dtype=np.float64)
-    for _ in range(MOST_EXCHANGES):
-        slow = int(loads.argmax())
-        if loads[slow] <= bound * CLOSE_ENOUGH:
-            return
-        best: tuple[float, int, int, int | None] | None = None
-        for fast in np.argsort(loads, kind="stable")[: len(ranks) - 1].tolist():
-            gap = loads[slow] - loads[fast]
-            found = _best_exchange(ranks[slow], ranks[fast], costs, gap, most_rows)
-            # The slower of the two after an exchange that shifts `gain` from one to the other.
-            if found is not None:
-                gain, a, b = found
-                slower = max(loads[slow] - gain, loads[fast] + gain)
-                if best is None or slower < best[0]:
-                    best = (slower, fast, a, b)
-        if best is None or best[0] >= loads[slow] * (1 - 1e-9):
-            return
-        _, fast, a, b = best
-        ranks[slow].remove(a)
-        ranks[fast].append(a)
-        if b is not None:
-            ranks[fast].remove(b)
-            ranks[slow].append(b)
-        for rank in (slow, fast):
-            loads[rank] = costs[ranks[rank]].sum()
-
-
-def _best_exchange(
-    slow: list[int], fast: list[int], costs: np.ndarray, gap: float, most_rows: int
-) -> tuple[float, int, int | None] | None:
-    """(cost shifted, row that leaves the slow rank, row that comes back or None), nearest to half of the gap."""
-    options: list[tuple[float, int, int | None]] = []
-    if len(fast) < most_rows and len(slow) > 1:
-        gains = costs[slow]
-        a = int(np.abs(2 * gains - gap).argmin())
-        options.append((float(gains[a]), slow[a], None))
-    if fast:
-        gains = costs[slow][:, None] - costs[fast][None, :]
-        a, b = divmod(int(np.abs(2 * gains - gap).argmin()), len(fast))
-        options.append((float(gains[a, b]), slow[a], fast[b]))
-    options = [option for option in options if 0 < option[0] < gap]
-    return min(options, key=lambda option: abs(2 * option[0] - gap), default=None)
+    load = int(load_B[dearest])
+    out_J = cost_I[bins[dearest]]
+    may_move = len(out_J) > 1  # a bin must not become empty
+    best, found = load, None
+    pairs = 0
+    for other in np.argsort(load_B, kind="stable").tolist():
+        other_load = int(load_B[other])
+        # Half way between two loads is the best that an exchange reaches: no later bin can do better.
+        if other == dearest or (load + other_load) // 2 >= best or pairs > MAX_PAIRS:
+            break
+        in_K = cost_I[bins[other]]
+        if may_move and len(in_K) < most:
+            in_K = np.append(in_K, 0)
+        if not len(in_K):
+            continue
+        pairs += len(out_J) * len(in_K)
+        change_JK = out_J[:, None] - in_K[None, :]
+        dearer_JK = np.maximum(load - change_JK, other_load + change_JK)
+        at = int(dearer_JK.argmin())
+        if int(dearer_JK.flat[at]) < best:
+            best = int(dearer_JK.flat[at])
+            found = (at // len(in_K), other, at % len(in_K))
+    return found

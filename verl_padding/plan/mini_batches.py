@@ -1,100 +1,104 @@
-"""Cuts the rows of a batch into mini-batches: one function a strategy, all from the same order of rows."""
+"""Cuts the rows of a batch into mini-batches, one optimizer step each: the three strategies."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 
 from verl_padding.plan.job import Job, Update
+from verl_padding.plan.prompt_groups import even_groups
 from verl_padding.plan.rows import Rows
 
 MiniBatches = list[list[int]]
-"""Row numbers of each mini-batch."""
 
 
-def cut_mini_batches(rows: Rows, job: Job, update: Update) -> tuple[MiniBatches, int]:
-    """The mini-batches of an update, and how many of them are configured: there are fewer when units are.
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """The real rows of an update, cut into mini-batches."""
 
-    A unit is what a strategy does not cut: a prompt with all its rows, or a row.
-    """
-    prompts = _rows_by_prompt(rows)
-    if update.shuffle:
-        rng = np.random.default_rng(job.seed)
-        prompts = [prompts[i] for i in rng.permutation(len(prompts))]
-    steps = configured_steps(len(rows), job, update)
-    if job.strategy == "prompt":
-        return _whole_prompts(prompts, min(steps, len(prompts))), steps
-    in_order = [row for prompt in prompts for row in prompt]
-    if job.strategy == "rows" and update.shuffle:
-        in_order = [in_order[i] for i in rng.permutation(len(in_order))]
-    return _cut_evenly(in_order, min(steps, len(rows))), steps
+    rows_M: MiniBatches
+    """Numbers of the real rows of each mini-batch; none is empty."""
+
+    mini_batch_rows: int | None = None
+    """Rows of a mini-batch, pads among them, where the strategy fixes it."""
+
+    warning: str | None = None
+    """Why there are fewer optimizer steps than configured."""
 
 
-def configured_steps(n_rows: int, job: Job, update: Update) -> int:
-    """Mini-batches of an epoch: a constant of the job, but for ``lcm``, where they follow the rows as in verl."""
+def cut_mini_batches(rows: Rows, job: Job, name: str) -> Cut:
+    """Cuts the rows of the update called ``name`` as the job's strategy says."""
+    update = job.updates[name]
     if job.strategy == "lcm":
-        return lcm_rows(n_rows, job) // job.mini_batch_rows(update)
-    return job.prompts // update.prompts_per_mini_batch
+        return _cut_fixed_size(rows, job, name)
+    steps = job.prompts // update.prompts_per_mini_batch
+    if job.strategy == "rows":
+        order = _ordered(range(len(rows)), update, job)
+        return _cut_evenly(order, steps, name)
+    return _cut_by_prompt(rows, job, name, steps)
 
 
-def lcm_rows(n_rows: int, job: Job) -> int:
-    """Rows after verl's padding (verl 0.9.1, trainer_base.py, ``_get_required_batch_multiple``)."""
-    sizes = [job.mini_batch_rows(update) for update in job.updates.values()]
-    multiple = math.lcm(*(call.dp_size for _, call in job.calls()), *sizes)
-    return math.ceil(n_rows / multiple) * multiple
+def _cut_by_prompt(rows: Rows, job: Job, name: str, steps: int) -> Cut:
+    rows_P = _ordered(_rows_of_prompts(rows), job.updates[name], job)
+    n_groups = min(steps, len(rows_P))
+    groups = even_groups([len(group) for group in rows_P], n_groups)
+    rows_M = [[row for prompt in prompts for row in rows_P[prompt]] for prompts in groups]
+    warning = None
+    if n_groups < steps:
+        warning = (
+            f"{name}: {n_groups} optimizer steps instead of {steps}, for only {len(rows_P)} of {job.prompts} prompts "
+            "have arrived and each step needs one"
+        )
+    return Cut(rows_M=rows_M, warning=warning)
 
 
-def _rows_by_prompt(rows: Rows) -> list[list[int]]:
-    """Row numbers of each prompt, prompts in order of their first row."""
-    prompts: dict[str, list[int]] = {}
-    for row, prompt in enumerate(rows.prompt_R):
-        prompts.setdefault(prompt, []).append(row)
-    return list(prompts.values())
+def _cut_evenly(order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None) -> Cut:
+    """Cuts rows in their order; counts differ by at most one, the larger ones first."""
+    n_parts = min(steps, len(order))
+    size, rest = divmod(len(order), n_parts)
+    ends = [part * size + min(part, rest) for part in range(n_parts + 1)]
+    rows_M = [list(order[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    warning = None
+    if n_parts < steps:
+        warning = (
+            f"{name}: {n_parts} optimizer steps instead of {steps}, for the batch has only {len(order)} rows and "
+            "each step needs one"
+        )
+    return Cut(rows_M=rows_M, mini_batch_rows=mini_batch_rows, warning=warning)
 
 
-def _cut_evenly(units: Sequence[int], parts: int) -> MiniBatches:
-    """Consecutive parts whose sizes differ by at most one: 7 units in 3 parts are 2, 2 and 3."""
-    bounds = [len(units) * part // parts for part in range(parts + 1)]
-    return [list(units[a:b]) for a, b in pairwise(bounds)]
+def _cut_fixed_size(rows: Rows, job: Job, name: str) -> Cut:
+    """verl's rule: fixed mini-batches, as many as the smallest common multiple that holds the rows has.
 
-
-def _whole_prompts(prompts: Sequence[Sequence[int]], parts: int) -> MiniBatches:
-    """Mini-batches of equally many prompts (one more or less), whose rows differ by at most one prompt's rows.
-
-    All cells of a plan hold as many rows as the fullest one, so a mini-batch with many rows costs pads in all
-    others. Starting from the cut in order, prompts are moved or swapped between the fullest and the emptiest
-    mini-batch while that brings them closer. Where it ends, the gap D is at most the rows u of the largest
-    prompt: with a prompt more in the fullest, moving one of fewer than D rows would help, so D <= u; else the
-    fullest has a prompt a of more rows than some b in the emptiest, and swapping them would help unless
-    D <= a - b < u. A batch whose prompts all have the same number of rows stays in order.
+    25 rows, four ranks, an actor's mini-batches of 8 and a critic's of 12: multiples of lcm(4, 8, 12) = 24, so
+    48 rows; six steps of the actor and four of the critic. Where verl fills the last ones with pads alone, the
+    25 rows are spread here: 5 4 4 4 4 4 and 7 6 6 6.
     """
-    cut = _cut_evenly(range(len(prompts)), parts)
-    sizes = [len(prompt) for prompt in prompts]
-    rows = [sum(sizes[p] for p in part) for part in cut]
-    while True:
-        full, empty = rows.index(max(rows)), rows.index(min(rows))
-        gap = rows[full] - rows[empty]
-        # What the gap would shrink by on each side, best first: half of the gap is perfect.
-        swaps: list[tuple[int, int, int | None]] = [
-            (abs(2 * (sizes[a] - sizes[b]) - gap), a, b)
-            for a in cut[full]
-            for b in cut[empty]
-            if 0 < sizes[a] - sizes[b] < gap
-        ]
-        if len(cut[full]) > len(cut[empty]):
-            swaps += [(abs(2 * sizes[a] - gap), a, None) for a in cut[full] if sizes[a] < gap]
-        if not swaps:
-            break
-        _, a, b = min(swaps, key=lambda swap: (swap[0], swap[1], -1 if swap[2] is None else swap[2]))
-        cut[full].remove(a)
-        cut[empty].append(a)
-        if b is not None:
-            cut[empty].remove(b)
-            cut[full].append(b)
-        shift = sizes[a] - (0 if b is None else sizes[b])
-        rows[full] -= shift
-        rows[empty] += shift
-    return [[row for prompt in sorted(part) for row in prompts[prompt]] for part in cut]
+    multiple = lcm(
+        *(update.dp_size for update in job.updates.values()),
+        *(job.mini_batch_rows(update) for update in job.updates.values()),
+    )
+    total = -(-len(rows) // multiple) * multiple
+    size = job.mini_batch_rows(job.updates[name])
+    by_prompt = _ordered(_rows_of_prompts(rows), job.updates[name], job)
+    order = [row for group in by_prompt for row in group]
+    return _cut_evenly(order, total // size, name, mini_batch_rows=size)
+
+
+def _rows_of_prompts(rows: Rows) -> MiniBatches:
+    """Rows of each prompt, prompts in order of first appearance."""
+    groups: dict[str, list[int]] = {}
+    for row, prompt in enumerate(rows.prompt_R):
+        groups.setdefault(prompt, []).append(row)
+    return list(groups.values())
+
+
+def _ordered[Unit](units: Sequence[Unit], update: Update, job: Job) -> list[Unit]:
+    """The units in their order, or in an order drawn with the job's seed if the update shuffles."""
+    if not update.shuffle:
+        return list(units)
+    permutation = np.random.default_rng(job.seed).permutation(len(units))
+    return [units[unit] for unit in permutation.tolist()]

@@ -1,0 +1,66 @@
+"""An agent loop in verl's form whose context is reset each turn, so that each turn is a training row of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.utils.profiler import simple_timer
+
+from verl_padding.recipes.context_reset.tasks import task_of
+
+
+class ContextResetAgentLoop(AgentLoopBase):
+    """Plays one session: turn after turn, each in a context of its own, until the task is done.
+
+    Args:
+        max_turns: rows of a session at most.
+    """
+
+    def __init__(self, *args: Any, max_turns: int = 8, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.max_turns = max_turns
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        """Rows of the session in order; the last one carries the reward, which verl copies to the others.
+
+        A turn whose context is longer than ``data.max_prompt_length``, or whose reply comes back empty (a request
+        that was aborted), ends the session. A session without any row is an empty list, which verl passes over.
+        """
+        task = task_of(kwargs)
+        outputs: list[AgentLoopOutput] = []
+        while not task.done and len(outputs) < self.max_turns:
+            prompt_ids = await self.ct_build_initial_tokens(task.messages())
+            if len(prompt_ids) > self.rollout_config.prompt_length:
+                break
+            output = await self._turn(prompt_ids, sampling_params)
+            if not output.response_ids:
+                break
+            outputs.append(output)
+            task.react(self.tokenizer.decode(output.response_ids, skip_special_tokens=True))
+        if outputs:
+            # Set here, not by verl's reward loop: the reward is the session's, no single row holds enough to tell.
+            outputs[-1].reward_score = task.reward
+            outputs[-1].extra_fields["reward_extra_info"] = task.info | {"turns": float(len(outputs))}
+        return outputs
+
+    async def _turn(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> AgentLoopOutput:
+        metrics: dict[str, Any] = {}
+        with simple_timer("generate_sequences", metrics):
+            # A request id of its own: the server must not take the turn for a continuation of the last one.
+            answer = await self.server_manager.generate(
+                request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=dict(sampling_params)
+            )
+        length = self.rollout_config.response_length
+        ids = answer.token_ids[:length]
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=ids,
+            response_mask=[1] * len(ids),
+            response_logprobs=answer.log_probs[:length] if answer.log_probs else None,
+            routed_experts=answer.routed_experts,
+            num_turns=2,
+            metrics=metrics,
+            extra_fields=dict(answer.extra_fields),
+        )

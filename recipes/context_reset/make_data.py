@@ -1,0 +1,47 @@
+"""Data of the tiny task, in verl's parquet form: ``python -m verl_padding.recipes.context_reset.make_data FOLDER``."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from verl_padding.recipes.context_reset.tasks import SYMBOLS, TINY_SOURCE
+
+SHORTEST_PATH, LONGEST_PATH = 2, 6
+
+
+def write_tiny_data(folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0) -> tuple[Path, Path]:
+    """Writes ``train.parquet`` and ``val.parquet``: random paths of 2 to 6 symbols, the same for the same seed."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, count in (("train", train), ("val", val)):
+        rows = [_row(rng, name, index) for index in range(count)]
+        paths.append(folder / f"{name}.parquet")
+        pd.DataFrame(rows).to_parquet(paths[-1])
+    return paths[0], paths[1]
+
+
+def _row(rng: random.Random, split: str, index: int) -> dict:
+    path = [rng.randrange(len(SYMBOLS)) for _ in range(rng.randint(SHORTEST_PATH, LONGEST_PATH))]
+    return {
+        "data_source": TINY_SOURCE,
+        "prompt": [{"role": "user", "content": "".join(SYMBOLS[symbol] for symbol in path)}],
+        "ability": "memory",
+        "reward_model": {"style": "rule", "ground_truth": "".join(str(symbol + 1) for symbol in path)},
+        "extra_info": {"split": split, "index": index},
+    }
+
+
+def main(folder: Annotated[Path, typer.Argument(help="Where the two files go.")], seed: int = 0) -> None:
+    """Writes the data of the tiny task."""
+    for path in write_tiny_data(folder, seed=seed):
+        typer.echo(path)
+
+
+if __name__ == "__main__":
+    typer.run(main)

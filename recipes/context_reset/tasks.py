@@ -1,0 +1,161 @@
+"""Tasks for an agent whose context is reset each turn: what each turn shows, what ends a session, what it earns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+Messages = list[dict[str, str]]
+
+TINY_SOURCE = "verl_padding/symbol_path"
+GSM8K_SOURCE = "openai/gsm8k"
+
+
+class Task(Protocol):
+    """One session's state. Made from a row of the data; told each reply; done at some point."""
+
+    def messages(self) -> Messages:
+        """The whole context of the next turn: nothing of earlier turns but what the task carries over."""
+        ...
+
+    def react(self, reply: str) -> None:
+        """Takes in the reply of a turn."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the session is over."""
+        ...
+
+    @property
+    def reward(self) -> float:
+        """What the session has earned so far, in [0, 1]."""
+        ...
+
+    @property
+    def info(self) -> dict[str, float]:
+        """Further figures of the session, for verl's reward metrics."""
+        ...
+
+
+SYMBOLS = "abcd"
+SYMBOL_REPEATS = 4
+"""Each turn shows a symbol several times over: more for a tiny attention to see."""
+FORM_CREDIT = 0.1
+"""Earned by a last reply that starts with a digit: the first thing that a random model can learn."""
+
+
+class SymbolPath:
+    """Walk a path of symbols: each turn shows one, the right reply is its number (a is 1, b is 2, ...).
+
+    The session ends with the path, or with the first wrong reply. It earns the share of the path that was walked,
+    and a small credit for form.
+
+    Example:
+        Path ``"2413"`` shows ``bbbb``; after the reply ``2`` it shows ``dddd``, and so on. Two right replies and a
+        wrong digit earn 0.9 * 2 / 4 + 0.1.
+    """
+
+    def __init__(self, path: str):
+        if not path or any(not "1" <= number <= str(len(SYMBOLS)) for number in path):
+            raise ValueError(f"path {path!r}: must be digits from 1 to {len(SYMBOLS)}")
+        self._path = path
+        self._walked = 0
+        self._failed = False
+        self._last_is_digit = False
+
+    def messages(self) -> Messages:
+        symbol = SYMBOLS[int(self._path[self._walked]) - 1]
+        return [{"role": "user", "content": symbol * SYMBOL_REPEATS}]
+
+    def react(self, reply: str) -> None:
+        number = reply[:1]
+        self._last_is_digit = number.isascii() and number.isdigit()
+        if number == self._path[self._walked]:
+            self._walked += 1
+        else:
+            self._failed = True
+
+    @property
+    def done(self) -> bool:
+        return self._failed or self._walked == len(self._path)
+
+    @property
+    def reward(self) -> float:
+        share = self._walked / len(self._path)
+        return (1 - FORM_CREDIT) * share + FORM_CREDIT * self._last_is_digit
+
+    @property
+    def info(self) -> dict[str, float]:
+        return {"acc": float(self._walked == len(self._path)), "walked": self._walked / len(self._path)}
+
+
+NOTES_PROMPT = """{question}
+
+{notes}Either think one step further and write it down as a note, in a few sentences, or, when you are sure, give \
+the final answer as "#### <number>". You will see this question and your notes again, and nothing else."""
+
+
+class NotedMath:
+    """A GSM8K question, solved over several turns: each sees the question and the notes of the turns before.
+
+    The session ends with a final answer (``#### 42``); it earns what verl's own GSM8K scorer gives.
+    """
+
+    def __init__(self, question: str, answer: str):
+        self._question = question
+        self._answer = answer
+        self._notes: list[str] = []
+        self._solution: str | None = None
+
+    def messages(self) -> Messages:
+        notes = "".join(f"Note {number}: {note}\n" for number, note in enumerate(self._notes, start=1))
+        if notes:
+            notes += "\n"
+        return [{"role": "user", "content": NOTES_PROMPT.format(question=self._question, notes=notes)}]
+
+    def react(self, reply: str) -> None:
+        if "####" in reply:
+            self._solution = reply
+        else:
+            self._notes.append(reply.strip())
+
+    @property
+    def done(self) -> bool:
+        return self._solution is not None
+
+    @property
+    def reward(self) -> float:
+        from verl.utils.reward_score import default_compute_score
+
+        if self._solution is None:
+            return 0.0
+        return float(default_compute_score(GSM8K_SOURCE, self._solution, self._answer))
+
+    @property
+    def info(self) -> dict[str, float]:
+        return {"acc": self.reward, "answered": float(self.done)}
+
+
+def _symbol_path(row: Mapping[str, Any]) -> Task:
+    return SymbolPath(row["reward_model"]["ground_truth"])
+
+
+def _noted_math(row: Mapping[str, Any]) -> Task:
+    return NotedMath(row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"])
+
+
+TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {TINY_SOURCE: _symbol_path, GSM8K_SOURCE: _noted_math}
+"""``data_source`` of a row -> its task."""
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    """The task of a row of verl's parquet data.
+
+    Raises:
+        ValueError: a ``data_source`` that no task is made for.
+    """
+    source = row["data_source"]
+    if source not in TASKS:
+        raise ValueError(f"data_source={source!r}: no task for it. Choices: {', '.join(TASKS)}.")
+    return TASKS[source](row)

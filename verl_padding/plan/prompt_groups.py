@@ -1,0 +1,84 @@
+"""Groups whole prompts so that the groups hold nearly the same number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Groups = list[list[int]]
+
+
+def even_groups(rows_P: Sequence[int], n_groups: int) -> Groups:
+    """Groups prompts: numbers of prompts differ by at most one, numbers of rows by at most the largest prompt's.
+
+    Starts from the cut in order, so that prompts of one size stay in order, and exchanges prompts between an
+    extreme group and another only while the two come closer.
+
+    Why the bound holds: let the fullest group H have more rows than the emptiest group L by a gap larger than any
+    prompt. If H has one prompt more than L, moving any prompt of H to L keeps the numbers of prompts within one.
+    Otherwise H has at most as many prompts as L and more rows, so a prompt of H is larger than one of L: swap them.
+    Either way the two change by at least one row and by less than the gap, so both end strictly between the old
+    extremes. The sum of squares falls each time, so the search ends, and it cannot end above the bound.
+
+    Args:
+        rows_P: rows of each prompt, at least one.
+        n_groups: at most the number of prompts.
+
+    Returns:
+        Prompts of each group, in ascending order.
+    """
+    size, rest = divmod(len(rows_P), n_groups)
+    ends = [group * size + min(group, rest) for group in range(n_groups + 1)]
+    groups = [list(range(start, end)) for start, end in zip(ends, ends[1:], strict=False)]
+    rows_G = [sum(rows_P[prompt] for prompt in group) for group in groups]
+    while True:
+        exchange = _find_exchange(groups, rows_G, rows_P)
+        if exchange is None:
+            return [sorted(group) for group in groups]
+        giver, prompt, taker, returned = exchange
+        groups[giver].remove(prompt)
+        groups[taker].append(prompt)
+        change = rows_P[prompt]
+        if returned is not None:
+            groups[taker].remove(returned)
+            groups[giver].append(returned)
+            change -= rows_P[returned]
+        rows_G[giver] -= change
+        rows_G[taker] += change
+
+
+def _find_exchange(groups: Groups, rows_G: list[int], rows_P: Sequence[int]) -> tuple[int, int, int, int | None] | None:
+    """An exchange that relieves a fullest group or feeds an emptiest one: giver, prompt, taker, prompt returned."""
+    by_rows = sorted(range(len(groups)), key=lambda group: rows_G[group])
+    fullest, emptiest = by_rows[-1], by_rows[0]
+    pairs = [(fullest, taker) for taker in by_rows[:-1]]
+    pairs += [(giver, emptiest) for giver in reversed(by_rows[1:-1])]
+    for giver, taker in pairs:
+        may_move = len(groups[giver]) > len(groups[taker])  # by one: the two only change roles
+        found = _closest(groups[giver], groups[taker], rows_G[giver] - rows_G[taker], rows_P, may_move)
+        if found is not None:
+            return giver, found[0], taker, found[1]
+    return None
+
+
+def _closest(
+    giver: list[int], taker: list[int], gap: int, rows_P: Sequence[int], may_move: bool
+) -> tuple[int, int | None] | None:
+    """The exchange that leaves two groups closest, if they end closer than they are: it moves 1 .. gap - 1 rows."""
+    out, back = _first_of_size(giver, rows_P), _first_of_size(taker, rows_P)
+    best, found = gap, None
+    for out_rows, prompt in out.items():
+        returns: list[tuple[int, int | None]] = [(0, None)] if may_move else []
+        returns += back.items()
+        for back_rows, returned in returns:
+            after = abs(gap - 2 * (out_rows - back_rows))
+            if after < best:
+                best, found = after, (prompt, returned)
+    return found
+
+
+def _first_of_size(group: list[int], rows_P: Sequence[int]) -> dict[int, int]:
+    """The first prompt of each size in a group: others of the size are as good."""
+    first: dict[int, int] = {}
+    for prompt in sorted(group):
+        first.setdefault(rows_P[prompt], prompt)
+    return first
