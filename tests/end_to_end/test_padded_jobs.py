@@ -28,7 +28,7 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two epochs, shuffle."""
     return run_job(
         tmp_path_factory.mktemp("gae"),
-        "+padding=prompt",
+        "trainer.v1.trainer_mode=padded_sync",  # the mode alone, without the config group
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=true",
         "actor_rollout_ref.actor.use_kl_loss=true",
@@ -138,6 +138,56 @@ def test_stock_verl_shows_the_faults_that_these_tests_look_for(stock):
         pads = [m.rows - m.real_rows for m in mini_batches]
         assert pads[-1] == max(pads) > 0
     assert any(rows.dumped_pads > 0 for rows in stock.rows.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ["trainer.v1.trainer_mode=colocate_async"],
+        [
+            "trainer.v1.trainer_mode=separate_async",
+            "trainer.v1.separate_async.parameter_sync_step=3",
+            "actor_rollout_ref.rollout.n_gpus_per_node=2",
+        ],
+    ],
+    ids=["colocate_async", "separate_async"],
+)
+def test_the_asynchronous_trainers_take_the_configured_steps_too(mode, tmp_path):
+    facts = run_job(tmp_path, "+padding=prompt", *mode, steps=3)
+    for step, metrics in facts.metrics.items():
+        assert metrics["padding/actor/optimizer_steps/total"] <= PROMPTS // MINI
+        assert metrics["padding/real_rows/total"] == facts.rows[step].real
+    assert min(m.real_rows for m in facts.optimizer_steps[ACTOR]) >= 1
+    assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+def test_fixed_micro_batches_and_a_warm_up_of_the_critic_run_under_every_strategy(strategy, tmp_path):
+    facts = run_job(
+        tmp_path,
+        f"+padding={strategy}",
+        "algorithm.adv_estimator=gae",
+        "critic.optim.lr=1e-3",
+        "trainer.critic_warmup=2",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+        "+critic.fsdp.use_dynamic_bsz=false",
+        "+critic.fsdp.micro_batch_size_per_gpu=1",
+        "+critic.fsdp.infer_micro_batch_size_per_gpu=5",
+        steps=3,
+    )
+    assert_no_pad_outside_worker_calls(facts)
+    assert_finite_and_agreeing(facts)
+    real = [facts.rows[step].real for step in (1, 2, 3)]
+    assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real[1:]), "the actor waits for step 2"
+    assert sum(m.real_rows for m in facts.optimizer_steps[CRITIC]) == sum(real)
+    assert min(m.real_rows for model in (ACTOR, CRITIC) for m in facts.optimizer_steps[model]) >= 1
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ class TransformersServer:
         generation = self._generation(list(prompt_ids), sampling_params)
         while self._paused:
             if self._rejecting:
-                return self._output(generation, "aborted", sampling_params)
+                return self._output(generation, "aborted", sampling_params, self._weights_of_step)
             await self._resumed.wait()
         if self._batch is None:
             raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
@@ -95,7 +95,8 @@ class TransformersServer:
         self._answers[generation] = answer
         self._batch.add(generation)
         self._work_to_do.set()
-        return self._output(generation, await answer, sampling_params)
+        step = self._weights_of_step  # now: once answered, the next weights may be here before we go on
+        return self._output(generation, await answer, sampling_params, step)
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
         """Builds the model from the trainer's weights.
@@ -149,15 +150,16 @@ class TransformersServer:
     async def _generate_forever(self) -> None:
         while True:
             await self._work_to_do.wait()
-            batch = self._batch
-            if batch is None or not len(batch):
+            # no name for the batch may outlive this round: it would keep the weights through `sleep`
+            if self._batch is None or not len(self._batch):
                 self._work_to_do.clear()
                 continue
             try:
-                finished = await self._in_model_thread(batch.step)
+                finished = await self._in_model_thread(self._batch.step)
             except Exception as error:
                 for answer in self._answers.values():
-                    answer.set_exception(error)
+                    if not answer.cancelled():
+                        answer.set_exception(error)
                 self._answers.clear()
                 self._batch = None  # rows of a failed step cannot go on: let later requests say so
                 continue
@@ -205,13 +207,15 @@ class TransformersServer:
             seed=f"{config.seed} {self._replica_rank} {self._weights_of_step} {self._times_seen[key]} {key}",
         )
 
-    def _output(self, generation: Generation, stop_reason: str, params: dict[str, Any]) -> TokenOutput:
+    def _output(
+        self, generation: Generation, stop_reason: str, params: dict[str, Any], step: int | None
+    ) -> TokenOutput:
         return TokenOutput(
             token_ids=generation.token_ids,
             log_probs=generation.log_probs if params.get("logprobs") else None,
             stop_reason=stop_reason,
             num_preempted=0,
-            extra_fields={"global_steps": self._weights_of_step},
+            extra_fields={"global_steps": step},
         )
 
     def _build(self, weights: dict[str, torch.Tensor]) -> ContinuousBatch:

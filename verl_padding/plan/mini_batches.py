@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import TypeVar
 
 import numpy as np
 
+from verl_padding.plan.even_cuts import even_groups, even_ranges
 from verl_padding.plan.job import Job, Update
-from verl_padding.plan.prompt_groups import even_groups
 from verl_padding.plan.rows import Rows
 
 MiniBatches = list[list[int]]
+Unit = TypeVar("Unit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +60,7 @@ def _cut_by_prompt(rows: Rows, job: Job, name: str, steps: int) -> Cut:
 def _cut_evenly(order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None) -> Cut:
     """Cuts rows in their order; counts differ by at most one, the larger ones first."""
     n_parts = min(steps, len(order))
-    size, rest = divmod(len(order), n_parts)
-    ends = [part * size + min(part, rest) for part in range(n_parts + 1)]
-    rows_M = [list(order[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    rows_M = [[order[place] for place in part] for part in even_ranges(len(order), n_parts)]
     warning = None
     if n_parts < steps:
         warning = (
@@ -96,7 +96,7 @@ def _rows_of_prompts(rows: Rows) -> MiniBatches:
     return list(groups.values())
 
 
-def _ordered[Unit](units: Sequence[Unit], update: Update, job: Job) -> list[Unit]:
+def _ordered(units: Sequence[Unit], update: Update, job: Job) -> list[Unit]:
     """The units in their order, or in an order drawn with the job's seed if the update shuffles."""
     if not update.shuffle:
         return list(units)

@@ -1,10 +1,22 @@
-"""Groups whole prompts so that the groups hold nearly the same number of rows."""
+"""Cuts rows, and whole prompts, into parts that hold nearly the same number of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 Groups = list[list[int]]
+
+
+def even_ranges(n_items: int, n_parts: int) -> list[range]:
+    """Cuts items in their order; sizes differ by at most one, the larger ones first.
+
+    >>> even_ranges(5, 2)
+    [range(0, 3), range(3, 5)]
+    """
+    size, rest = divmod(n_items, n_parts)
+    ends = [part * size + min(part, rest) for part in range(n_parts + 1)]
+    return [range(start, end) for start, end in pairwise(ends)]
 
 
 def even_groups(rows_P: Sequence[int], n_groups: int) -> Groups:
@@ -26,9 +38,7 @@ def even_groups(rows_P: Sequence[int], n_groups: int) -> Groups:
     Returns:
         Prompts of each group, in ascending order.
     """
-    size, rest = divmod(len(rows_P), n_groups)
-    ends = [group * size + min(group, rest) for group in range(n_groups + 1)]
-    groups = [list(range(start, end)) for start, end in zip(ends, ends[1:], strict=False)]
+    groups = [list(prompts) for prompts in even_ranges(len(rows_P), n_groups)]
     rows_G = [sum(rows_P[prompt] for prompt in group) for group in groups]
     while True:
         exchange = _find_exchange(groups, rows_G, rows_P)

@@ -1,0 +1,116 @@
+"""The recipe's agent loop, data and job: everything short of running it, which the end-to-end tests and the demo do."""
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from verl.workers.rollout.replica import TokenOutput
+
+from tests.verl_config import compose_job
+from verl_padding.job import check_job
+from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
+from verl_padding.recipes.context_reset.job import HERE, tiny_job
+from verl_padding.recipes.context_reset.make_data import write_tiny_data
+from verl_padding.recipes.context_reset.tasks import TINY_SOURCE
+
+ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "24"}, "raw_prompt": []}
+
+
+class ScriptedServer:
+    """Answers each request with the next reply, and remembers what it was asked."""
+
+    def __init__(self, tokenizer, replies):
+        self.tokenizer, self.replies, self.requests = tokenizer, list(replies), []
+
+    async def generate(self, *, request_id, prompt_ids, sampling_params):
+        self.requests.append((request_id, self.tokenizer.decode(prompt_ids)))
+        ids = self.tokenizer.encode(self.replies.pop(0))
+        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
+
+
+def play(replies, *, max_turns=8, prompt_length=100):
+    """Rows of a session on the path 2, 4, and the server that was asked."""
+    loop = object.__new__(ContextResetAgentLoop)  # its base wants a running verl
+    loop.max_turns = max_turns
+    loop.tokenizer = make_byte_tokenizer()
+    loop.rollout_config = SimpleNamespace(prompt_length=prompt_length, response_length=2)
+    loop.server_manager = ScriptedServer(loop.tokenizer, replies)
+
+    async def build(messages):
+        return loop.tokenizer.encode(messages[0]["content"])
+
+    loop.ct_build_initial_tokens = build
+    return asyncio.run(loop.run({}, **ROW)), loop.server_manager
+
+
+def test_each_turn_is_a_row_in_a_context_of_its_own():
+    outputs, server = play(["2", "4!"])
+    assert [prompt for _, prompt in server.requests] == ["bbbb", "dddd"]
+    assert len({request for request, _ in server.requests}) == 2
+    assert [len(output.response_ids) for output in outputs] == [1, 2]
+    for output in outputs:
+        assert output.response_mask == [1] * len(output.response_ids)
+        assert output.response_logprobs == [-0.5] * len(output.response_ids)
+        assert output.extra_fields["global_steps"] == 3
+    assert outputs[0].reward_score is None
+    assert outputs[-1].reward_score == pytest.approx(1.0)
+    assert outputs[-1].extra_fields["reward_extra_info"] == {"acc": 1.0, "walked": 1.0, "turns": 2.0}
+
+
+def test_a_wrong_reply_ends_the_session():
+    outputs, server = play(["3", "4"])
+    assert len(outputs) == len(server.requests) == 1
+    assert outputs[-1].reward_score == pytest.approx(0.1)
+
+
+def test_replies_are_cut_to_the_response_length():
+    outputs, _ = play(["2abc", "4"])
+    assert [len(output.response_ids) for output in outputs] == [2, 1]
+
+
+def test_turns_are_limited():
+    outputs, _ = play(["2", "4"], max_turns=1)
+    assert len(outputs) == 1
+    assert outputs[-1].reward_score == pytest.approx(0.9 / 2 + 0.1)
+
+
+def test_an_empty_reply_or_a_context_that_is_too_long_gives_a_session_without_rows():
+    assert play([""])[0] == []
+    assert play(["2"], prompt_length=3)[0] == []
+
+
+def test_the_data_is_the_same_for_the_same_seed_and_in_verls_form(tmp_path):
+    first, val = write_tiny_data(tmp_path / "a", train=40, val=4)
+    again, _ = write_tiny_data(tmp_path / "b", train=40, val=4)
+    other, _ = write_tiny_data(tmp_path / "c", train=40, val=4, seed=1)
+    frame = pd.read_parquet(first)
+    assert len(frame) == 40
+    assert len(pd.read_parquet(val)) == 4
+    assert frame.equals(pd.read_parquet(again))
+    assert not frame.equals(pd.read_parquet(other))
+    assert {len(row["ground_truth"]) for row in frame["reward_model"]} == {2, 3, 4, 5, 6}
+    for row in frame.to_dict("records"):
+        letters = row["prompt"][0]["content"]
+        assert "".join(str("abcd".index(letter) + 1) for letter in letters) == row["reward_model"]["ground_truth"]
+
+
+def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
+    config = compose_job("+local=cpu", *tiny_job(tmp_path), "+padding=prompt")
+    assert check_job(config).strategy == "prompt"
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "context_reset"
+    assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
+
+
+def test_every_override_of_the_gpu_script_is_one_of_verls_config():
+    script = (HERE / "run_qwen3_4b_fsdp_vllm.sh").read_text()
+    command = script[script.index("verl.trainer.main_ppo") :].replace("\\\n", " ")
+    words = re.sub(r"\$\{?\w+\}?|\"", "x", command).split()[1:]
+    overrides = [word for word in words if "=" in word]
+    assert len(overrides) > 20
+    config = compose_job(*overrides)
+    assert check_job(config).strategy == "prompt"
+    assert config.actor_rollout_ref.rollout.name == "vllm"

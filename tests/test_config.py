@@ -1,0 +1,44 @@
+"""The ``padding`` section: what it takes, and what it refuses, each refusal with the key, the value and the choices."""
+
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError, PaddingError
+
+
+def test_no_section_means_the_defaults():
+    assert PaddingConfig.from_section(None) == PaddingConfig()
+
+
+def test_a_section_of_hydra_is_read():
+    section = OmegaConf.create({"strategy": "lcm", "denominator": "nominal", "seed": 3, "pad_length": 8})
+    config = PaddingConfig.from_section(section)
+    assert (config.strategy, config.denominator, config.seed, config.pad_length) == ("lcm", "nominal", 3, 8)
+
+
+def test_the_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PaddingConfig().strategy = "rows"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"strategy": "prompts"}, r"^padding.strategy='prompts': not a choice. Choices: prompt, rows, lcm\.$"),
+        ({"denominator": 3}, r"^padding.denominator=3: not a choice. Choices: rows, nominal\.$"),
+        ({"cost_model": "flops"}, r"^padding.cost_model='flops': not a choice. Choices: tokens, attention\.$"),
+        ({"pad_length": 1}, r"^padding.pad_length=1: must be a whole number of at least 2\.$"),
+        ({"seed": -1}, r"^padding.seed=-1: must be a whole number of at least 0\.$"),
+        ({"seed": True}, r"^padding.seed=True: must be a whole number"),
+        ({"stratgy": "rows"}, r"^padding.stratgy='rows': unknown key. Choices: strategy, denominator, seed,"),
+        ("prompt", r"^padding='prompt': not a mapping, so the config group was not found. Choices: \+padding=prompt,"),
+    ],
+)
+def test_a_bad_section_is_refused_in_one_line(section, message):
+    with pytest.raises(PaddingConfigError, match=message) as refusal:
+        PaddingConfig.from_section(section)
+    assert isinstance(refusal.value, PaddingError)
+    assert isinstance(refusal.value, ValueError)

@@ -1,0 +1,180 @@
+"""What is read from a verl config, and which jobs are refused before any worker starts."""
+
+import pytest
+
+from tests.verl_config import compose_job
+from verl_padding.errors import PaddingConfigError
+from verl_padding.hydra_callback import CheckJobBeforeStart
+from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
+from verl_padding.plan import Pass
+
+DYNAMIC = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+    "algorithm.adv_estimator=grpo",
+)
+FIXED = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
+    "algorithm.adv_estimator=grpo",
+)
+
+
+def job_of(*overrides, updates_actor=True):
+    config = compose_job("+padding=prompt", *overrides)
+    reader = JobReader(config, check_job(config))
+    return reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=updates_actor, seed=0)
+
+
+@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+def test_one_flag_selects_the_padded_trainer_and_fills_the_section(strategy):
+    config = compose_job(f"+padding={strategy}", *DYNAMIC)
+    assert config.trainer.v1.trainer_mode == "padded_sync"
+    assert config.padding.strategy == strategy
+    assert check_job(config).strategy == strategy
+
+
+def test_without_the_flag_verls_config_is_its_own():
+    config = compose_job()
+    assert config.trainer.v1.trainer_mode == "sync"
+    assert "padding" not in config
+
+
+@pytest.mark.parametrize("mode", ["padded_sync", "padded_colocate_async", "padded_separate_async"])
+def test_the_trainer_mode_alone_works_with_the_defaults(mode):
+    assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).strategy == "prompt"
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_a_stock_mode_beside_the_flag_becomes_its_padded_counterpart(mode):
+    config = compose_job("+padding=rows", f"trainer.v1.trainer_mode={mode}", *DYNAMIC)
+    CheckJobBeforeStart().on_run_start(config)
+    assert config.trainer.v1.trainer_mode == f"padded_{mode}"
+    assert stock_mode(config.trainer.v1.trainer_mode) == mode
+
+
+def test_a_refusal_ends_the_command_with_its_message():
+    config = compose_job("+padding=rows", "padding.strategy=row", *DYNAMIC)
+    with pytest.raises(SystemExit, match=r"^verl_padding: padding.strategy='row': not a choice"):
+        CheckJobBeforeStart().on_run_start(config)
+
+
+def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
+    job = job_of(
+        *DYNAMIC,
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=3000",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=5000",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=1",
+    )
+    assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].token_budget) == (4, 2000)
+    assert (job.inference[LOG_PROB].dp_size, job.inference[LOG_PROB].token_budget) == (4, 6000)
+    assert (job.inference[REF].dp_size, job.inference[REF].token_budget) == (8, 5000)
+    assert job.updates[ACTOR].budget_setting == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
+def test_fixed_micro_batches_become_multiples_of_a_cell():
+    job = job_of(*FIXED, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert (job.updates[ACTOR].cell_multiple, job.updates[ACTOR].token_budget) == (4, None)
+    assert job.inference[LOG_PROB] == Pass(dp_size=8, cell_multiple=8)
+    assert job.inference[REF] == Pass(dp_size=8, cell_multiple=16)
+
+
+def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():
+    job = job_of(
+        *DYNAMIC,
+        "algorithm.adv_estimator=gae",
+        "critic.ppo_mini_batch_size=128",
+        "critic.ulysses_sequence_parallel_size=4",
+    )
+    assert job.updates[CRITIC].prompts_per_mini_batch == 128
+    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (2, 4 * 32768)
+    assert job.inference[VALUES].token_budget == 4 * 32768
+
+
+def test_while_the_critic_warms_up_the_actor_is_not_planned():
+    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", updates_actor=False)
+    assert list(job.updates) == [CRITIC]
+
+
+def test_bypass_mode_runs_no_log_prob_pass_unless_the_actor_is_its_own_reference():
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    assert list(job_of(*DYNAMIC, bypass).inference) == []
+    lora = (bypass, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.lora_rank=8")
+    assert list(job_of(*DYNAMIC, *lora).inference) == [LOG_PROB]
+
+
+def test_a_megatron_job_with_a_virtual_pipeline_wants_multiples_of_the_pipeline():
+    job = job_of(
+        "model_engine=megatron",
+        *DYNAMIC,
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
+    )
+    assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].cell_multiple) == (2, 2)
+
+
+def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
+    job = job_of(
+        *DYNAMIC,
+        "trainer.v1.trainer_mode=padded_separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=4",
+        "data.train_batch_size=1024",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    )
+    assert job.prompts == 256
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size=30"],
+            r"prompts_per_mini_batch=30 of 'actor' does not divide prompts=100.* 25 or 50.*ppo_mini_batch_size",
+        ),
+        (["trainer.use_v1=false"], r"^trainer.use_v1=False: .*Set trainer.use_v1=True\.$"),
+        (
+            ["trainer.v1.trainer_mode=async"],
+            r"^trainer.v1.trainer_mode='async': not a padded trainer. Choices: padded_sync",
+        ),
+        (
+            ["trainer.v1.trainer_mode=padded_separate_async", "data.train_batch_size=1022"],
+            r"^data.train_batch_size=1022: must be a multiple of trainer.v1.separate_async.parameter_sync_step=4\.$",
+        ),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+            r"^actor_rollout_ref.actor.loss_scale_factor=None: .*Set actor_rollout_ref.actor.loss_scale_factor",
+        ),
+        (
+            ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false"],
+            r"log_prob_use_dynamic_bsz=False: verl wants the value of actor_rollout_ref.actor.use_dynamic_bsz=True",
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null"],
+            r"^actor_rollout_ref.actor.ppo_max_token_len_per_gpu=None: dynamic batch sizes need a token budget",
+        ),
+        (
+            [
+                "actor_rollout_ref.actor.use_dynamic_bsz=false",
+                "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+            ],
+            r"^actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=None: without dynamic batch sizes",
+        ),
+        (
+            ["padding.strategy=lcm", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.train_batch_size=16"],
+            r"strategy='lcm'.* = 2 rows, not a multiple of dp_size=8",
+        ),
+        (
+            ["padding.pad_length=9", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8"],
+            r"^pad_tokens=9: a pad does not fit",
+        ),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_with_the_setting_its_value_and_the_fix(overrides, message):
+    config = compose_job("+padding=prompt", *DYNAMIC, *overrides)
+    with pytest.raises(PaddingConfigError, match=message):
+        check_job(config)

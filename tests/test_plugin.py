@@ -1,0 +1,87 @@
+"""The entry point: found by verl, light, and silent while it is not asked for."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+
+def run_python(code: str, **environment: str) -> str:
+    """Standard output of ``code`` in a fresh interpreter, without a platform chosen."""
+    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"} | environment
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_verl_finds_one_entry_point_and_it_loads():
+    (entry,) = [entry for entry in entry_points(group="verl.plugins") if entry.name == "verl_padding"]
+    assert entry.value == "verl_padding.plugin"
+    assert entry.load().__name__ == "verl_padding.plugin"
+
+
+def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it():
+    code = (
+        "import json, sys, verl\n"
+        "print(json.dumps(sorted(m for m in sys.modules if m.split('.')[0] in ('verl_padding', 'wrapt'))))"
+    )
+    modules = json.loads(run_python(code).splitlines()[-1])
+    assert "verl_padding.plugin" in modules
+    ours = [name for name in modules if name.startswith("verl_padding")]
+    assert ours == ["verl_padding", "verl_padding.plugin"]
+
+
+def test_the_plugin_costs_a_few_milliseconds():
+    # Not a benchmark: an import of torch, Ray or verl's trainer would cost a hundred times as much.
+    code = (
+        "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'\n"
+        "import time, verl\n"
+        "started = time.process_time()\n"
+        "import verl_padding.plugin\n"
+        "print(time.process_time() - started)"
+    )
+    assert min(float(run_python(code).splitlines()[-1]) for _ in range(3)) < 0.1
+
+
+def test_the_trainers_are_registered_when_verl_imports_its_own():
+    code = (
+        "import verl\n"
+        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
+        "for mode in ('sync', 'colocate_async', 'separate_async'):\n"
+        "    assert issubclass(get_trainer_cls('padded_' + mode), get_trainer_cls(mode))\n"
+        "    assert get_trainer_cls(mode).__module__.startswith('verl.'), mode\n"
+        "print('ok')"
+    )
+    assert run_python(code).splitlines()[-1] == "ok"
+
+
+def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
+    code = (
+        "import sys, logging\n"
+        "sys.modules['verl_padding.trainer.mixin'] = None\n"
+        "import verl\n"
+        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
+        "print(get_trainer_cls('sync').__name__)\n"
+        "try:\n"
+        "    get_trainer_cls('padded_sync')\n"
+        "except ValueError as refusal:\n"
+        "    print(refusal)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert "PPOTrainerSync" in result.stdout
+    assert "Unknown trainer 'padded_sync'" in result.stdout
+    assert "the padded trainers could not be registered" in result.stderr
+    assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["padding.strategy=nonsense", "data.train_batch_size=1000"])
+def test_a_job_that_cannot_run_ends_before_ray_starts(flag, tmp_path):
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+padding=prompt", flag, f"hydra.run.dir={tmp_path}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("verl_padding: ")
+    assert "ray init kwargs" not in result.stdout

@@ -1,0 +1,155 @@
+"""The padded trainer's own steps on the real TransferQueue; the workers here only say how many ranks they have."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.verl_config import compose_job
+from verl_padding.errors import PaddingDataError
+from verl_padding.job import JobReader, check_job
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+
+def padded_trainer(*overrides, dp_size=2):
+    """A padded_sync trainer after its set-up, without workers: 4 prompts a step, 2 a mini-batch, 2 sessions each."""
+    config = compose_job(
+        "+padding=prompt",
+        "algorithm.adv_estimator=grpo",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+        "trainer.n_gpus_per_node=2",
+        *overrides,
+    )
+    trainer = object.__new__(get_trainer_cls("padded_sync"))
+    trainer._padding = check_job(config)
+    trainer._job_reader = JobReader(config, trainer._padding)
+    trainer._stock_mode = "sync"
+    trainer._padded_batch = None
+    trainer.config = config
+    trainer.global_steps, trainer.local_trigger_step = 7, 0
+    trainer.use_critic = trainer.use_reference_policy = trainer.ref_in_actor = False
+    trainer.tokenizer = SimpleNamespace(eos_token_id=3)
+    workers = SimpleNamespace(_dispatch_info={"actor": list(range(dp_size))})
+    trainer.actor_rollout_wg = PaddedWorkerGroup(workers, lambda: trainer._padded_batch)
+    return trainer
+
+
+def refused(trainer, batch, message):
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=message):
+        trainer._balance_batch(batch, metrics={})
+    assert queue_content() == content, "a refusal leaves the queue as it was"
+    assert trainer._padded_batch is None
+    if batch.keys:
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_plan():
+    trainer, metrics = padded_trainer(), {}
+    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)])
+    keys = list(batch.keys)
+    returned = trainer._balance_batch(batch, metrics)
+    assert returned is batch
+    assert batch.keys == keys
+    assert metrics["padding/real_rows/total"] == 7
+    assert metrics["padding/actor/optimizer_steps/total"] == 2
+    assert metrics["padding/pad_rows/total"] == trainer._padded_batch.plan.n_pads > 0
+    assert metrics["global_seqlen/mean"] == sum(tag["seq_len"] for tag in batch.tags) / 2, "real tokens a rank"
+    assert len(queue_content()) == 7 + trainer._padded_batch.plan.n_pads
+    trainer._padded_batch = None
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_a_step_that_raises_leaves_no_pad_behind(monkeypatch):
+    trainer = padded_trainer()
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    content = queue_content()
+
+    def failing_step(self, *args, **kwargs):
+        self._balance_batch(batch, metrics={})
+        assert len(queue_content()) > len(content)
+        raise RuntimeError("a worker died")
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", failing_step)
+    with pytest.raises(RuntimeError, match="a worker died"):
+        trainer._step_once()
+    assert queue_content() == content
+    assert trainer._padded_batch is None
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_a_batch_without_real_rows_is_refused():
+    empty = KVBatchMeta(keys=[], tags=[], partition_id=PARTITION)
+    refused(padded_trainer(), empty, r"^step 7: no real row in the batch")
+
+
+def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting():
+    batch = put_rows([(5, 3), (60, 5)])
+    message = rf"^step 7: row '{batch.keys[1]}' has 65 tokens.* 64 .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    refused(padded_trainer(), batch, message)
+
+
+def test_a_key_of_another_form_is_refused():
+    batch = put_rows([(5, 3), (6, 5)])
+    odd = KVBatchMeta(keys=[batch.keys[0], "a-row"], tags=batch.tags, partition_id=PARTITION)
+    refused(padded_trainer(), odd, r"^step 7: row 'a-row': not of the form \{uid\}_\{session\}_\{index\}")
+    tq.kv_clear(keys=[batch.keys[1]], partition_id=PARTITION)
+
+
+def test_a_real_row_that_is_tagged_as_padding_is_refused():
+    batch = put_rows([(5, 3), (6, 5)])
+    batch.tags[0]["is_padding"] = True
+    refused(padded_trainer(), batch, rf"^row '{batch.keys[0]}': tagged is_padding=True")
+
+
+@pytest.mark.parametrize(("lengths", "steps"), [([(5, 3)], 1), ([(5, 3), (6, 2)], 1), ([(5, 3)] * 3, 2)])
+def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths, steps, caplog):
+    trainer, metrics = padded_trainer(), {}
+    with caplog.at_level(logging.WARNING):
+        trainer._balance_batch(put_rows(lengths), metrics)
+    assert metrics["padding/actor/optimizer_steps/total"] == steps
+    assert metrics["padding/actor/mini_batch_real_rows/min"] >= 1
+    assert any("actor: 1 optimizer steps instead of 2" in r.getMessage() for r in caplog.records) == (steps == 1)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_fixed_micro_batches_make_each_cell_a_multiple_of_them():
+    trainer = padded_trainer(
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=5",
+    )
+    trainer._balance_batch(put_rows([(5, 3)] * 7), {})
+    layouts = trainer._padded_batch.plan.layouts
+    assert layouts["actor"].rows_per_cell % 3 == 0
+    assert layouts["log_prob"].rows_per_cell % 5 == 0
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
+    trainer = padded_trainer()
+    seed = trainer._step_seed()
+    assert seed == padded_trainer()._step_seed()
+    trainer.global_steps += 1
+    assert trainer._step_seed() != seed
+
+
+def test_everything_but_the_batch_calls_goes_through_to_the_worker_group():
+    workers = SimpleNamespace(save_model_to_cpu=lambda n: n + 1, _dispatch_info={})
+    group = PaddedWorkerGroup(workers, lambda: None)
+    assert group.save_model_to_cpu(1) == 2
+    assert group._dispatch_info is workers._dispatch_info
+    with pytest.raises(AttributeError):
+        group.no_such_call  # noqa: B018
