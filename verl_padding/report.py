@@ -67,8 +67,7 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return []
     # The last line may be half written.
-    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    entries = [json.loads(line) for line in lines]
+    entries = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     return [(entry["step"], entry["data"]) for entry in entries if REWARD in entry["data"]]
 
 
@@ -76,7 +75,8 @@ def read_rows(folder: Path) -> list[StepRows]:
     """Rows of each step, from the rollout dump of a job that has ended."""
     steps = []
     for path in (folder / ROLLOUTS).glob("*.jsonl"):
-        uids = [json.loads(line)["uid"] for line in path.read_text().splitlines()]
+        # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
+        uids = [json.loads(line)["uid"] for line in path.read_text().split("\n")[:-1]]
         pads = sum(uid.startswith(PAD_UID_PREFIX) for uid in uids)
         steps.append(StepRows(step=int(path.stem), real=len(uids) - pads, dumped_pads=pads))
     return sorted(steps, key=lambda rows: rows.step)

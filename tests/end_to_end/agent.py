@@ -18,14 +18,22 @@ def _hash(*parts: object) -> int:
 
 
 class VaryingTurns(AgentLoopBase):
-    """Each turn is a row of its own, with a longer context than the one before."""
+    """Each turn is a row of its own, with a longer context than the one before.
+
+    Args:
+        mishaps: whether the lonely and the failing step are as their names say.
+    """
+
+    def __init__(self, *args: Any, mishaps: bool, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.mishaps = mishaps
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         turns = 1 + _hash(index, session, step) % MOST_TURNS
-        if step == LONELY_STEP:
+        if self.mishaps and step == LONELY_STEP:
             turns = int(session == 0 and index == min(self.first_prompts_of(step)))
-        if step == FAILING_STEP and _hash("fail", index, session) % 5 == 0:
+        if self.mishaps and step == FAILING_STEP and _hash("fail", index, session) % 5 == 0:
             raise RuntimeError("this session fails on purpose")
         question = kwargs["raw_prompt"][-1]["content"]
         outputs = []
