@@ -1,0 +1,81 @@
+"""Balance over the ranks and even groups of prompts, against trying everything; and the examples in docstrings."""
+
+import doctest
+import importlib
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_padding.plan.balance import balance, lower_bound
+from verl_padding.plan.cost import attention_cost
+from verl_padding.plan.even_cuts import even_groups
+
+
+def dearest_bin(costs, bins):
+    return max(sum(costs[item] for item in items) for items in bins)
+
+
+def cheapest_possible(costs, n_bins, most):
+    """The least that the dearest bin can cost, found by trying every way to share the items out."""
+    return min(
+        max(sum(cost for cost, bin_ in zip(costs, way, strict=True) if bin_ == number) for number in range(n_bins))
+        for way in product(range(n_bins), repeat=len(costs))
+        if max(Counter(way).values()) <= most
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(costs=st.lists(st.integers(0, 1000), min_size=1, max_size=60), n_bins=st.integers(1, 8), spare=st.integers(0, 3))
+def test_every_item_is_in_one_bin_none_overflows_and_none_is_empty_without_need(costs, n_bins, spare):
+    most = -(-len(costs) // n_bins) + spare
+    bins = balance(np.array(costs, dtype=np.int64), n_bins, most)
+    assert sorted(item for items in bins for item in items) == list(range(len(costs)))
+    assert max(map(len, bins)) <= most
+    assert sum(map(bool, bins)) == min(n_bins, len(costs))
+    assert dearest_bin(costs, bins) >= lower_bound(np.array(costs, dtype=np.int64), n_bins)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 9], ids=lambda spare: f"{spare} to spare")
+def test_the_dearest_bin_is_nearly_as_cheap_as_can_be(spare):
+    rng = np.random.default_rng(spare)
+    over = []
+    for _ in range(60):
+        n_items, n_bins = int(rng.integers(2, 9)), int(rng.integers(2, 4))
+        most = -(-n_items // n_bins) + spare
+        cost_I = attention_cost(np.clip(rng.lognormal(7, 1, n_items), 16, 30000).astype(np.int64))
+        costs = cost_I.tolist()
+        over.append(dearest_bin(costs, balance(cost_I, n_bins, most)) / cheapest_possible(costs, n_bins, most))
+    assert min(over) >= 1, "the oracle is not the optimum"
+    assert max(over) < 1.1
+    assert np.mean(over) < 1.01
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows_P=st.lists(st.integers(1, 40), min_size=1, max_size=60), n_groups=st.integers(1, 12))
+def test_groups_of_prompts_keep_both_bounds(rows_P, n_groups):
+    n_groups = min(n_groups, len(rows_P))
+    groups = even_groups(rows_P, n_groups)
+    assert sorted(prompt for group in groups for prompt in group) == list(range(len(rows_P)))
+    sizes, rows_G = [len(group) for group in groups], [sum(rows_P[prompt] for prompt in group) for group in groups]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(rows_G) - min(rows_G) <= max(rows_P)
+
+
+def test_prompts_of_one_size_stay_in_order():
+    assert even_groups([8] * 7, 3) == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def test_prompts_leave_their_order_only_to_even_out_the_rows():
+    # In order: 1 + 1 against 9 + 9 rows. No prompt may change sides alone, so a small one is swapped for a large one.
+    assert even_groups([1, 1, 9, 9], 2) == [[1, 2], [0, 3]]
+
+
+@pytest.mark.parametrize("module", ["planner", "rows", "even_cuts"])
+def test_examples_in_docstrings_run(module):
+    result = doctest.testmod(importlib.import_module(f"verl_padding.plan.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
