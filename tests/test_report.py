@@ -6,8 +6,8 @@ import pytest
 
 from verl_padding.report import (
     METRICS,
-    REWARD,
     ROLLOUTS,
+    ROW_REWARD,
     StepRows,
     StockRule,
     comparison_table,
@@ -19,20 +19,24 @@ from verl_padding.report import (
 
 def test_metrics_are_read_as_far_as_they_are_written(tmp_path):
     assert read_metrics(tmp_path) == []
-    lines = [{"step": 0, "data": {"val-core/x": 1.0}}, {"step": 1, "data": {REWARD: 0.5}}]
+    lines = [{"step": 0, "data": {"val-core/x": 1.0}}, {"step": 1, "data": {ROW_REWARD: 0.5}}]
     text = "\n".join(map(json.dumps, lines)) + '\n{"step": 2, "da'
     (tmp_path / METRICS).write_text(text)
-    assert read_metrics(tmp_path) == [(1, {REWARD: 0.5})]
+    assert read_metrics(tmp_path) == [(1, {ROW_REWARD: 0.5})]
 
 
 def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):
     folder = tmp_path / ROLLOUTS
     folder.mkdir()
-    for step, uids in {10: ["ab_0_0", "ab_0_1"], 2: ["cd_0_0", "pad12_0_0", "pad12_1_0"]}.items():
-        rows = [{"output": "a\u2028b\x85c", "uid": uid} for uid in uids]
+    uids_of = {10: ["ab_0_0", "ab_0_1", "cd_1_0"], 2: ["cd_0_0", "pad12_0_0", "pad12_1_0"]}
+    for step, uids in uids_of.items():
+        rows = [{"output": "a\u2028b\x85c", "uid": uid, "score": 0.5 if uid[0] == "a" else 1.0} for uid in uids]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{step}.jsonl").write_text(text)
-    assert read_rows(tmp_path) == [StepRows(step=2, real=1, dumped_pads=2), StepRows(step=10, real=2, dumped_pads=0)]
+    assert read_rows(tmp_path) == [
+        StepRows(step=2, reward=1.0, real=1, dumped_pads=2),
+        StepRows(step=10, reward=0.75, real=3, dumped_pads=0),  # of two sessions, not of three rows
+    ]
 
 
 @pytest.mark.parametrize(("rows", "padded", "steps"), [(1, 48, 3), (48, 48, 3), (49, 96, 6)])
@@ -42,9 +46,9 @@ def test_stock_verl_pads_to_the_multiple_of_ranks_and_mini_batches(rows, padded,
 
 
 def test_the_comparison_and_the_picture_are_made_of_both(tmp_path):
-    rows = [StepRows(step=1, real=17, dumped_pads=0), StepRows(step=2, real=40, dumped_pads=0)]
+    rows = [StepRows(step=1, reward=0.1, real=17, dumped_pads=0), StepRows(step=2, reward=0.2, real=40, dumped_pads=0)]
     metrics = [
-        (step, {REWARD: 0.1 * step, "padding/actor/optimizer_steps/total": 4.0, "padding/pad_rows/total": 3.0})
+        (step, {ROW_REWARD: 0.1 * step, "padding/actor/optimizer_steps/total": 4.0, "padding/pad_rows/total": 3.0})
         for step in (1, 2)
     ]
     rule = StockRule(dp_size=2, actor_rows=16)

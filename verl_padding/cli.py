@@ -19,7 +19,7 @@ def _commands() -> None:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 80,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
     out: Annotated[Path, typer.Option(help="Folder for metrics, rollouts, log and picture; made anew.")] = Path(
         "demo_out"
     ),

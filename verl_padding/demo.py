@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verl_padding.local.launch import LOG, run_local_job
-from verl_padding.report import REWARD, StockRule, comparison_table, draw_curves, read_metrics, read_rows
+from verl_padding.report import ROW_REWARD, StepRows, StockRule, comparison_table, draw_curves, read_metrics, read_rows
 
 PICTURE = "reward.png"
 ASSETS = "assets"
 HYDRA = "hydra"
 
 COLUMNS = {
-    "reward": (REWARD, ".3f"),
+    "row reward": (ROW_REWARD, ".3f"),
     "rows": ("padding/real_rows/total", ".0f"),
     "pads": ("padding/pad_rows/total", ".0f"),
     "updates": ("padding/actor/optimizer_steps/total", ".0f"),
@@ -64,7 +64,7 @@ def run_demo(*, steps: int, out: Path, stock: bool) -> int:
     rule = StockRule.of_config(_load_config(out / HYDRA / ".hydra" / "config.yaml"))
     draw_curves(out / PICTURE, metrics, rows, rule)
     console.print(comparison_table(rows, [data for _, data in metrics], rule))
-    console.print(_summary(metrics, minutes))
+    console.print(_summary(rows, minutes))
     console.print(
         f"picture {out / PICTURE}\nmetrics {out / 'metrics.jsonl'}\nrollouts {out / 'rollouts'}\nlog {out / LOG}"
     )
@@ -111,10 +111,9 @@ def _load_config(path: Path) -> DictConfig:
     return config
 
 
-def _summary(metrics: Sequence[tuple[int, dict[str, Any]]], minutes: float) -> str:
-    rewards = [data[REWARD] for _, data in metrics]
-    tail = rewards[-10:]
+def _summary(rows: Sequence[StepRows], minutes: float) -> str:
+    tail = [step.reward for step in rows[-10:]]
     return (
-        f"mean reward {rewards[0]:.3f} at the first step, {sum(tail) / len(tail):.3f} over the last {len(tail)}; "
-        f"{len(rewards)} steps in {minutes:.1f} minutes, start included"
+        f"mean reward of a session {rows[0].reward:.3f} at the first step, {sum(tail) / len(tail):.3f} over the last "
+        f"{len(tail)}; {len(rows)} steps in {minutes:.1f} minutes, start included"
     )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from omegaconf import DictConfig
@@ -18,7 +19,8 @@ METRICS = "metrics.jsonl"
 """Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` a step."""
 ROLLOUTS = "rollouts"
 """verl's ``trainer.rollout_data_dir``: ``<step>.jsonl``, one line a row, whose ``uid`` is the row's key."""
-REWARD = "critic/score/mean"
+ROW_REWARD = "critic/score/mean"
+"""Metric of verl that every training step has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class StepRows:
     """Rows of one global step, as the rollout dump has them."""
 
     step: int
+    reward: float
+    """Mean reward of the sessions. verl's ``critic/score/mean`` is one of rows: it counts long sessions more often."""
     real: int
     dumped_pads: int
     """Pads among the dumped rows: none where nothing but a worker call sees a pad."""
@@ -68,18 +72,23 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
         return []
     # The last line may be half written.
     entries = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    return [(entry["step"], entry["data"]) for entry in entries if REWARD in entry["data"]]
+    return [(entry["step"], entry["data"]) for entry in entries if ROW_REWARD in entry["data"]]
 
 
 def read_rows(folder: Path) -> list[StepRows]:
     """Rows of each step, from the rollout dump of a job that has ended."""
-    steps = []
-    for path in (folder / ROLLOUTS).glob("*.jsonl"):
-        # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
-        uids = [json.loads(line)["uid"] for line in path.read_text().split("\n")[:-1]]
-        pads = sum(uid.startswith(PAD_UID_PREFIX) for uid in uids)
-        steps.append(StepRows(step=int(path.stem), real=len(uids) - pads, dumped_pads=pads))
-    return sorted(steps, key=lambda rows: rows.step)
+    return sorted((_read_step(path) for path in (folder / ROLLOUTS).glob("*.jsonl")), key=lambda rows: rows.step)
+
+
+def _read_step(path: Path) -> StepRows:
+    # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
+    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
+    # verl gives every row of a session the session's reward.
+    rewards = {row["uid"].rsplit("_", 1)[0]: row["score"] for row in real}
+    return StepRows(
+        step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=len(rows) - len(real)
+    )
 
 
 def comparison_table(rows: Sequence[StepRows], metrics: Sequence[dict[str, Any]], stock: StockRule) -> Table:
@@ -117,9 +126,8 @@ def draw_curves(
     from matplotlib import pyplot as plt
 
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(7, 7), sharex=True, height_ratios=(2, 1, 1))
-    steps = [step for step, _ in metrics]
-    top.plot(steps, [data[REWARD] for _, data in metrics], color="tab:blue")
-    top.set_ylabel("mean reward")
+    top.plot([r.step for r in rows], [r.reward for r in rows], color="tab:blue")
+    top.set_ylabel("mean reward of a session")
     top.set_ylim(bottom=0)
     middle.plot([r.step for r in rows], [r.real for r in rows], color="tab:gray")
     middle.set_ylabel("real rows")

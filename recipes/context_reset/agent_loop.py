@@ -25,15 +25,25 @@ class ContextResetAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Rows of the session in order; the last one carries the reward, which verl copies to the others.
 
-        A turn whose context is longer than ``data.max_prompt_length``, or whose reply comes back empty (a request
-        that was aborted), ends the session. A session without any row is an empty list, which verl passes over.
+        A turn whose context has outgrown ``data.max_prompt_length``, or whose reply comes back empty (a request
+        that was aborted), ends the session. A session whose first request was aborted is an empty list, which verl
+        passes over.
+
+        Raises:
+            ValueError: the first context is longer than ``data.max_prompt_length``.
         """
         task = task_of(kwargs)
         outputs: list[AgentLoopOutput] = []
         while not task.done and len(outputs) < self.max_turns:
             prompt_ids = await self.ct_build_initial_tokens(task.messages())
-            if len(prompt_ids) > self.rollout_config.prompt_length:
-                break
+            limit = self.rollout_config.prompt_length
+            if len(prompt_ids) > limit:
+                if outputs:
+                    break
+                raise ValueError(
+                    f"data.max_prompt_length={limit}: row {kwargs.get('index')} of {kwargs['data_source']} starts with "
+                    f"a context of {len(prompt_ids)} tokens. Raise the setting, or drop such rows."
+                )
             output = await self._turn(prompt_ids, sampling_params)
             if not output.response_ids:
                 break
@@ -44,6 +54,10 @@ class ContextResetAgentLoop(AgentLoopBase):
             outputs[-1].reward_score = task.reward
             outputs[-1].extra_fields["reward_extra_info"] = task.info | {"turns": float(len(outputs))}
         return outputs
+
+    def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
+        # verl's own cuts a long prompt from the left, which would leave an agent without its question, and unseen.
+        return prompt_ids
 
     async def _turn(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> AgentLoopOutput:
         metrics: dict[str, Any] = {}

@@ -11,11 +11,11 @@ import typer
 
 from verl_padding.recipes.context_reset.tasks import SYMBOLS, TINY_SOURCE
 
-SHORTEST_PATH, LONGEST_PATH = 2, 6
+SHORTEST_PATH, LONGEST_PATH = 1, 4
 
 
 def write_tiny_data(folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0) -> tuple[Path, Path]:
-    """Writes ``train.parquet`` and ``val.parquet``: random paths of 2 to 6 symbols, the same for the same seed."""
+    """Writes ``train.parquet`` and ``val.parquet``: random paths of 1 to 4 symbols, the same for the same seed."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

@@ -17,6 +17,7 @@ python -m verl.trainer.main_ppo \
     data.max_prompt_length=3072 \
     data.max_response_length=1024 \
     data.filter_overlong_prompts=true \
+    +data.apply_chat_template_kwargs.enable_thinking=false \
     actor_rollout_ref.model.path=$model \
     actor_rollout_ref.model.use_remove_padding=true \
     actor_rollout_ref.model.enable_gradient_checkpointing=true \

@@ -38,9 +38,10 @@ class Task(Protocol):
         ...
 
 
-SYMBOLS = "abcd"
-SYMBOL_REPEATS = 4
-"""Each turn shows a symbol several times over: more for a tiny attention to see."""
+SYMBOLS = "ab"
+SYMBOL_REPEATS = 8
+"""Each turn shows a symbol several times over: more for a tiny attention to see. With more symbols, or fewer
+repeats, a tiny model often settles on one reply to all of them before it has learned to look."""
 FORM_CREDIT = 0.1
 """Earned by a last reply that starts with a digit: the first thing that a random model can learn."""
 
@@ -52,8 +53,8 @@ class SymbolPath:
     and a small credit for form.
 
     Example:
-        Path ``"2413"`` shows ``bbbb``; after the reply ``2`` it shows ``dddd``, and so on. Two right replies and a
-        wrong digit earn 0.9 * 2 / 4 + 0.1.
+        Path ``"2112"`` shows ``bbbbbbbb``; after the reply ``2`` it shows ``aaaaaaaa``, and so on. Two right replies
+        and a wrong digit earn 0.9 * 2 / 4 + 0.1.
     """
 
     def __init__(self, path: str):

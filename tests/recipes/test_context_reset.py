@@ -3,10 +3,11 @@
 import asyncio
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
 from tests.verl_config import compose_job
@@ -15,9 +16,9 @@ from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
 from verl_padding.recipes.context_reset.job import HERE, tiny_job
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
-from verl_padding.recipes.context_reset.tasks import TINY_SOURCE
+from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, SYMBOLS, TINY_SOURCE
 
-ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "24"}, "raw_prompt": []}
+ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "21"}, "raw_prompt": []}
 
 
 class ScriptedServer:
@@ -32,24 +33,31 @@ class ScriptedServer:
         return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
 
 
-def play(replies, *, max_turns=8, prompt_length=100):
-    """Rows of a session on the path 2, 4, and the server that was asked."""
-    loop = object.__new__(ContextResetAgentLoop)  # its base wants a running verl
-    loop.max_turns = max_turns
-    loop.tokenizer = make_byte_tokenizer()
-    loop.rollout_config = SimpleNamespace(prompt_length=prompt_length, response_length=2)
-    loop.server_manager = ScriptedServer(loop.tokenizer, replies)
+def play(replies, *, max_turns=8, prompt_length=100, response_length=2, row=None):
+    """Rows of a session, by default on the path 2, 1, and the server that was asked."""
+    tokenizer = make_byte_tokenizer()
+    server = ScriptedServer(tokenizer, replies)
+    rollout = {"prompt_length": prompt_length, "response_length": response_length}
 
-    async def build(messages):
-        return loop.tokenizer.encode(messages[0]["content"])
+    async def run():
+        loop = ContextResetAgentLoop(
+            trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
+            server_manager=server,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=None,
+            data_config=DictConfigWrap(OmegaConf.create({})),
+            max_turns=max_turns,
+        )
+        return await loop.run({}, **(row or ROW))
 
-    loop.ct_build_initial_tokens = build
-    return asyncio.run(loop.run({}, **ROW)), loop.server_manager
+    return asyncio.run(run()), server
 
 
 def test_each_turn_is_a_row_in_a_context_of_its_own():
-    outputs, server = play(["2", "4!"])
-    assert [prompt for _, prompt in server.requests] == ["bbbb", "dddd"]
+    outputs, server = play(["2", "1!"])
+    form = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    assert [prompt for _, prompt in server.requests] == [form.format("b" * 8), form.format("a" * 8)]
     assert len({request for request, _ in server.requests}) == 2
     assert [len(output.response_ids) for output in outputs] == [1, 2]
     for output in outputs:
@@ -62,25 +70,49 @@ def test_each_turn_is_a_row_in_a_context_of_its_own():
 
 
 def test_a_wrong_reply_ends_the_session():
-    outputs, server = play(["3", "4"])
+    outputs, server = play(["3", "1"])
     assert len(outputs) == len(server.requests) == 1
     assert outputs[-1].reward_score == pytest.approx(0.1)
 
 
 def test_replies_are_cut_to_the_response_length():
-    outputs, _ = play(["2abc", "4"])
+    outputs, _ = play(["2abc", "1"])
     assert [len(output.response_ids) for output in outputs] == [2, 1]
 
 
 def test_turns_are_limited():
-    outputs, _ = play(["2", "4"], max_turns=1)
+    outputs, _ = play(["2", "1"], max_turns=1)
     assert len(outputs) == 1
     assert outputs[-1].reward_score == pytest.approx(0.9 / 2 + 0.1)
 
 
-def test_an_empty_reply_or_a_context_that_is_too_long_gives_a_session_without_rows():
+def test_an_empty_reply_ends_the_session():
     assert play([""])[0] == []
-    assert play(["2"], prompt_length=3)[0] == []
+    outputs, server = play(["2", ""])
+    assert len(outputs) == 1
+    assert len(server.requests) == 2
+    assert outputs[-1].reward_score == pytest.approx(0.9 / 2 + 0.1)
+
+
+def test_a_first_context_that_is_too_long_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"):
+        play(["2"], prompt_length=20, row=ROW | {"index": 7})
+
+
+def test_notes_that_outgrow_the_prompt_end_the_session_and_none_is_ever_cut():
+    row = {
+        "data_source": GSM8K_SOURCE,
+        "reward_model": {"ground_truth": "42"},
+        "raw_prompt": [{"role": "user", "content": "How many?"}],
+    }
+    note = "six rows of seven, "
+    outputs, server = play([note] * 8, prompt_length=380, response_length=40, row=row)
+    assert 1 < len(outputs) < 8
+    for turn, (_, prompt) in enumerate(server.requests):
+        assert "How many?" in prompt
+        assert prompt.count(note.strip()) == turn
+    assert outputs[-1].reward_score == 0.0
+    assert outputs[-1].extra_fields["reward_extra_info"]["answered"] == 0.0
 
 
 def test_the_data_is_the_same_for_the_same_seed_and_in_verls_form(tmp_path):
@@ -92,10 +124,10 @@ def test_the_data_is_the_same_for_the_same_seed_and_in_verls_form(tmp_path):
     assert len(pd.read_parquet(val)) == 4
     assert frame.equals(pd.read_parquet(again))
     assert not frame.equals(pd.read_parquet(other))
-    assert {len(row["ground_truth"]) for row in frame["reward_model"]} == {2, 3, 4, 5, 6}
+    assert {len(row["ground_truth"]) for row in frame["reward_model"]} == set(range(1, 5))
     for row in frame.to_dict("records"):
         letters = row["prompt"][0]["content"]
-        assert "".join(str("abcd".index(letter) + 1) for letter in letters) == row["reward_model"]["ground_truth"]
+        assert "".join(str(SYMBOLS.index(letter) + 1) for letter in letters) == row["reward_model"]["ground_truth"]
 
 
 def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
