@@ -61,7 +61,7 @@ def test_the_trainers_are_registered_when_verl_imports_its_own():
 def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
     code = (
         "import sys, logging\n"
-        "sys.modules['verl_padding.trainer.mixin'] = None\n"
+        "sys.modules['verl_padding.trainer.mixin'] = sys.modules['verl_padding.hydra_search_path'] = None\n"
         "import verl\n"
         "from verl.trainer.ppo.v1 import get_trainer_cls\n"
         "print(get_trainer_cls('sync').__name__)\n"
@@ -75,6 +75,7 @@ def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
     assert "PPOTrainerSync" in result.stdout
     assert "Unknown trainer 'padded_sync'" in result.stdout
     assert "the padded trainers could not be registered" in result.stderr
+    assert "the config groups could not be put on Hydra's search path" in result.stderr
     assert "Traceback" in result.stderr
 
 

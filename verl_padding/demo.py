@@ -13,7 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verl_padding.local.launch import LOG, run_local_job
-from verl_padding.report import ROW_REWARD, StepRows, StockRule, comparison_table, draw_curves, read_metrics, read_rows
+from verl_padding.report import (
+    METRICS,
+    ROLLOUTS,
+    ROW_REWARD,
+    StepRows,
+    StockRule,
+    comparison_table,
+    draw_curves,
+    read_metrics,
+    read_rows,
+)
 
 PICTURE = "reward.png"
 ASSETS = "assets"
@@ -37,16 +47,13 @@ def run_demo(*, steps: int, out: Path, stock: bool) -> int:
     from verl_padding.recipes.context_reset.job import tiny_job
 
     console = Console()
-    if out.exists() and any(out.iterdir()) and not (out / LOG).exists():
-        console.print(f"[red]{out} holds files that are not a demo's: choose another --out.[/red]")
-        return 2
-    shutil.rmtree(out, ignore_errors=True)
     out = out.resolve()
+    _remove_old(out)
     overrides = [
         *tiny_job(out / ASSETS),
         f"trainer.total_training_steps={steps}",
         *([] if stock else ["+padding=prompt"]),
-        f"trainer.rollout_data_dir={out / 'rollouts'}",
+        f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]
     started = time.monotonic()
@@ -71,6 +78,14 @@ def run_demo(*, steps: int, out: Path, stock: bool) -> int:
     return 0
 
 
+def _remove_old(out: Path) -> None:
+    """Removes what an earlier demo left in ``out``, and nothing else that may be there."""
+    for name in (ASSETS, HYDRA, ROLLOUTS):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in (PICTURE, METRICS, LOG):
+        (out / name).unlink(missing_ok=True)
+
+
 class _StepTeller:
     """Prints a line for each step that verl has logged, and moves the progress bar."""
 
@@ -82,7 +97,7 @@ class _StepTeller:
         self._size = 0
 
     def look(self, _line: str = "") -> None:
-        path = self._folder / "metrics.jsonl"
+        path = self._folder / METRICS
         size = path.stat().st_size if path.exists() else 0
         if size == self._size:
             return

@@ -13,21 +13,26 @@ from wrapt import register_post_import_hook
 logger = logging.getLogger(__name__)
 
 
+# Whatever fails below, verl must go on as if we were not installed. Who asked for a padded trainer, or for the config
+# group, is told by verl ("Unknown trainer 'padded_sync'") or by Hydra; why is told here.
+
+
 def _register_trainers(_: ModuleType) -> None:
     try:
         import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
     except Exception:
-        # verl must go on as if we were not installed; who asked for a padded trainer is told by
-        # verl ("Unknown trainer 'padded_sync'"), and here why.
         logger.exception("verl_padding: the padded trainers could not be registered")
 
 
 def _register_config_group(_: ModuleType) -> None:
-    from hydra.core.plugins import Plugins
+    try:
+        from hydra.core.plugins import Plugins
 
-    from verl_padding.hydra_search_path import VerlPaddingSearchPath
+        from verl_padding.hydra_search_path import VerlPaddingSearchPath
 
-    Plugins.instance().register(VerlPaddingSearchPath)
+        Plugins.instance().register(VerlPaddingSearchPath)
+    except Exception:
+        logger.exception("verl_padding: the config groups could not be put on Hydra's search path")
 
 
 register_post_import_hook(_register_trainers, "verl.trainer.ppo.v1")

@@ -218,9 +218,8 @@ def _columns(fields: dict[str, Any], n_rows: int, **per_row: Sequence[Any]) -> T
             columns[name] = NonTensorStack(*per_row[name])
         elif not isinstance(value, torch.Tensor):
             columns[name] = NonTensorStack(*[value] * n_rows)
-        elif value.ndim == 1:
-            # Jagged like the real rows': one length among the pads is no length among all rows.
-            columns[name] = torch.nested.as_nested_tensor([value] * n_rows, layout=torch.jagged)
         else:
-            columns[name] = torch.stack([value] * n_rows)
+            # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs a call's
+            # rows anew, and a dense column goes in five times faster.
+            columns[name] = value.expand(n_rows, *value.shape).contiguous()
     return TensorDict(columns, batch_size=n_rows)
