@@ -24,7 +24,8 @@ def transfer_queue() -> Iterator[None]:
     # Ray puts unix sockets there, whose paths may not be longer than about 100 characters.
     folder = tempfile.mkdtemp(prefix="vp", dir="/tmp")
     ray.init(
-        num_cpus=4,
+        num_cpus=32,  # tickets, not cores: verl asks for three a worker, and for a GPU
+        num_gpus=8,
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=folder,

@@ -4,3 +4,6 @@ RELATIVE_FLOAT64 = 1e-12
 RELATIVE_FLOAT32 = 1e-6
 LOG_PROB_AGREEMENT = 1e-5
 """Rollout against trainer, float32, absolute."""
+
+RELATIVE_METRIC = 2e-5
+"""Metrics of float32 losses, some steps of AdamW after a common start."""
