@@ -15,60 +15,23 @@ from collections.abc import Callable
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import ray
-import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from tests.pads.rows_in_queue import PARTITION, put_rows
 from verl_padding.pads.queue import strip, upsample
 from verl_padding.pads.template import PadTemplate
 
 PAD_COUNTS = (10, 1_000, 10_000)
 REPEATS = 3
 REAL_ROWS = 10
-PARTITION = "train"
 EOS = 3
-
-
-def put_real_rows() -> KVBatchMeta:
-    keys, fields, tags = [], [], []
-    uid = uuid4().hex
-    for session in range(REAL_ROWS):
-        prompt, response = 100 + session, 200 + 3 * session
-        ids = torch.randint(5, 200, (prompt + response,))
-        mask = torch.ones(response, dtype=torch.int64)
-        keys.append(f"{uid}_{session}_0")
-        fields.append(
-            {
-                "prompts": ids[:prompt],
-                "responses": ids[prompt:],
-                "input_ids": ids,
-                "attention_mask": torch.ones_like(ids),
-                "position_ids": torch.arange(prompt + response),
-                "response_mask": mask,
-                "loss_mask": mask,
-                "rm_scores": torch.rand(response),
-                "rollout_log_probs": -torch.rand(response),
-                "uid": uid,
-                "num_turns": 2,
-                "data_source": "toy",
-                "reward_model": {"style": "rule", "ground_truth": "42"},
-                "extra_fields": {"reward_extra_info": {"acc": 1.0}},
-                "multi_modal_inputs": {},
-                "session_id": session,
-                "raw_prompt": [{"role": "user", "content": "?"}],
-            }
-        )
-        tags.append({"prompt_len": prompt, "response_len": response, "seq_len": prompt + response, "status": "success"})
-    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
-    return KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
 
 
 def with_verl(batch: KVBatchMeta, pads: int) -> None:
@@ -93,7 +56,7 @@ def main() -> None:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     try:
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-        batch = put_real_rows()
+        batch = put_rows([(100 + row, 200 + 3 * row) for row in range(REAL_ROWS)])
         table = Table(title=f"seconds to put pads and clear them, median of {REPEATS} (spread)")
         for column in ("pads", "verl", "verl_padding", "verl / verl_padding"):
             table.add_column(column, justify="right")

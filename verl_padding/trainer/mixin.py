@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
-from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
-from verl_padding.pads.queue import PaddedBatch, strip, upsample
+from verl_padding.pads.queue import KVBatchMeta, PaddedBatch, strip, upsample
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
 from verl_padding.trainer.losses import wrap_worker_loss

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transfer_queue import KVBatchMeta
-
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.pads.queue import PaddedBatch
+from verl_padding.pads.queue import KVBatchMeta, PaddedBatch
 
 INFERENCE_CALLS = {"compute_log_prob": LOG_PROB, "compute_ref_log_prob": REF, "infer_batch": VALUES}
 """Method of verl's worker groups -> inference pass of the plan."""
