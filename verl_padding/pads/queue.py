@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import torch
 import transfer_queue as tq
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
 from verl_padding.errors import PaddingDataError
@@ -217,7 +217,8 @@ def _columns(fields: dict[str, Any], n_rows: int, **per_row: Sequence[Any]) -> T
         if name in per_row:
             columns[name] = NonTensorStack(*per_row[name])
         elif not isinstance(value, torch.Tensor):
-            columns[name] = NonTensorStack(*[value] * n_rows)
+            # Wrapped once: left to the stack, wrapping each anew would take most of the time of an upsample.
+            columns[name] = NonTensorStack(*[NonTensorData(value)] * n_rows)
         else:
             # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs a call's
             # rows anew, and a dense column goes in five times faster.
