@@ -79,8 +79,8 @@ def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size
 def test_fixed_micro_batches_become_multiples_of_a_cell():
     job = job_of(*FIXED, "actor_rollout_ref.actor.use_kl_loss=true")
     assert (job.updates[ACTOR].cell_multiple, job.updates[ACTOR].token_budget) == (4, None)
-    assert job.inference[LOG_PROB] == Pass(dp_size=8, cell_multiple=8)
-    assert job.inference[REF] == Pass(dp_size=8, cell_multiple=16)
+    assert job.inference[LOG_PROB] == Pass(dp_size=8, micro_batch_rows=8)
+    assert job.inference[REF] == Pass(dp_size=8, micro_batch_rows=16)
 
 
 def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():

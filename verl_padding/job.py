@@ -221,7 +221,7 @@ def _pass(
             raise PaddingConfigError(f"{budget_setting}=None: dynamic batch sizes need a token budget. Set it.")
         return {
             "dp_size": dp_size,
-            "cell_multiple": _virtual_pipeline_multiple(role),
+            "micro_batch_multiple": _virtual_pipeline_multiple(role),
             "token_budget": token_budget * _sequence_parallel_size(role),
             "budget_setting": budget_setting,
         }
@@ -229,7 +229,11 @@ def _pass(
         raise PaddingConfigError(
             f"{size_setting}=None: without dynamic batch sizes the rows of a micro-batch must be set."
         )
-    return {"dp_size": dp_size, "cell_multiple": micro_batch}
+    return {
+        "dp_size": dp_size,
+        "micro_batch_rows": micro_batch,
+        "micro_batch_multiple": _virtual_pipeline_multiple(role),
+    }
 
 
 def _engine_section(role: DictConfig) -> DictConfig:

@@ -22,8 +22,8 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3
 def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
     rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
     prompts = len({key.rsplit("_", 2)[0] for key in batch.keys})
-    actor = Update(dp_size=dp_size, cell_multiple=multiple, token_budget=512, prompts_per_mini_batch=mini)
-    passes = {"log_prob": Pass(dp_size=dp_size, cell_multiple=multiple, token_budget=512)}
+    actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512, prompts_per_mini_batch=mini)
+    passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512)}
     job = Job(
         strategy="prompt",
         prompts=-(-prompts // mini) * mini,

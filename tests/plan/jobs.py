@@ -35,7 +35,9 @@ def jobs(draw, strategies=("prompt", "rows", "lcm")) -> Job:
             size = fields["prompts_per_mini_batch"] * sessions
             dp_size = draw(st.sampled_from([d for d in range(1, 5) if size % d == 0]))
             multiple = draw(st.sampled_from([c for c in range(1, 4) if size // dp_size % c == 0]))
-        return kind(dp_size=dp_size, cell_multiple=multiple, token_budget=budget, **fields)
+        shape = {"micro_batch_rows": multiple} if budget is None else {"micro_batch_multiple": multiple}
+        meet = draw(st.sampled_from(["mini_batch", "micro_batch"]))
+        return kind(dp_size=dp_size, token_budget=budget, ranks_meet=meet, **shape, **fields)
 
     updates = {
         name: call(
@@ -53,5 +55,6 @@ def jobs(draw, strategies=("prompt", "rows", "lcm")) -> Job:
         updates=updates,
         inference=inference,
         seed=draw(st.integers(0, 3)),
+        packer=draw(st.sampled_from(["verl", "plan"])),
         cost_model=draw(st.sampled_from(["tokens", "attention"])),
     )

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_padding.plan.balance import balance, lower_bound
+from verl_padding.plan.balance import balance
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.even_cuts import even_groups
+from verl_padding.plan.lower_bounds import mini_batch_bound
 
 
 def dearest_bin(costs, bins):
@@ -36,7 +37,7 @@ def test_every_item_is_in_one_bin_none_overflows_and_none_is_empty_without_need(
     assert sorted(item for items in bins for item in items) == list(range(len(costs)))
     assert max(map(len, bins)) <= most
     assert sum(map(bool, bins)) == min(n_bins, len(costs))
-    assert dearest_bin(costs, bins) >= lower_bound(np.array(costs, dtype=np.int64), n_bins)
+    assert dearest_bin(costs, bins) >= mini_batch_bound(np.array(costs, dtype=np.int64), n_bins)
 
 
 @pytest.mark.parametrize("spare", [0, 1, 9], ids=lambda spare: f"{spare} to spare")

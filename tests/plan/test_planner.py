@@ -78,7 +78,7 @@ def test_a_single_row_is_one_step_with_the_fewest_pads():
         prompts=4,
         sessions_per_prompt=2,
         updates={"actor": update},
-        inference={"log_prob": Pass(dp_size=2, cell_multiple=2)},
+        inference={"log_prob": Pass(dp_size=2, micro_batch_rows=2)},
     )
     plan = plan_batch(batch(1), job)
     assert plan.layouts["actor"].n_mini_batches == 1

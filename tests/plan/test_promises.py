@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.jobs import batches, jobs
-from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, Rows, Update, plan_batch
 
 EXAMPLES = settings(max_examples=150, deadline=None)
 met: Counter = Counter()
@@ -29,7 +30,7 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
 def _not_vacuous():
     met.clear()
     yield
-    for what in ("pads", "steps", "two updates", "fewer steps"):
+    for what in ("pads", "steps", "two updates", "fewer steps", "micro-batches", "micro-batches of pads alone"):
         assert met[what] >= met["plans"] / 50, (what, met)
 
 
@@ -145,6 +146,62 @@ def test_with_fixed_micro_batches_cells_are_as_small_as_can_be(rows, job):
             fullest = max(plan.layouts[name].real_rows_M)
             cell = next(c for c in range(call.cell_multiple, 10**6, call.cell_multiple) if c * call.dp_size >= fullest)
             assert plan.layouts[name].rows_per_cell == cell
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(rows, job):
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        layout = plan.layouts[name]
+        tokens_R = [*rows.tokens_R, *[job.pad_tokens] * layout.n_pads]
+        if call.token_budget is not None and job.packer == "verl":
+            assert layout.micro_batch_rows is None
+            continue
+        assert layout.micro_batch_rows is not None
+        for mini_batch in range(layout.n_mini_batches):
+            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
+            met["micro-batches"] += len(by_rank[0])
+            assert {len(micro_batches) for micro_batches in by_rank} == {len(by_rank[0])}
+            assert len(by_rank[0]) % call.micro_batch_multiple == 0
+            for rank, micro_batches in enumerate(by_rank):
+                assert sum(micro_batches, ()) == layout.cells[mini_batch][rank]
+                for micro_batch in micro_batches:
+                    assert micro_batch
+                    met["micro-batches of pads alone"] += min(micro_batch) >= len(rows)
+                    if call.token_budget is None:
+                        assert len(micro_batch) == call.micro_batch_rows
+                    else:
+                        assert sum(tokens_R[row] for row in micro_batch) <= call.token_budget
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(rows, job):
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        layout, figures = plan.layouts[name], plan.figures[name]
+        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_pads])
+        cost_R = COST_MODELS[job.cost_model](tokens_R)
+        slowest = sum(max(cost_R[list(cell)].sum() for cell in ranks) for ranks in layout.cells)
+        mean = cost_R.sum() / call.dp_size
+        assert figures.imbalance == pytest.approx(slowest / mean)
+        assert figures.over_lower_bound >= 1
+        if layout.micro_batch_rows is None:
+            assert figures.micro_batches is None
+            continue
+        micro_slowest = micro_batches = 0
+        for mini_batch in range(layout.n_mini_batches):
+            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
+            for bins in zip(*by_rank, strict=True):
+                micro_slowest += max(cost_R[list(rows)].sum() for rows in bins)
+                micro_batches += 1
+        assert figures.micro_batches == micro_batches
+        assert figures.micro_imbalance == pytest.approx(micro_slowest / mean)
+        assert figures.micro_over_lower_bound >= 1
+        if call.token_budget is not None:
+            room = micro_batches * call.dp_size * call.token_budget
+            assert figures.packing_efficiency == pytest.approx(sum(rows.tokens_R) / room)
 
 
 @EXAMPLES

@@ -7,6 +7,7 @@ import heapq
 import numpy as np
 
 from verl_padding.plan.cost import Int64s
+from verl_padding.plan.lower_bounds import mini_batch_bound
 
 Bins = list[list[int]]
 
@@ -15,13 +16,6 @@ TOLERANCE = 1 / 2048
 
 MAX_PAIRS = 1 << 16
 """Pairs of items looked at in one improvement: the lightest bins come first, so the best pair is among them."""
-
-
-def lower_bound(cost_I: Int64s, n_bins: int) -> int:
-    """What the dearest bin costs at least: the dearest item, and the mean of the bins (rounded up)."""
-    if not len(cost_I):
-        return 0
-    return max(int(cost_I.max()), -(-int(cost_I.sum()) // n_bins))
 
 
 def balance(cost_I: Int64s, n_bins: int, most: int | None = None) -> Bins:
@@ -59,7 +53,7 @@ def _improve(bins: Bins, cost_I: Int64s, most: int) -> Bins:
     """Moves one item out of the dearest bin, or swaps it for a cheaper one, while that helps."""
     n_bins = len(bins)
     load_B = np.array([int(cost_I[items].sum()) if items else 0 for items in bins], dtype=np.int64)
-    goal = lower_bound(cost_I, n_bins)
+    goal = mini_batch_bound(cost_I, n_bins)
     goal += int(goal * TOLERANCE)
     # Each round makes the dearest bin cheaper, so that this ends by itself; the bound keeps it short.
     for _ in range(4 * n_bins + 64):

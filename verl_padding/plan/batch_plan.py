@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.layout import Layout
@@ -23,6 +24,18 @@ class LayoutFigures:
 
     No rank can have less than the dearest row, and not all ranks can have less than the mean of the real rows.
     """
+
+    micro_batches: int | None
+    """Micro-batches of a rank, over the mini-batches; None where verl's packer cuts them, and so for the next three."""
+
+    packing_efficiency: float | None
+    """Tokens over what the micro-batches of all ranks could hold; None also without a token budget."""
+
+    micro_imbalance: float | None
+    """As ``imbalance``, for ranks that meet at every micro-batch: the slowest rank of each, summed, over the mean."""
+
+    micro_over_lower_bound: float | None
+    """The slowest rank of each micro-batch, summed, over the least it could be (``micro_batch_bound``)."""
 
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
@@ -67,7 +80,10 @@ class BatchPlan:
             {
                 "n_rows": self.n_rows,
                 "n_pads": self.n_pads,
-                "layouts": {name: layout.cells for name, layout in self.layouts.items()},
+                "layouts": {
+                    name: {"cells": layout.cells, "micro_batch_rows": layout.micro_batch_rows}
+                    for name, layout in self.layouts.items()
+                },
                 "figures": {name: asdict(figures) for name, figures in self.figures.items()},
                 "warnings": self.warnings,
             }
@@ -84,10 +100,18 @@ class BatchPlan:
             data = json.loads(text)
             n_rows = data["n_rows"]
             layouts = {
-                name: Layout(n_rows=n_rows, cells=tuple(tuple(tuple(cell) for cell in ranks) for ranks in cells))
-                for name, cells in data["layouts"].items()
+                name: Layout(
+                    n_rows=n_rows,
+                    cells=_frozen(layout["cells"]),
+                    micro_batch_rows=_frozen(layout["micro_batch_rows"]),
+                )
+                for name, layout in data["layouts"].items()
             }
             figures = {name: LayoutFigures(**values) for name, values in data["figures"].items()}
             return cls(n_rows=n_rows, layouts=layouts, figures=figures, warnings=tuple(data["warnings"]))
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise PlanError(f"not the JSON of a plan: {type(error).__name__}: {error}") from error
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
 from verl_padding.plan.balance import Bins, balance
 from verl_padding.plan.cost import CostModel, Int64s
-from verl_padding.plan.job import Pass
-from verl_padding.plan.layout import Cell, Layout
+from verl_padding.plan.job import Packer, Pass
+from verl_padding.plan.layout import Layout
+from verl_padding.plan.micro_batches import CutCells, Cutter, cell_of
 
 PAD_HANDLING_TOKENS = 8
 """A pad delays the step by as much as this many tokens more on every rank would, beside the tokens it has.
@@ -25,10 +27,17 @@ It is written to the queue, fetched, and its outputs are written back, mostly on
 of a millisecond, in which a rank trains 8 tokens or so (a model of about a billion parameters; fewer for larger ones).
 """
 
+POLISH_PAIRS = 1 << 24
+"""How long the micro-batches of one call are polished, in pairs of rows compared: about half a second."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dealer:
-    """Deals rows to ranks under one cost model."""
+    """Deals rows to ranks for one worker call, under one cost model."""
+
+    call: Pass
+    packer: Packer
+    """Who cuts micro-batches by tokens: verl, or the plan."""
 
     tokens_R: Int64s
     """Tokens of each real row of the batch."""
@@ -39,27 +48,36 @@ class Dealer:
     pad_tokens: int
     """Tokens of a pad."""
 
-    def deal(self, rows_M: Sequence[Sequence[int]], call: Pass, mini_batch_rows: int | None = None) -> Layout:
-        """The layout of a worker call.
+    def deal(self, rows_M: Sequence[Sequence[int]], mini_batch_rows: int | None = None) -> Layout:
+        """The layout of the call.
 
         Args:
             rows_M: numbers of the real rows of each mini-batch, none empty.
             mini_batch_rows: rows of a mini-batch, pads among them, if they are fixed.
         """
+        call = self.call
         extra_M = [self._extra_cost(rows) for rows in rows_M]
         least = _up_to_multiple(max(-(-len(rows) // call.dp_size) for rows in rows_M), call.cell_multiple)
-        if mini_batch_rows is not None:
-            size = mini_batch_rows // call.dp_size
-            bins_M = [balance(extra_I, call.dp_size, size) for extra_I in extra_M]
-        elif call.token_budget is None:
-            size = least
+        size = least if mini_batch_rows is None else mini_batch_rows // call.dp_size
+        if mini_batch_rows is not None or call.token_budget is None:
             bins_M = [balance(extra_I, call.dp_size, size) for extra_I in extra_M]
         else:
-            size, bins_M = self._trade_pads_for_balance(extra_M, call, least)
-        by_rank_M = [
+            size, bins_M = self._trade_pads_for_balance(extra_M, least)
+        rows_MD = [
             [[rows[item] for item in items] for items in bins] for rows, bins in zip(rows_M, bins_M, strict=True)
         ]
-        return self._fill(by_rank_M, size, call)
+        if call.token_budget is None:
+            return self._cut_by_rows(rows_MD, size)
+        if self.packer == "verl":
+            return self._leave_to_verl(rows_MD, size)
+        if call.ranks_meet == "mini_batch":
+            cut_M = [self._cutter.cut(rows_D, size) for rows_D in rows_MD]
+            return self._layout([cut for cut, _ in cut_M], [pads_DK for _, pads_DK in cut_M])
+        return self._cut_by_level(rows_M, rows_MD, size, may_grow=mini_batch_rows is None)
+
+    @property
+    def _cutter(self) -> Cutter:
+        return Cutter(call=self.call, tokens_R=self.tokens_R, cost_model=self.cost_model, pad_tokens=self.pad_tokens)
 
     def _extra_cost(self, rows: Sequence[int]) -> Int64s:
         """What each row costs beyond the pad that would stand in its place.
@@ -67,12 +85,17 @@ class Dealer:
         Each place of a cell costs a rank a pad at least, the same on all ranks; the rest is to be balanced.
         """
         cost_I = self.cost_model(self.tokens_R[np.asarray(rows, dtype=np.int64)])
-        return np.maximum(cost_I - self._pad_cost(), 0)
+        return np.maximum(cost_I - self._cost_of(self.pad_tokens), 0)
 
-    def _pad_cost(self) -> int:
-        return int(self.cost_model(np.array([self.pad_tokens], dtype=np.int64))[0])
+    def _cost_of(self, tokens: int) -> int:
+        return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
-    def _trade_pads_for_balance(self, extra_M: list[Int64s], call: Pass, least: int) -> tuple[int, list[Bins]]:
+    def _pads_time(self, size: int, n_mini_batches: int) -> int:
+        """What the pads of a call delay it by, with cells of ``size`` rows."""
+        pads = n_mini_batches * self.call.dp_size * size - len(self.tokens_R)
+        return n_mini_batches * size * self._cost_of(self.pad_tokens) + pads * self._cost_of(PAD_HANDLING_TOKENS)
+
+    def _trade_pads_for_balance(self, extra_M: list[Int64s], least: int) -> tuple[int, list[Bins]]:
         """The size of a cell, and the ranks' rows, for which the step is over first.
 
         Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must
@@ -82,23 +105,19 @@ class Dealer:
         the handling of all pads takes. One mini-batch of many then gives up some balance before thousands of pads
         are made, and where a long row decides the time anyway its rank takes short rows until the pads are gone.
         """
-        n_cells, n_rows = len(extra_M) * call.dp_size, sum(len(extra_I) for extra_I in extra_M)
-        pad_cost = self._pad_cost()
-        handling = int(self.cost_model(np.array([PAD_HANDLING_TOKENS], dtype=np.int64))[0])
+        n_ranks, multiple = self.call.dp_size, self.call.cell_multiple
 
         def step_cost(size: int, bins_M: list[Bins]) -> int:
-            pads = n_cells * size - n_rows
-            slowest = sum(map(dearest, extra_M, bins_M))
-            return slowest + len(extra_M) * size * pad_cost + pads * handling
+            return sum(map(dearest, extra_M, bins_M)) + self._pads_time(size, len(extra_M))
 
-        bins_M = [balance(extra_I, call.dp_size) for extra_I in extra_M]
-        size = _largest(bins_M, call.cell_multiple)
+        bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
+        size = _up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)
         best = (step_cost(size, bins_M), size)
         best_bins_M = bins_M
-        for tried in reversed(_sizes_between(least, size, call.cell_multiple)):
+        for tried in reversed(_sizes_between(least, size, multiple)):
             # Mini-batches that fit already stay as they are.
             bins_M = [
-                bins if max(map(len, bins)) <= tried else balance(extra_I, call.dp_size, tried)
+                bins if max(map(len, bins)) <= tried else balance(extra_I, n_ranks, tried)
                 for extra_I, bins in zip(extra_M, bins_M, strict=True)
             ]
             judged = (step_cost(tried, bins_M), tried)
@@ -106,48 +125,85 @@ class Dealer:
                 best, best_bins_M = judged, bins_M
         return best[1], best_bins_M
 
-    def _fill(self, rows_MD: list[list[list[int]]], size: int, call: Pass) -> Layout:
-        """Fills the ranks' rows up to ``size`` with pads, numbered by mini-batch and rank."""
-        n_rows, next_pad = len(self.tokens_R), len(self.tokens_R)
-        cells_M = []
-        for rows_D in rows_MD:
-            cells: list[Cell] = []
-            for rows in rows_D:
-                pads = list(range(next_pad, next_pad + size - len(rows)))
-                next_pad += len(pads)
-                if call.token_budget is None:
-                    cells.append(self._by_micro_batch(rows, pads, call.cell_multiple))
-                else:
-                    cells.append((*sorted(rows), *pads))
-            cells_M.append(tuple(cells))
-        return Layout(n_rows=n_rows, cells=tuple(cells_M))
+    def _leave_to_verl(self, rows_MD: list[list[list[int]]], size: int) -> Layout:
+        next_pad = count(len(self.tokens_R))
+        cells = tuple(tuple(cell_of([rows], [size - len(rows)], next_pad) for rows in rows_D) for rows_D in rows_MD)
+        return Layout(n_rows=len(self.tokens_R), cells=cells)
 
-    def _by_micro_batch(self, rows: list[int], pads: list[int], micro_batch: int) -> Cell:
-        """Orders a cell that is cut into micro-batches of so many rows, the dearest micro-batch first.
+    def _cut_by_rows(self, rows_MD: list[list[list[int]]], size: int) -> Layout:
+        """Cuts cells into micro-batches of so many rows, the dearest micro-batch first.
 
         Micro-batches of about the same cost need the least memory; in the same order on all ranks, ranks that meet
         at every micro-batch wait least; and none is of pads alone while there are rows for all.
         """
-        rows = sorted(rows)
-        n_micro = (len(rows) + len(pads)) // micro_batch
-        extra_I = self._extra_cost(rows)
-        bins = balance(extra_I, n_micro, micro_batch)
-        bins.sort(key=lambda items: -int(extra_I[items].sum()) if items else 0)
-        cell: list[int] = []
-        next_pad = iter(pads)
-        for items in bins:
-            cell += sorted(rows[item] for item in items)
-            cell += [next(next_pad) for _ in range(micro_batch - len(items))]
-        return tuple(cell)
+        micro_rows = self.call.micro_batch_rows
+        cut_M, pads_M = [], []
+        for rows_D in rows_MD:
+            by_rank = []
+            for rows in rows_D:
+                extra_I = self._extra_cost(rows)
+                bins = balance(extra_I, size // micro_rows, micro_rows)
+                bins = [bins[number] for number in np.argsort([-extra_I[items].sum() for items in bins], kind="stable")]
+                by_rank.append([[rows[item] for item in items] for items in bins])
+            cut_M.append(CutCells(rows_DK=by_rank, time=0))
+            pads_M.append([[micro_rows - len(rows) for rows in rows_K] for rows_K in by_rank])
+        return self._layout(cut_M, pads_M)
+
+    def _cut_by_level(
+        self, rows_M: Sequence[Sequence[int]], rows_MD: list[list[list[int]]], size: int, *, may_grow: bool
+    ) -> Layout:
+        """Cuts mini-batches for ranks that meet at every micro-batch, with cells of the size that is over first.
+
+        Cells of all mini-batches are of one size, so each mini-batch offers several cuts and the size decides
+        which of them fit. Cutting the balanced cells ``rows_MD`` always fits, from their ``size`` on.
+        """
+        cutter, n_mini = self._cutter, len(rows_M)
+        cut_balanced = [cutter.cut(rows_D, size) for rows_D in rows_MD]
+        offers_M = [list(cutter.by_level(rows, POLISH_PAIRS // n_mini)) for rows in rows_M]
+        sizes = {size}
+        if may_grow:
+            needed = {offer.least_rows for offers in offers_M for offer in offers}
+            sizes |= {_up_to_multiple(rows, self.call.cell_multiple) for rows in needed if rows > size}
+        best: tuple[int, list[CutCells], list[list[list[int]]]] | None = None
+        for tried in sorted(sizes):
+            chosen_M, pads_M = [], []
+            for offers, rows_D, balanced in zip(offers_M, rows_MD, cut_balanced, strict=True):
+                fallback = balanced if tried == size else cutter.cut(rows_D, tried)
+                chosen, pads_DK = fallback
+                for offer in sorted(offers, key=lambda offer: offer.time):
+                    if offer.time >= chosen.time:
+                        break
+                    placed = cutter.place_pads(offer, tried)
+                    if placed is not None:
+                        chosen, pads_DK = offer, placed
+                        break
+                chosen_M.append(chosen)
+                pads_M.append(pads_DK)
+            time = sum(chosen.time for chosen in chosen_M) + self._pads_time(tried, n_mini)
+            if best is None or time < best[0]:
+                best = (time, chosen_M, pads_M)
+        assert best is not None
+        return self._layout(best[1], best[2])
+
+    def _layout(self, cut_M: Sequence[CutCells], pads_MDK: Sequence[list[list[int]]]) -> Layout:
+        """Numbers the pads, by mini-batch, rank and micro-batch."""
+        next_pad = count(len(self.tokens_R))
+        cells, micro_rows = [], []
+        for cut, pads_DK in zip(cut_M, pads_MDK, strict=True):
+            ranks = list(zip(cut.rows_DK, pads_DK, strict=True))
+            cells.append(tuple(cell_of(rows_K, pads_K, next_pad) for rows_K, pads_K in ranks))
+            micro_rows.append(
+                tuple(
+                    tuple(len(rows) + pads for rows, pads in zip(rows_K, pads_K, strict=True))
+                    for rows_K, pads_K in ranks
+                )
+            )
+        return Layout(n_rows=len(self.tokens_R), cells=tuple(cells), micro_batch_rows=tuple(micro_rows))
 
 
 def dearest(cost_I: Int64s, bins: Bins) -> int:
     """Cost of the dearest bin."""
     return max(int(cost_I[items].sum()) if items else 0 for items in bins)
-
-
-def _largest(bins_M: list[Bins], multiple: int) -> int:
-    return _up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)
 
 
 def _up_to_multiple(number: int, multiple: int) -> int:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.cost import COST_MODELS
+from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 
 Strategy = Literal["prompt", "rows", "lcm"]
+Packer = Literal["verl", "plan"]
+Meeting = Literal["mini_batch", "micro_batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +21,35 @@ class Pass:
     dp_size: int
     """Data-parallel ranks; each gets the same number of rows."""
 
-    cell_multiple: int = 1
-    """The rows of a cell must be a multiple of it: the fixed micro-batch size, or what a virtual pipeline asks."""
-
     token_budget: int | None = None
-    """Most tokens of a micro-batch on one rank; None where micro-batches are cut by rows, ``cell_multiple`` each."""
+    """Most tokens of a micro-batch on one rank; None where micro-batches are cut by rows."""
+
+    micro_batch_rows: int = 1
+    """Rows of a micro-batch where they are cut by rows; unused with a token budget."""
+
+    micro_batch_multiple: int = 1
+    """The number of micro-batches of a cell must be a multiple of it, as a virtual pipeline asks."""
+
+    ranks_meet: Meeting = "micro_batch"
+    """Where ranks wait for each other: at each micro-batch, for which FSDP gathers parameters, or at its last only."""
+
+    cost_model: CostModel | None = None
+    """What the ranks of this call are balanced by, if not by the job's."""
 
     budget_setting: str = ""
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        _refuse_below_one(self, "dp_size", "cell_multiple")
+        _refuse_below_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple")
         if self.token_budget is not None:
             _refuse_below_one(self, "token_budget")
+        _refuse_unless_one_of("ranks_meet", self.ranks_meet, get_args(Meeting))
+
+    @property
+    def cell_multiple(self) -> int:
+        """What the rows of a cell are a multiple of, so that they fill whole micro-batches, or enough of them."""
+        rows = self.micro_batch_rows if self.token_budget is None else 1
+        return rows * self.micro_batch_multiple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +86,23 @@ class Job:
     inference: Mapping[str, Pass]
     """Calls without training, by name."""
 
+    packer: Packer = "verl"
+    """Who cuts micro-batches by tokens: verl's packer in the workers, which the plan leaves free, or the plan."""
+
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
 
     cost_model: str = "attention"
-    """Name in ``COST_MODELS``: what the ranks are balanced by."""
+    """Name in ``COST_MODELS``: what the ranks are balanced by, unless a call brings its own."""
 
     seed: int = 0
     """Of the permutations of updates that shuffle."""
 
     def __post_init__(self) -> None:
         _refuse_below_one(self, "prompts", "sessions_per_prompt", "pad_tokens")
-        if self.strategy not in get_args(Strategy):
-            raise PlanError(f"strategy={self.strategy!r}: choose one of {', '.join(get_args(Strategy))}")
-        if self.cost_model not in COST_MODELS:
-            raise PlanError(f"cost_model={self.cost_model!r}: choose one of {', '.join(COST_MODELS)}")
+        _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))
+        _refuse_unless_one_of("packer", self.packer, get_args(Packer))
+        _refuse_unless_one_of("cost_model", self.cost_model, tuple(COST_MODELS))
         if self.seed < 0:
             raise PlanError(f"seed={self.seed}: must be at least 0")
         for name in self.updates:
@@ -102,6 +122,10 @@ class Job:
         yield from self.updates.items()
         yield from self.inference.items()
 
+    def cost_model_of(self, call: Pass) -> CostModel:
+        """What the ranks of a call are balanced by."""
+        return call.cost_model or COST_MODELS[self.cost_model]
+
     def mini_batch_rows(self, update: Update) -> int:
         """Rows of a mini-batch when every session is one row."""
         return update.prompts_per_mini_batch * self.sessions_per_prompt
@@ -114,8 +138,8 @@ class Job:
                 raise PlanError(
                     f"strategy='lcm': a mini-batch of {name!r} has prompts_per_mini_batch={size} x "
                     f"sessions_per_prompt={self.sessions_per_prompt} = {rows} rows, not a multiple of dp_size="
-                    f"{update.dp_size} x cell_multiple={update.cell_multiple} = {unit}; change one of them or "
-                    "choose strategy prompt or rows"
+                    f"{update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = {unit}; change one of them "
+                    "or choose strategy prompt or rows"
                 )
         elif self.prompts % size:
             divisors = [d for d in range(1, self.prompts + 1) if self.prompts % d == 0]
@@ -131,6 +155,11 @@ class Job:
 def setting_of(call: Pass) -> str:
     """What raises the token budget of a call, in words for a message."""
     return call.budget_setting or "its token_budget"
+
+
+def _refuse_unless_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise PlanError(f"{name}={value!r}: choose one of {', '.join(choices)}")
 
 
 def _refuse_below_one(values: object, *names: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from verl_padding.plan.errors import PlanError
 
@@ -20,6 +21,10 @@ class Layout:
     cells: tuple[tuple[Cell, ...], ...]
     """Row numbers of each cell, by mini-batch and rank; all cells have the same length."""
 
+    micro_batch_rows: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    """Rows of each micro-batch, by mini-batch and rank, in the order of the cell; the ranks of a mini-batch have
+    the same number of micro-batches, each of one row or more. None where verl's packer cuts them in the workers."""
+
     def __post_init__(self) -> None:
         if not self.cells or not self.cells[0]:
             raise PlanError("a layout has at least one mini-batch and one rank")
@@ -29,6 +34,30 @@ class Layout:
             for cell in ranks:
                 if len(cell) != len(self.cells[0][0]):
                     raise PlanError(f"a cell has {len(cell)} rows, the first one has {len(self.cells[0][0])}")
+        if self.micro_batch_rows is not None:
+            self._check_micro_batches(self.micro_batch_rows)
+
+    def _check_micro_batches(self, rows_MDK: tuple[tuple[tuple[int, ...], ...], ...]) -> None:
+        if [len(rows_DK) for rows_DK in rows_MDK] != [self.dp_size] * self.n_mini_batches:
+            raise PlanError("micro_batch_rows must name every rank of every mini-batch")
+        for rows_DK in rows_MDK:
+            if len({len(rows_K) for rows_K in rows_DK}) != 1:
+                raise PlanError(f"ranks of a mini-batch have {[len(k) for k in rows_DK]} micro-batches: not the same")
+            for rows_K in rows_DK:
+                if min(rows_K) < 1 or sum(rows_K) != self.rows_per_cell:
+                    raise PlanError(f"micro-batches of {list(rows_K)} rows do not cut a cell of {self.rows_per_cell}")
+
+    def micro_batches(self, mini_batch: int, rank: int) -> list[Cell]:
+        """Row numbers of each micro-batch of a cell."""
+        assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
+        cell, rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
+        ends = list(accumulate(rows_K))
+        return [cell[end - rows : end] for end, rows in zip(ends, rows_K, strict=True)]
+
+    @property
+    def n_micro_batches(self) -> int | None:
+        """Micro-batches of a rank, over the mini-batches; None where verl's packer cuts them."""
+        return None if self.micro_batch_rows is None else sum(len(rows_DK[0]) for rows_DK in self.micro_batch_rows)
 
     @property
     def n_mini_batches(self) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from verl_padding.plan.batch_plan import BatchPlan
+from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.cells import Dealer
-from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import NoRealRowError, RowTooLongError
 from verl_padding.plan.figures import judge
 from verl_padding.plan.job import Job, Pass, Update, setting_of
@@ -36,11 +35,10 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     tokens_R = np.array(rows.tokens_R, dtype=np.int64)
     for name, call in job.calls():
         _refuse_long_rows(rows, name, call)
-    cost_model = COST_MODELS[job.cost_model]
-    dealer = Dealer(tokens_R=tokens_R, cost_model=cost_model, pad_tokens=job.pad_tokens)
     layouts: dict[str, Layout] = {}
+    figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
-    dealt: list[tuple[object, Layout]] = []
+    dealt: list[tuple[object, Layout, LayoutFigures]] = []
     for name, call in job.calls():
         if isinstance(call, Update):
             cut = cut_mini_batches(rows, job, name)
@@ -48,18 +46,25 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
                 warnings.append(cut.warning)
         else:
             cut = Cut(rows_M=[list(range(len(rows)))])
+        cost_model = job.cost_model_of(call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        shape = (cut.rows_M, cut.mini_batch_rows, call.dp_size, call.cell_multiple, call.token_budget is None)
-        layout = next((layout for known, layout in dealt if known == shape), None)
-        if layout is None:
-            layout = dealer.deal(cut.rows_M, call, cut.mini_batch_rows)
-            dealt.append((shape, layout))
-        layouts[name] = layout
-    figures = {
-        name: judge(layout, tokens_R, cost_model=cost_model, pad_tokens=job.pad_tokens)
-        for name, layout in layouts.items()
-    }
+        shape = (cut.rows_M, cut.mini_batch_rows, _shape(call, job), cost_model)
+        known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
+        if known is None:
+            dealer = Dealer(
+                call=call, packer=job.packer, tokens_R=tokens_R, cost_model=cost_model, pad_tokens=job.pad_tokens
+            )
+            layout = dealer.deal(cut.rows_M, cut.mini_batch_rows)
+            known = layout, judge(layout, tokens_R, call, cost_model=cost_model, pad_tokens=job.pad_tokens)
+            dealt.append((shape, *known))
+        layouts[name], figures[name] = known
     return BatchPlan(n_rows=len(rows), layouts=layouts, figures=figures, warnings=tuple(warnings))
+
+
+def _shape(call: Pass, job: Job) -> tuple[object, ...]:
+    if job.packer == "plan" or call.token_budget is None:
+        return (call.dp_size, call.micro_batch_rows, call.micro_batch_multiple, call.token_budget, call.ranks_meet)
+    return (call.dp_size, call.micro_batch_multiple)
 
 
 def _refuse_long_rows(rows: Rows, name: str, call: Pass) -> None:

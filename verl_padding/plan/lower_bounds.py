@@ -1,0 +1,54 @@
+"""What no plan can beat, whatever it does."""
+
+from __future__ import annotations
+
+from verl_padding.plan.cost import Int64s
+
+
+def mini_batch_bound(cost_I: Int64s, n_ranks: int) -> int:
+    """Least cost of the slowest rank of a mini-batch: the dearest row, and the mean of the ranks (rounded up)."""
+    if not len(cost_I):
+        return 0
+    return max(int(cost_I.max()), -(-int(cost_I.sum()) // n_ranks))
+
+
+def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
+    """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
+
+    Call the sum over micro-batches of the slowest rank the height, and sort micro-batches by their own. Three facts:
+
+    - A micro-batch of height h costs the ranks n h at most together, so the height is at least the mean of the ranks.
+    - n bins hold at most G(n) together, the longest rows with n x budget tokens in sum, the last one in part: cost
+      per token rises with length.
+    - Rows longer than half the budget never share a bin. With more than j n of them, more than j micro-batches hold
+      one: micro-batch j is at least as high as long row j n is dear (counting both from 0).
+
+    So with the first j micro-batches at least as high as rows 0, n, .. (j - 1) n, and everything beyond what their
+    bins hold shared out evenly over the rest: height >= cost_0 + .. + cost_(j-1)n + (total - G(j n)) / n. Row 0 needs
+    no half budget. The largest over all j counts.
+
+    Args:
+        tokens_I: tokens of each row; more tokens cost more.
+        cost_I: cost of each row.
+        token_budget: most tokens of a micro-batch on a rank.
+    """
+    n_rows = len(cost_I)
+    if not n_rows:
+        return 0
+    order = sorted(range(n_rows), key=lambda row: -int(tokens_I[row]))
+    tokens = [int(tokens_I[row]) for row in order]
+    cost = [int(cost_I[row]) for row in order]
+    total = sum(cost)
+    bound = -(-total // n_ranks)
+    heads = held = held_tokens = filled = level = 0
+    while level * n_ranks < n_rows and (not level or 2 * tokens[level * n_ranks] > token_budget):
+        heads += cost[level * n_ranks]
+        level += 1
+        room = level * n_ranks * token_budget
+        while filled < n_rows and held_tokens + tokens[filled] <= room:
+            held_tokens += tokens[filled]
+            held += cost[filled]
+            filled += 1
+        part = cost[filled] * (room - held_tokens) / tokens[filled] if filled < n_rows else 0
+        bound = max(bound, heads + int((total - held - part) / n_ranks))
+    return bound

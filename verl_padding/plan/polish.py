@@ -1,0 +1,98 @@
+"""Lowers the levels of a packed mini-batch by exchanges between bins."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verl_padding.plan.cost import Int64s
+from verl_padding.plan.levels import TOLERANCE, LevelPacker, Levels
+
+
+def polish(levels: Levels, packer: LevelPacker, bound: int, max_pairs: int) -> Levels:
+    """Exchanges items of the dearest bin of a level against cheaper ones of other bins, while that lowers a level.
+
+    An exchange moves one item, or swaps two; it raises no level, keeps the token budget, and empties no bin.
+    Large mini-batches are packed well to begin with; here those of a few rows a bin gain.
+
+    Args:
+        bound: least height there is; the search ends within ``TOLERANCE`` of it.
+        max_pairs: pairs of items to compare in all.
+    """
+    search = _Search(levels, packer)
+    goal = bound + int(bound * TOLERANCE)
+    level = 0
+    while level < search.n_levels and search.pairs < max_pairs and search.height() > goal:
+        if not search.lower(level):
+            level += 1
+    return search.levels()
+
+
+class _Search:
+    def __init__(self, levels: Levels, packer: LevelPacker):
+        self.n_levels, self._n_ranks = len(levels.bins_KD), packer.n_ranks
+        self.pairs = 0
+        self._packer = packer
+        self._tokens_I = np.array(packer.tokens_I, dtype=np.int64)
+        self._cost_I = np.array(packer.cost_I, dtype=np.int64)
+        self._bins = [list(items) for level in levels.bins_KD for items in level]
+        self._bin_I = np.empty(len(self._cost_I), dtype=np.int64)
+        for number, items in enumerate(self._bins):
+            self._bin_I[items] = number
+        self._load_B = np.array([self._cost_I[items].sum() for items in self._bins], dtype=np.int64)
+        self._used_B = np.array([self._tokens_I[items].sum() for items in self._bins], dtype=np.int64)
+        self._level_B = np.repeat(np.arange(self.n_levels), self._n_ranks)
+
+    def height(self) -> int:
+        return int(self._heights().sum())
+
+    def levels(self) -> Levels:
+        packer = self._packer
+        return Levels.of_bins(self._bins, packer.cost_I, packer.n_ranks, packer.multiple)
+
+    def lower(self, level: int) -> bool:
+        """Makes the exchange that leaves the level's dearest bin, and its partner, cheapest; False if none helps."""
+        n_ranks, budget = self._n_ranks, self._packer.token_budget
+        dearest = level * n_ranks + int(self._load_B[level * n_ranks : (level + 1) * n_ranks].argmax())
+        load, used = self._load_B[dearest], self._used_B[dearest]
+        # In its own level a bin must stay below the height that is to fall, elsewhere it may reach its level's.
+        limit_B = self._heights()[self._level_B] - (self._level_B == level)
+        out_J = np.array(self._bins[dearest], dtype=np.int64)
+        back_K = np.flatnonzero(self._bin_I != dearest)
+        # A bin may also take an item and give none back, unless that leaves the giver empty.
+        takers_B = np.flatnonzero(np.arange(len(self._bins)) != dearest) if len(out_J) > 1 else out_J[:0]
+        partner_K = np.concatenate([self._bin_I[back_K], takers_B])
+        none_K = np.zeros_like(takers_B)
+        change_JK = self._cost_I[out_J][:, None] - np.concatenate([self._cost_I[back_K], none_K])
+        grows_JK = self._tokens_I[out_J][:, None] - np.concatenate([self._tokens_I[back_K], none_K])
+        self.pairs += change_JK.size
+        after_JK = self._load_B[partner_K] + change_JK
+        helps_JK = (
+            (change_JK > 0)
+            & (after_JK <= limit_B[partner_K])
+            & (self._used_B[partner_K] + grows_JK <= budget)
+            & (used - grows_JK <= budget)
+        )
+        if not helps_JK.any():
+            return False
+        # A bin of another level may fill up unseen, one of this level may become its dearest.
+        same_K = self._level_B[partner_K] == level
+        dearer_JK = np.maximum(load - change_JK, np.where(same_K, after_JK, 0))
+        dearer_JK[~helps_JK] = np.iinfo(np.int64).max
+        at_out, at_back = divmod(int(dearer_JK.argmin()), len(partner_K))
+        partner = int(partner_K[at_back])
+        self._move(int(out_J[at_out]), partner)
+        if at_back < len(back_K):
+            self._move(int(back_K[at_back]), dearest)
+        return True
+
+    def _heights(self) -> Int64s:
+        return self._load_B.reshape(self.n_levels, self._n_ranks).max(axis=1)
+
+    def _move(self, item: int, target: int) -> None:
+        source = int(self._bin_I[item])
+        self._bins[source].remove(item)
+        self._bins[target].append(item)
+        self._bin_I[item] = target
+        for number, sign in ((source, -1), (target, 1)):
+            self._load_B[number] += sign * self._cost_I[item]
+            self._used_B[number] += sign * self._tokens_I[item]
