@@ -10,7 +10,8 @@ from verl_padding.errors import PaddingConfigError
 
 Strategy = Literal["prompt", "rows", "lcm"]
 Denominator = Literal["rows", "nominal"]
-CostModel = Literal["tokens", "attention"]
+CostModel = Literal["tokens", "attention", "model"]
+Packer = Literal["verl", "plan"]
 
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
@@ -35,12 +36,18 @@ class PaddingConfig:
     """Tokens of a pad row, prompt and response together."""
 
     cost_model: CostModel = "attention"
-    """What the planner balances over the ranks: ``tokens`` (L) or ``attention`` (24576 L + L^2)."""
+    """What the planner balances over the ranks: ``tokens`` (L), ``attention`` (24576 L + L^2), or the operations
+    that the ``model`` of each role takes, by its Hugging Face config."""
+
+    packer: Packer = "verl"
+    """Who cuts micro-batches by tokens: ``verl`` in the workers, each rank its own rows, or the ``plan``, which
+    makes micro-batches cost the same on all ranks. Without dynamic batch sizes there is nothing to choose."""
 
     def __post_init__(self) -> None:
         _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))
         _refuse_unless_one_of("denominator", self.denominator, get_args(Denominator))
         _refuse_unless_one_of("cost_model", self.cost_model, get_args(CostModel))
+        _refuse_unless_one_of("packer", self.packer, get_args(Packer))
         _refuse_unless_int_at_least("seed", self.seed, 0)
         _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
 

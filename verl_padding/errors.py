@@ -10,4 +10,4 @@ class PaddingConfigError(PaddingError, ValueError):
 
 
 class PaddingDataError(PaddingError, ValueError):
-    """A row that cannot be planned or padded: raised before any row is dispatched."""
+    """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a worker lost."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import verl
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
@@ -23,6 +24,9 @@ ACTOR, CRITIC = "actor", "critic"
 """Names of the updates in a plan."""
 LOG_PROB, REF, VALUES = "log_prob", "ref", "values"
 """Names of the inference passes in a plan."""
+
+KNOWN_VERL = "0.9."
+"""Versions of verl whose packer the plan's micro-batches may take the place of."""
 
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
 
@@ -45,6 +49,7 @@ def check_job(config: DictConfig) -> PaddingConfig:
             f"data.train_batch_size={config.data.train_batch_size}: must be a multiple of "
             f"trainer.v1.{mode}.parameter_sync_step={sync_step}."
         )
+    _check_packer(config, padding)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if _uses_critic(config):
         _check_loss(config.critic, "critic")
@@ -142,7 +147,8 @@ class JobReader:
                 updates=updates,
                 inference=inference,
                 pad_tokens=self._padding.pad_length,
-                cost_model=self._padding.cost_model,
+                cost_model="attention" if self._padding.cost_model == "model" else self._padding.cost_model,
+                packer=self._padding.packer,
                 seed=seed,
             )
         except PlanError as refusal:
@@ -223,6 +229,7 @@ def _pass(
             "dp_size": dp_size,
             "micro_batch_multiple": _virtual_pipeline_multiple(role),
             "token_budget": token_budget * _sequence_parallel_size(role),
+            "ranks_meet": "mini_batch" if role.strategy == "megatron" else "micro_batch",
             "budget_setting": budget_setting,
         }
     if micro_batch is None:
@@ -268,6 +275,23 @@ def _virtual_pipeline_multiple(role: DictConfig) -> int:
     if role.strategy == "megatron" and role.megatron.get("virtual_pipeline_model_parallel_size"):
         return int(role.megatron.pipeline_model_parallel_size)
     return 1
+
+
+def _check_packer(config: DictConfig, padding: PaddingConfig) -> None:
+    if padding.packer == "verl":
+        return
+    if not verl.__version__.startswith(KNOWN_VERL):
+        raise PaddingConfigError(
+            f"padding.packer={padding.packer!r}: takes the place of a function of verl {KNOWN_VERL}x, and this is verl "
+            f"{verl.__version__}. Set padding.packer=verl."
+        )
+    for name in ("actor", "ref"):
+        role = config.actor_rollout_ref[name]
+        if role.strategy == "megatron" and role.megatron.get("dynamic_context_parallel"):
+            raise PaddingConfigError(
+                f"actor_rollout_ref.{name}.megatron.dynamic_context_parallel=True: verl then cuts micro-batches by a "
+                "scheduler of its own. Set it to False, or padding.packer=verl."
+            )
 
 
 def _check_loss(role: DictConfig, name: str) -> None:

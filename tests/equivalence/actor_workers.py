@@ -34,6 +34,19 @@ def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
     return workers
 
 
+def start_over(workers: RayWorkerGroup, loss_agg_mode: str) -> None:
+    """Gives the workers the model's weights and a new optimizer again, and their losses another mode."""
+
+    def reset(worker) -> DataProto:
+        worker.actor.reset()
+        loss = worker.actor.loss_fn
+        ppo_loss = getattr(loss, "inner", loss)
+        object.__setattr__(ppo_loss.keywords["config"], "loss_agg_mode", loss_agg_mode)
+        return DataProto()
+
+    workers.execute_with_func_generator(reset)
+
+
 def stop(workers: RayWorkerGroup) -> None:
     """Ends the workers and gives their tickets back."""
     for worker in workers.workers:

@@ -16,7 +16,7 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 
 from tests.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS
-from verl_padding.trainer.losses import RealRowsLoss
+from verl_padding.trainer.losses import MICRO_BATCHES, RealRowsLoss
 
 DP_SIZE = 2
 PAD = "pad"
@@ -147,6 +147,7 @@ def test_gradients_and_metrics_are_those_of_the_real_rows_on_one_rank(mode, outp
     for got, want in zip(got_grads, want_grads, strict=True):
         torch.testing.assert_close(got, want, rtol=RELATIVE_FLOAT64, atol=1e-15)
     assert got_metrics.keys() == want_metrics.keys()
+    assert (want_metrics.pop(MICRO_BATCHES), got_metrics[MICRO_BATCHES]) == (1, len(layout[0]))
     assert len(want_metrics) >= 3
     for name, want in want_metrics.items():
         assert math.isclose(got_metrics[name], want, rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), name
@@ -184,7 +185,7 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
     loss, metrics = RealRowsLoss(forbidden, "rows")(model_output=output, data=data)
     assert loss.item() == 0.0
     assert loss.requires_grad
-    assert metrics == {}
+    assert list(metrics) == [MICRO_BATCHES]
     loss.backward()
 
 

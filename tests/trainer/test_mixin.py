@@ -83,7 +83,7 @@ def test_a_step_that_raises_leaves_no_pad_behind(monkeypatch):
 
     monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", failing_step)
     with pytest.raises(RuntimeError, match="a worker died"):
-        trainer._step_once()
+        trainer._step_once({}, {}, 1)
     assert queue_content() == content
     assert trainer._padded_batch is None
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

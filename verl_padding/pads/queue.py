@@ -25,6 +25,10 @@ REAL_ROWS = "mini_batch_real_rows"
 """Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
 """Column (R,) int64 in an update: data-parallel ranks that hold a real row of the row's mini-batch."""
+MICRO_BATCH = "micro_batch"
+"""Column (R,) int64 in every call of a plan that cuts the micro-batches: number of the row's one in its cell."""
+
+OWN_COLUMNS = frozenset({IS_PADDING, REAL_ROWS, REPORTING_RANKS, MICRO_BATCH})
 
 SCHEMA_ROWS = 4
 """Real rows, of different lengths where there are any, that are read to tell what an unknown field means."""
@@ -46,7 +50,10 @@ class PaddedBatch:
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; ``batch`` brings fields and extra_info."""
-        return self._rows_of(self.plan.layouts[call], batch)
+        layout = self.plan.layouts[call]
+        rows = self._rows_of(layout, batch)
+        self._put_columns(rows, self._micro_batch_column(layout))
+        return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of an update, with what the loss must know of each row's mini-batch as columns.
@@ -57,12 +64,7 @@ class PaddedBatch:
         layout = self.plan.layouts[call]
         self._complete_pads(layout.n_pads)
         rows = self._rows_of(layout, batch)
-        self._put_columns(layout, rows)
-        if rows.fields is not None:
-            rows.fields = [
-                *rows.fields,
-                *(c for c in (IS_PADDING, REAL_ROWS, REPORTING_RANKS) if c not in rows.fields),
-            ]
+        self._put_columns(rows, self._loss_columns(layout) | self._micro_batch_column(layout))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = {
@@ -110,7 +112,7 @@ class PaddedBatch:
                 fields=_columns(fields, n_pads),
             )
 
-    def _put_columns(self, layout: Layout, rows: KVBatchMeta) -> None:
+    def _loss_columns(self, layout: Layout) -> dict[str, torch.Tensor]:
         n_rows = len(self.batch)
         mini_batch_of = [
             mini_batch
@@ -118,16 +120,36 @@ class PaddedBatch:
             for mini_batch in range(layout.n_mini_batches)
             for _ in range(layout.rows_per_cell)
         ]
-        columns = {
+        return {
             IS_PADDING: torch.tensor([row >= n_rows for row in layout.order]),
             REAL_ROWS: torch.tensor([layout.real_rows_M[m] for m in mini_batch_of]),
             REPORTING_RANKS: torch.tensor([layout.reporting_ranks_M[m] for m in mini_batch_of]),
         }
+
+    def _micro_batch_column(self, layout: Layout) -> dict[str, torch.Tensor]:
+        if self.plan.packer != "plan" or layout.micro_batch_rows is None:
+            return {}
+        numbers = [
+            number
+            for rank in range(layout.dp_size)
+            for rows_DK in layout.micro_batch_rows
+            for number, rows in enumerate(rows_DK[rank])
+            for _ in range(rows)
+        ]
+        return {MICRO_BATCH: torch.tensor(numbers)}
+
+    @staticmethod
+    def _put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:
+        """Puts columns in the order of ``rows``, and has the call read them."""
+        if not columns:
+            return
         tq.kv_batch_put(
             keys=rows.keys,
             partition_id=rows.partition_id,
             fields=TensorDict(columns, batch_size=len(rows.keys)),
         )
+        if rows.fields is not None:
+            rows.fields = [*rows.fields, *(column for column in columns if column not in rows.fields)]
 
 
 def upsample(batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
@@ -192,8 +214,7 @@ class _PadMaker:
 
     def new_fields(self) -> dict[str, Any]:
         rows = self._read()
-        own = {IS_PADDING, REAL_ROWS, REPORTING_RANKS}
-        names = [name for name in rows[0] if name not in self._first | own and all(name in row for row in rows)]
+        names = [name for name in rows[0] if name not in self._first | OWN_COLUMNS and all(name in row for row in rows)]
         return self._template.fields(rows, names)
 
     def _read(self) -> list[dict[str, Any]]:

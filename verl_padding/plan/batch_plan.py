@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from verl_padding.plan.errors import PlanError
+from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 
 
@@ -60,6 +61,9 @@ class BatchPlan:
     n_rows: int
     """Real rows."""
 
+    packer: Packer = "verl"
+    """Who cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
+
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
 
@@ -79,6 +83,7 @@ class BatchPlan:
         return json.dumps(
             {
                 "n_rows": self.n_rows,
+                "packer": self.packer,
                 "n_pads": self.n_pads,
                 "layouts": {
                     name: {"cells": layout.cells, "micro_batch_rows": layout.micro_batch_rows}
@@ -108,7 +113,13 @@ class BatchPlan:
                 for name, layout in data["layouts"].items()
             }
             figures = {name: LayoutFigures(**values) for name, values in data["figures"].items()}
-            return cls(n_rows=n_rows, layouts=layouts, figures=figures, warnings=tuple(data["warnings"]))
+            return cls(
+                n_rows=n_rows,
+                packer=data["packer"],
+                layouts=layouts,
+                figures=figures,
+                warnings=tuple(data["warnings"]),
+            )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise PlanError(f"not the JSON of a plan: {type(error).__name__}: {error}") from error
 

@@ -58,7 +58,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             known = layout, judge(layout, tokens_R, call, cost_model=cost_model, pad_tokens=job.pad_tokens)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
-    return BatchPlan(n_rows=len(rows), layouts=layouts, figures=figures, warnings=tuple(warnings))
+    return BatchPlan(n_rows=len(rows), packer=job.packer, layouts=layouts, figures=figures, warnings=tuple(warnings))
 
 
 def _shape(call: Pass, job: Job) -> tuple[object, ...]:

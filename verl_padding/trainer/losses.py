@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
 
 from verl_padding.config import Denominator
 from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS
@@ -15,12 +16,18 @@ from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
 
 Loss = Callable[..., Any]
 
+MICRO_BATCHES = "padding/micro_batches"
+"""Metric of a worker: micro-batches of a mini-batch."""
+PACKING_EFFICIENCY = "padding/packing_efficiency"
+"""Metric of a worker: tokens of real rows over the token budget, mean of its micro-batches."""
+
 
 class RealRowsLoss:
     """Hands ``inner`` the real rows of a micro-batch, with the denominators of its mini-batch.
 
     A micro-batch of pads alone gets a zero that hangs on the model's output, so that its backward runs the same
-    collectives as on the other ranks; ``inner`` is not called, and no metric is reported.
+    collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics, every micro-batch
+    reports itself and how full it is.
 
     Args:
         inner: verl's loss (actor, critic or distillation), or a user's.
@@ -44,8 +51,9 @@ class RealRowsLoss:
             return self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
         pads = data[IS_PADDING].bool()
         real = (~pads).nonzero().flatten().tolist()
+        packing = _packing_metrics(data, real)
         if not real:
-            return _connected_zero(model_output), {}
+            return _connected_zero(model_output), packing
         if len(real) < len(pads):
             model_output = {name: _select(value, real, len(pads)) for name, value in model_output.items()}
             data = tu.index_select_tensor_dict(data, real)
@@ -61,7 +69,17 @@ class RealRowsLoss:
             reporting_ranks=int(data[REPORTING_RANKS][0]),
             dp_size=int(data["dp_size"]),
         )
-        return loss, share_metrics(metrics, share)
+        return loss, share_metrics(metrics, share) | packing
+
+
+def _packing_metrics(data: TensorDict, real: list[int]) -> dict[str, Metric]:
+    # Plain metrics, one value a micro-batch: every rank has as many.
+    metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
+        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
+        tokens_R = data["input_ids"].offsets().diff()
+        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, int(tokens_R[real].sum()) / budget)
+    return metrics
 
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:

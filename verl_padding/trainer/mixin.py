@@ -16,7 +16,14 @@ from verl_padding.pads.queue import KVBatchMeta, PaddedBatch, strip, upsample
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
 from verl_padding.trainer.losses import wrap_worker_loss
-from verl_padding.trainer.step_metrics import PLAN_SECONDS, UPSAMPLE_SECONDS, plan_metrics, real_rows_by_rank
+from verl_padding.trainer.plan_packer import install_in_worker
+from verl_padding.trainer.step_metrics import (
+    PLAN_SECONDS,
+    UPSAMPLE_SECONDS,
+    plan_metrics,
+    real_rows_by_rank,
+    worker_metrics,
+)
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 if TYPE_CHECKING:
@@ -61,6 +68,8 @@ class PaddedTrainer(VerlTrainer):
             names.append("ref_policy_wg")
         for name in names:
             worker_group = getattr(self, name)
+            if self._padding.packer == "plan" and id(worker_group) not in wrapped:
+                worker_group.execute_with_func_generator(install_in_worker)
             # Actor and reference may be one object, and verl asks whether they are.
             wrapper = wrapped.setdefault(id(worker_group), PaddedWorkerGroup(worker_group, lambda: self._padded_batch))
             setattr(self, name, wrapper)
@@ -103,9 +112,12 @@ class PaddedTrainer(VerlTrainer):
             metrics.update(log_seqlen_unbalance(seqlen_list, partitions, prefix=logging_prefix))
         return batch
 
-    def _step_once(self, *args: Any, **kwargs: Any) -> KVBatchMeta:
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        seconds_before = dict(timing_raw)
         try:
-            return super()._step_once(*args, **kwargs)
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+            metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
+            return batch
         finally:
             if self._padded_batch is not None:
                 strip(self._padded_batch)

@@ -6,9 +6,12 @@ Names suit verl's aggregation over the local updates of a global step (``Metrics
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import BatchPlan, Layout
+from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REAL_ROWS_TOTAL = "padding/real_rows/total"
 """Real rows of the batch."""
@@ -34,6 +37,20 @@ UPDATE_PADS = "padding/{update}/pad_rows/total"
 """Pads in the update's mini-batches."""
 IMBALANCE = "padding/{update}/imbalance"
 """Cost of the slowest rank over the mean rank, summed over the mini-batches: 1 is perfect."""
+
+MICRO_IMBALANCE = "padding/{call}/micro_batch_imbalance"
+"""Where the plan cuts micro-batches: cost of the slowest rank of each, summed, over the mean rank's; 1 is perfect."""
+CALL_MICRO_BATCHES = "padding/{call}/micro_batches"
+"""Micro-batches of a rank: of an optimizer step in an update, of the whole pass else."""
+CALL_PACKING = "padding/{call}/packing_efficiency"
+"""Tokens of real rows over micro-batches x token budget."""
+CALL_SECONDS = "padding/{call}/seconds"
+"""Seconds of a worker call, as verl times it."""
+CALL_MEMORY = "padding/{call}/max_memory_allocated_gb"
+"""Peak memory of an update, as verl's workers report it."""
+
+TIMERS = {LOG_PROB: "old_log_prob", REF: "ref", VALUES: "values", ACTOR: "update_actor", CRITIC: "update_critic"}
+"""Worker call -> verl's name of its time."""
 
 
 def plan_metrics(
@@ -64,7 +81,40 @@ def plan_metrics(
             UPDATE_PADS.format(update=update): layout.n_pads,
             IMBALANCE.format(update=update): plan.figures[update].imbalance,
         }
+    if plan.packer == "plan":
+        for call, figures in plan.figures.items():
+            if figures.micro_imbalance is not None:
+                metrics[MICRO_IMBALANCE.format(call=call)] = figures.micro_imbalance
+            # Of updates, the workers tell, whoever cut the micro-batches.
+            if call not in updates and figures.micro_batches is not None:
+                metrics[CALL_MICRO_BATCHES.format(call=call)] = figures.micro_batches
+            if call not in updates and figures.packing_efficiency is not None:
+                metrics[CALL_PACKING.format(call=call)] = figures.packing_efficiency
     return metrics
+
+
+def worker_metrics(
+    metrics: dict[str, Any], seconds_before: Mapping[str, float], seconds_after: Mapping[str, float]
+) -> dict[str, float]:
+    """What the workers have told about the calls of a step, under names of ours; theirs leave ``metrics``.
+
+    Args:
+        metrics: verl's metrics of the step, in which an update's are under ``actor/`` and ``critic/``.
+        seconds_before: verl's timers as the step began; they run on over the local updates of a global step.
+        seconds_after: verl's timers as it ended.
+    """
+    told: dict[str, float] = {}
+    for update in (ACTOR, CRITIC):
+        for theirs, ours in ((MICRO_BATCHES, CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, CALL_PACKING)):
+            if f"{update}/{theirs}" in metrics:
+                told[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
+        memory = metrics.get(f"{update}/perf/max_memory_allocated_gb")
+        if memory is not None:
+            told[CALL_MEMORY.format(call=update)] = memory
+    for call, timer in TIMERS.items():
+        if timer in seconds_after:
+            told[CALL_SECONDS.format(call=call)] = seconds_after[timer] - seconds_before.get(timer, 0.0)
+    return told
 
 
 def real_rows_by_rank(layout: Layout, n_rows: int) -> list[list[int]]:

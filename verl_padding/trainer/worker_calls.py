@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ray
+
+from verl_padding.errors import PaddingDataError
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.pads.queue import KVBatchMeta, PaddedBatch
 
@@ -40,11 +43,25 @@ class PaddedWorkerGroup:
     def _infer(self, target: Callable[[KVBatchMeta], Any], call: str, batch: KVBatchMeta) -> Any:
         padded = self._current()
         assert padded is not None, f"worker call {call!r} outside of a step: no plan for its rows"
-        output = target(padded.inference_call(call, batch))
-        # The critic's pass answers with a future that verl only waits for.
-        return padded.real_output(output, batch) if isinstance(output, KVBatchMeta) else output
+        sent = padded.inference_call(call, batch)
+        output = target(sent)
+        if isinstance(output, KVBatchMeta):
+            _check_count(call, len(sent), len(output))
+            return padded.real_output(output, batch)
+        # The critic's pass answers with a future of each rank's answer, that verl waits for next.
+        answers = ray.get(output.futures) if output is not None else []
+        _check_count(call, len(sent), sum(len(answer) for answer in answers if isinstance(answer, KVBatchMeta)))
+        return output
 
     def _update(self, target: Callable[[KVBatchMeta], Any], call: str, batch: KVBatchMeta) -> Any:
         padded = self._current()
         assert padded is not None, f"worker call {call!r} outside of a step: no plan for its rows"
         return target(padded.update_call(call, batch))
+
+
+def _check_count(call: str, sent: int, came: int) -> None:
+    if came != sent:
+        raise PaddingDataError(
+            f"worker call {call!r}: {sent} rows were sent and {came} outputs came back. The workers' logs say why; "
+            "none of the outputs is used."
+        )
