@@ -9,6 +9,9 @@ import pytest
 from tests.end_to_end.agent import FAILING_STEP, LONELY_STEP
 from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.tolerance import LOG_PROB_AGREEMENT
+from verl_padding.job import ACTOR as ACTOR_CALL
+from verl_padding.job import CRITIC as CRITIC_CALL
+from verl_padding.job import LOG_PROB, REF, VALUES
 
 pytestmark = pytest.mark.ray
 
@@ -26,10 +29,18 @@ def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 @pytest.fixture(scope="module")
 def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two epochs, shuffle."""
+    """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two epochs, shuffle.
+
+    The plan cuts the micro-batches, of all passes.
+    """
     return run_job(
         tmp_path_factory.mktemp("gae"),
         "trainer.v1.trainer_mode=padded_sync",  # the mode alone, without the config group
+        "+padding.packer=plan",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128",
+        "+critic.ppo_infer_max_token_len_per_gpu=100",
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=true",
         "actor_rollout_ref.actor.use_kl_loss=true",
@@ -122,6 +133,16 @@ def test_actor_and_critic_take_their_own_numbers_of_steps_over_the_same_rows(gae
     assert min(m.real_rows for m in actor + critic) >= 1
 
 
+def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
+    metrics = gae.metrics[1]
+    for call in (ACTOR_CALL, CRITIC_CALL, LOG_PROB, REF, VALUES):
+        assert metrics[f"padding/{call}/micro_batches"] > 1, call
+        assert 0.3 < metrics[f"padding/{call}/packing_efficiency"] <= 1, call
+        assert 1 <= metrics[f"padding/{call}/micro_batch_imbalance"] < 1.3, call
+        assert metrics[f"padding/{call}/seconds"] > 0, call
+    assert not [name for name in metrics if name.startswith(("actor/padding/", "critic/padding/"))]
+
+
 def test_validation_runs_beside_a_padded_training(gae):
     assert any(name.startswith("val-core/letters/") for name in gae.metrics[1])
 
@@ -190,6 +211,27 @@ def test_fixed_micro_batches_and_a_warm_up_of_the_critic_run_under_every_strateg
     assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real[1:]), "the actor waits for step 2"
     assert sum(m.real_rows for m in facts.optimizer_steps[CRITIC]) == sum(real)
     assert min(m.real_rows for model in (ACTOR, CRITIC) for m in facts.optimizer_steps[model]) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+def test_the_plans_micro_batches_hold_through_mishaps_under_every_strategy(strategy, tmp_path):
+    facts = run_job(
+        tmp_path,
+        f"+padding={strategy}",
+        "padding.packer=plan",
+        MISHAPS,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=72",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=72",
+        steps=STEPS,
+    )
+    assert_no_pad_outside_worker_calls(facts)
+    assert_finite_and_agreeing(facts)
+    assert facts.rows[LONELY_STEP].real == 1
+    assert facts.metrics[LONELY_STEP]["padding/log_prob/micro_batches"] == 1
+    assert facts.metrics[1]["padding/log_prob/micro_batches"] > 3
+    assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(rows.real for rows in facts.rows.values())
 
 
 @pytest.mark.slow

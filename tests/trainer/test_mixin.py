@@ -4,6 +4,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import ray
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
@@ -153,3 +154,44 @@ def test_everything_but_the_batch_calls_goes_through_to_the_worker_group():
     assert group._dispatch_info is workers._dispatch_info
     with pytest.raises(AttributeError):
         group.no_such_call  # noqa: B018
+
+
+@pytest.mark.parametrize(("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref")])
+def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    trainer = padded_trainer()
+    trainer._balance_batch(batch, {})
+    padded = trainer._padded_batch
+    padded.plan.layouts["ref"] = padded.plan.layouts["log_prob"]
+    sent = len(padded.inference_call(name, batch))
+
+    def answer_with(change: int):
+        return lambda rows: KVBatchMeta(
+            keys=[*rows.keys, "of_another"][: len(rows) + change],
+            tags=[*rows.tags, {}][: len(rows) + change],
+            partition_id=PARTITION,
+        )
+
+    for change in (-1, 1):
+        group = PaddedWorkerGroup(SimpleNamespace(**{call: answer_with(change)}), lambda: padded)
+        with pytest.raises(PaddingDataError, match=rf"'{name}': {sent} rows were sent and {sent + change} outputs"):
+            getattr(group, call)(batch)
+    group = PaddedWorkerGroup(SimpleNamespace(**{call: lambda rows: None}), lambda: padded)
+    with pytest.raises(PaddingDataError, match=rf"'{name}': {sent} rows were sent and 0 outputs"):
+        getattr(group, call)(batch)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    trainer = padded_trainer()
+    trainer._balance_batch(batch, {})
+    padded = trainer._padded_batch
+    padded.plan.layouts["values"] = padded.plan.layouts["log_prob"]
+    sent = len(padded.inference_call("values", batch))
+    half = KVBatchMeta(keys=batch.keys[:1], tags=batch.tags[:1], partition_id=PARTITION)
+    futures = SimpleNamespace(futures=[ray.put(half), ray.put(half)])
+    group = PaddedWorkerGroup(SimpleNamespace(infer_batch=lambda rows: futures), lambda: padded)
+    with pytest.raises(PaddingDataError, match=rf"'values': {sent} rows were sent and 2 outputs"):
+        group.infer_batch(batch)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import torch
 import transfer_queue as tq
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from transfer_queue import KVBatchMeta
+from transfer_queue import BatchMeta, KVBatchMeta
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
@@ -187,6 +187,11 @@ def upsample(batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> Padd
                 logger.exception("verl_padding: pads %s.. could not be cleared after a failed put", pad_keys[0])
             raise
     return padded
+
+
+def n_rows(answer: object) -> int:
+    """Rows that a worker's answer speaks of; 0 for an answer that speaks of none."""
+    return len(answer) if isinstance(answer, KVBatchMeta | BatchMeta) else 0
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:

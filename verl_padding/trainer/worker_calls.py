@@ -9,7 +9,7 @@ import ray
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.pads.queue import KVBatchMeta, PaddedBatch
+from verl_padding.pads.queue import KVBatchMeta, PaddedBatch, n_rows
 
 INFERENCE_CALLS = {"compute_log_prob": LOG_PROB, "compute_ref_log_prob": REF, "infer_batch": VALUES}
 """Method of verl's worker groups -> inference pass of the plan."""
@@ -50,7 +50,7 @@ class PaddedWorkerGroup:
             return padded.real_output(output, batch)
         # The critic's pass answers with a future of each rank's answer, that verl waits for next.
         answers = ray.get(output.futures) if output is not None else []
-        _check_count(call, len(sent), sum(len(answer) for answer in answers if isinstance(answer, KVBatchMeta)))
+        _check_count(call, len(sent), sum(map(n_rows, answers)))
         return output
 
     def _update(self, target: Callable[[KVBatchMeta], Any], call: str, batch: KVBatchMeta) -> Any:
