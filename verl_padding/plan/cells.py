@@ -158,30 +158,20 @@ class Dealer:
         which of them fit. Cutting the balanced cells ``rows_MD`` always fits, from their ``size`` on.
         """
         cutter, n_mini = self._cutter, len(rows_M)
-        cut_balanced = [cutter.cut(rows_D, size) for rows_D in rows_MD]
-        offers_M = [list(cutter.by_level(rows, POLISH_PAIRS // n_mini)) for rows in rows_M]
+        offers_M = [cutter.by_level(rows, POLISH_PAIRS // n_mini) for rows in rows_M]
         sizes = {size}
         if may_grow:
-            needed = {offer.least_rows for offers in offers_M for offer in offers}
+            needed = {cut.least_rows for cuts, _ in offers_M for cut in cuts}
             sizes |= {_up_to_multiple(rows, self.call.cell_multiple) for rows in needed if rows > size}
         best: tuple[int, list[CutCells], list[list[list[int]]]] | None = None
         for tried in sorted(sizes):
-            chosen_M, pads_M = [], []
-            for offers, rows_D, balanced in zip(offers_M, rows_MD, cut_balanced, strict=True):
-                fallback = balanced if tried == size else cutter.cut(rows_D, tried)
-                chosen, pads_DK = fallback
-                for offer in sorted(offers, key=lambda offer: offer.time):
-                    if offer.time >= chosen.time:
-                        break
-                    placed = cutter.place_pads(offer, tried)
-                    if placed is not None:
-                        chosen, pads_DK = offer, placed
-                        break
-                chosen_M.append(chosen)
-                pads_M.append(pads_DK)
-            time = sum(chosen.time for chosen in chosen_M) + self._pads_time(tried, n_mini)
+            fitted_M = [
+                _fit(cutter, cuts, least_time, rows_D, tried)
+                for (cuts, least_time), rows_D in zip(offers_M, rows_MD, strict=True)
+            ]
+            time = sum(cut.time for cut, _ in fitted_M) + self._pads_time(tried, n_mini)
             if best is None or time < best[0]:
-                best = (time, chosen_M, pads_M)
+                best = (time, [cut for cut, _ in fitted_M], [pads_DK for _, pads_DK in fitted_M])
         assert best is not None
         return self._layout(best[1], best[2])
 
@@ -199,6 +189,31 @@ class Dealer:
                 )
             )
         return Layout(n_rows=len(self.tokens_R), cells=tuple(cells), micro_batch_rows=tuple(micro_rows))
+
+
+def _fit(
+    cutter: Cutter, cuts: list[CutCells], least_time: int, rows_D: list[list[int]], size: int
+) -> tuple[CutCells, list[list[int]]]:
+    """The best cut for cells of ``size`` rows, and how many pads each rank's micro-batches hold.
+
+    Args:
+        cuts: ways to cut the mini-batch, the best first.
+        least_time: what none can beat.
+        rows_D: balanced cells of the mini-batch, to be cut if no way fits, or none well.
+    """
+    best: tuple[CutCells, list[list[int]]] | None = None
+    for cut in cuts:
+        if best is not None and cut.time >= best[0].time:
+            break
+        shrunk = cutter.shrink(cut, size)
+        pads_DK = None if shrunk is None else cutter.place_pads(shrunk, size)
+        if shrunk is not None and pads_DK is not None and (best is None or shrunk.time < best[0].time):
+            best = shrunk, pads_DK
+    if best is None or best[0].time > least_time + least_time // 64:
+        balanced = cutter.cut(rows_D, size)
+        if best is None or balanced[0].time < best[0].time:
+            best = balanced
+    return best
 
 
 def dearest(cost_I: Int64s, bins: Bins) -> int:

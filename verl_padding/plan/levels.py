@@ -18,8 +18,13 @@ MORE_LEVELS = 3
 PASSES = 3
 """Times the light levels' common height is guessed, each time from what the pass before put elsewhere."""
 
-TOLERANCE = 1 / 1024
-"""The search ends this close above the lower bound."""
+
+def good_enough(bound: int, n_items: int) -> int:
+    """Height at which a search may end: a thousandth above the lower bound, up to a hundredth for many thousand items.
+
+    A search takes time with the items, and many of them are packed well at the first attempt.
+    """
+    return bound + bound * min(max(n_items, 1 << 11), 1 << 14) // (1 << 21)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +75,9 @@ class LevelPacker:
     """What a level costs beside its bins."""
 
     def candidates(self, bound: int) -> Iterator[Levels]:
-        """Good ways to cut the levels, until one is within ``TOLERANCE`` of ``bound``, the least height there is."""
-        goal = bound + int(bound * TOLERANCE)
+        """Good ways to cut the levels, until one is good enough; ``bound`` is the least height there is."""
+        goal = good_enough(bound, len(self.cost_I))
+        best: int | None = None
         if len(self.tokens_I) >= self.n_ranks:
             bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
             if len(bins) >= self.n_ranks:  # else some rank would have no item in any level
@@ -79,8 +85,11 @@ class LevelPacker:
         least = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks)) or 1
         n_levels, successes = -(-least // self.multiple) * self.multiple, 0
         while successes <= MORE_LEVELS and n_levels <= len(self.tokens_I) + self.multiple:
-            found = [levels for heavy in (True, False) if (levels := self._pack(n_levels, fill_heavy=heavy))]
+            if best is not None and bound + n_levels * self.level_cost >= best:
+                return  # not even a perfect cut into so many levels would be better
+            found = self._pack(n_levels)
             yield from found
+            best = min([self.time(levels) for levels in found] + ([] if best is None else [best]), default=None)
             if any(levels.height <= goal for levels in found):
                 return
             successes += bool(found)
@@ -93,18 +102,23 @@ class LevelPacker:
     def _levels(self, bins: list[Bin]) -> Levels:
         return Levels.of_bins(bins, self.cost_I, self.n_ranks, self.multiple)
 
-    def _pack(self, n_levels: int, *, fill_heavy: bool) -> Levels | None:
+    def _pack(self, n_levels: int) -> list[Levels]:
         """Packs into ``n_levels`` levels: heavy ones, as high as their longest row, and light ones of one height.
 
         A row dearer than the levels' mean makes its level a heavy one. The other bins of a heavy level can be
-        filled as high as it only with long rows, for many short ones exceed the token budget first.
-
-        Args:
-            fill_heavy: pack the heavy levels bin by bin, longest rows first, then the rest into the light ones;
-                otherwise all bins take turns, which leaves them with more equal numbers of rows.
+        filled as high as it only with long rows, for many short ones exceed the token budget first. Two ways: fill
+        heavy levels bin by bin, then the rest into the light ones; or let all bins take turns, which leaves them
+        with more equal numbers of rows.
         """
-        if not fill_heavy:
-            return self._pack_together(n_levels)
+        ways = [self._pack_heavy_first(n_levels)]
+        if self._first_is_heavy(n_levels):
+            ways.append(self._pack_together(n_levels))
+        return [levels for levels in ways if levels is not None]
+
+    def _first_is_heavy(self, n_levels: int) -> bool:
+        return n_levels > 1 and self.cost_I[0] * n_levels * self.n_ranks > sum(self.cost_I)
+
+    def _pack_heavy_first(self, n_levels: int) -> Levels | None:
         shelf = Shelf(self.tokens_I, self.cost_I)
         rest, heavy_bins = sum(self.cost_I), []
         level = 0

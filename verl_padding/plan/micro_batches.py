@@ -57,12 +57,15 @@ class Cutter:
         """Cost of handling a micro-batch."""
         return int(self.cost_model(np.array([LEVEL_HANDLING_TOKENS], dtype=np.int64))[0])
 
-    def by_level(self, rows: Sequence[int], max_pairs: int) -> Iterator[CutCells]:
+    def by_level(self, rows: Sequence[int], max_pairs: int) -> tuple[list[CutCells], int]:
         """Good ways to deal a mini-batch out to ranks that meet at each micro-batch.
 
         Args:
             rows: real rows of the mini-batch.
             max_pairs: how long to polish, in pairs of rows compared.
+
+        Returns:
+            The ways, the best first, and a time that none can beat.
         """
         call = self.call
         assert call.token_budget is not None
@@ -78,14 +81,21 @@ class Cutter:
             level_cost=self.level_cost(),
         )
         bound = micro_batch_bound(tokens_I, cost_I, call.dp_size, call.token_budget)
-        found = sorted(packer.candidates(bound), key=packer.time)
-        for levels in found[:POLISHED]:
-            polished = polish(levels, packer, bound, max_pairs // POLISHED)
-            bins_DK = _deal_levels(polished, packer.cost_I, call.dp_size)
-            yield CutCells(
-                rows_DK=[[[int(by_length[item]) for item in items] for items in bins_K] for bins_K in bins_DK],
-                time=packer.time(polished),
+        found = sorted(packer.candidates(bound), key=packer.time)[:POLISHED]
+        polished = [polish(levels, packer, bound, max_pairs // POLISHED) for levels in found]
+        row_of = by_length.tolist()
+        cuts = [
+            CutCells(
+                rows_DK=[
+                    [[row_of[item] for item in items] for items in bins_K]
+                    for bins_K in _deal_levels(levels, packer.cost_I, call.dp_size)
+                ],
+                time=packer.time(levels),
             )
+            for levels in sorted(polished, key=packer.time)
+        ]
+        least_levels = -(-int(tokens_I.sum()) // (call.token_budget * call.dp_size))
+        return cuts, bound + least_levels * packer.level_cost
 
     def cut(self, cells: Sequence[Sequence[int]], size: int) -> tuple[CutCells, list[list[int]]]:
         """Cuts cells that are dealt already, each by itself, into as few micro-batches as hold all of them.
@@ -121,14 +131,58 @@ class Cutter:
         cut = CutCells(rows_DK=rows_DK, time=height + len(load_DK[0]) * self.level_cost())
         return cut, pads_DK
 
+    def shrink(self, cut: CutCells, size: int) -> CutCells | None:
+        """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
+
+        Ranks with more give away their shortest rows, to the micro-batches farthest below the height of theirs.
+        """
+        if cut.least_rows <= size:
+            return cut
+        budget = self.call.token_budget
+        assert budget is not None
+        rows_DK = [[sorted(rows, key=lambda row: -self.tokens_R[row]) for rows in rows_K] for rows_K in cut.rows_DK]
+        used_DK, load_DK = self._sums(rows_DK)
+        height_K = load_DK.max(axis=0)
+        places_D = [size - sum(max(len(rows), 1) for rows in rows_K) for rows_K in rows_DK]
+        takers = np.array([places > 0 for places in places_D])
+        for giver in [rank for rank, places in enumerate(places_D) if places < 0]:
+            while places_D[giver] < 0:
+                # A micro-batch of one row would need a pad instead: nothing gained.
+                level = min(
+                    (k for k, rows in enumerate(rows_DK[giver]) if len(rows) > 1),
+                    key=lambda k: self.tokens_R[rows_DK[giver][k][-1]],
+                )
+                row = rows_DK[giver][level][-1]
+                tokens, cost = int(self.tokens_R[row]), int(self.cost_model(self.tokens_R[[row]])[0])
+                below_DK = np.where(used_DK + tokens <= budget, height_K - load_DK, np.iinfo(np.int64).min)
+                below_DK[~takers] = np.iinfo(np.int64).min
+                taker, to_level = divmod(int(below_DK.argmax()), len(height_K))
+                if below_DK[taker, to_level] == np.iinfo(np.int64).min:
+                    return None
+                rows_DK[giver][level].pop()
+                target = rows_DK[taker][to_level]
+                places_D[taker] -= bool(target)  # a row in an empty micro-batch takes the place of a pad
+                takers[taker] = places_D[taker] > 0
+                target.append(row)
+                target.sort(key=lambda row: -self.tokens_R[row])
+                places_D[giver] += 1
+                for rank, k, sign in ((giver, level, -1), (taker, to_level, 1)):
+                    used_DK[rank, k] += sign * tokens
+                    load_DK[rank, k] += sign * cost
+        time = int(load_DK.max(axis=0).sum()) + len(height_K) * self.level_cost()
+        return CutCells(rows_DK=rows_DK, time=time)
+
+    def _sums(self, rows_DK: list[list[list[int]]]) -> tuple[Int64s, Int64s]:
+        """Tokens and cost (D, K) of each rank's micro-batches."""
+        tokens = [[int(self.tokens_R[rows].sum()) for rows in rows_K] for rows_K in rows_DK]
+        cost = [[int(self.cost_model(self.tokens_R[rows]).sum()) for rows in rows_K] for rows_K in rows_DK]
+        return np.array(tokens), np.array(cost)
+
     def place_pads(self, cut: CutCells, size: int) -> list[list[int]] | None:
         """How many pads go into each rank's micro-batches, for cells of ``size`` rows; None if they do not fit."""
         assert self.call.token_budget is not None
         pad_cost = max(int(self.cost_model(np.array([self.pad_tokens], dtype=np.int64))[0]), 1)
-        tokens_DK = np.array([[int(self.tokens_R[rows].sum()) for rows in rows_K] for rows_K in cut.rows_DK])
-        load_DK = np.array(
-            [[int(self.cost_model(self.tokens_R[rows]).sum()) for rows in rows_K] for rows_K in cut.rows_DK]
-        )
+        tokens_DK, load_DK = self._sums(cut.rows_DK)
         room_DK = (self.call.token_budget - tokens_DK) // self.pad_tokens
         below_DK = (load_DK.max(axis=0) - load_DK) // pad_cost
         pads_DK = []
