@@ -6,7 +6,7 @@ Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
-from verl_padding.plan.job import Job, Pass, Strategy, Update
+from verl_padding.plan.job import Job, Packer, Pass, Strategy, Update
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
 from verl_padding.plan.rows import Rows
@@ -18,6 +18,7 @@ __all__ = [
     "Layout",
     "LayoutFigures",
     "NoRealRowError",
+    "Packer",
     "Pass",
     "PlanError",
     "RowTooLongError",

@@ -27,8 +27,8 @@ It is written to the queue, fetched, and its outputs are written back, mostly on
 of a millisecond, in which a rank trains 8 tokens or so (a model of about a billion parameters; fewer for larger ones).
 """
 
-POLISH_PAIRS = 1 << 24
-"""How long the micro-batches of one call are polished, in pairs of rows compared: about half a second."""
+POLISH_PAIRS = 1 << 22
+"""How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +159,15 @@ class Dealer:
         """
         cutter, n_mini = self._cutter, len(rows_M)
         offers_M = [cutter.by_level(rows, POLISH_PAIRS // n_mini) for rows in rows_M]
+        least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
         sizes = {size}
         if may_grow:
             needed = {cut.least_rows for cuts, _ in offers_M for cut in cuts}
             sizes |= {_up_to_multiple(rows, self.call.cell_multiple) for rows in needed if rows > size}
         best: tuple[int, list[CutCells], list[list[list[int]]]] | None = None
         for tried in sorted(sizes):
+            if best is not None and least_time + self._pads_time(tried, n_mini) >= best[0]:
+                break  # more rows cannot pay for their handling
             fitted_M = [
                 _fit(cutter, cuts, least_time, rows_D, tried)
                 for (cuts, least_time), rows_D in zip(offers_M, rows_MD, strict=True)

@@ -23,7 +23,10 @@ micro-batch of 16k to 32k tokens.
 """
 
 POLISHED = 3
-"""Of the ways to cut a mini-batch, so many of the best are polished."""
+"""Of the ways to cut a mini-batch, so many of the best are polished; of a large one only the best."""
+
+LARGE = 1024
+"""Rows of a large mini-batch: the ways to cut it differ little once they are polished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +84,9 @@ class Cutter:
             level_cost=self.level_cost(),
         )
         bound = micro_batch_bound(tokens_I, cost_I, call.dp_size, call.token_budget)
-        found = sorted(packer.candidates(bound), key=packer.time)[:POLISHED]
-        polished = [polish(levels, packer, bound, max_pairs // POLISHED) for levels in found]
+        n_polished = POLISHED if len(rows) <= LARGE else 1
+        found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
+        polished = [polish(levels, packer, bound, max_pairs // n_polished) for levels in found]
         row_of = by_length.tolist()
         cuts = [
             CutCells(

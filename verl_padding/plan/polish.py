@@ -36,7 +36,7 @@ def polish(levels: Levels, packer: LevelPacker, bound: int, max_pairs: int) -> L
 ROUNDS = 64
 """Times that the bins of a level are paired at most; about ten are needed."""
 
-MAX_RECTANGLE = 1 << 22
+MAX_RECTANGLE = 1 << 18
 """Exchanges looked at in one pairing of all bins of a level."""
 
 
