@@ -36,14 +36,18 @@ def row_fields(prompt: int, response: int, uid: str) -> dict:
     }
 
 
-def put_rows(lengths: Sequence[tuple[int, int]], **extra_fields: Sequence) -> KVBatchMeta:
-    """Puts one row a (prompt, response) length, two rows a session, and gives their batch as verl samples it."""
-    keys, fields, tags = [], [], []
-    uid = ""
+def put_rows(
+    lengths: Sequence[tuple[int, int]], keys: Sequence[str] | None = None, **extra_fields: Sequence
+) -> KVBatchMeta:
+    """Puts one row a (prompt, response) length, and gives their batch as verl samples it.
+
+    Without ``keys``, two rows a session and one session a prompt.
+    """
+    uids = [uuid4().hex for _ in lengths]
+    keys = [f"{uids[i - i % 2]}_0_{i % 2}" for i in range(len(lengths))] if keys is None else list(keys)
+    fields, tags = [], []
     for i, (prompt, response) in enumerate(lengths):
-        if i % 2 == 0:
-            uid = uuid4().hex
-        keys.append(f"{uid}_0_{i % 2}")
+        uid = keys[i].rsplit("_", 2)[0]
         row = row_fields(prompt, response, uid)
         row.update({name: values[i] for name, values in extra_fields.items()})
         fields.append(row)

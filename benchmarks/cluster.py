@@ -1,0 +1,38 @@
+"""A real Ray and a real TransferQueue for the length of a benchmark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Before anything imports verl: its platform is chosen once a process.
+os.environ.setdefault("VERL_PLATFORM", "cpu")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@contextmanager
+def ray_and_queue() -> Iterator[None]:
+    """Starts both, and ends both."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    folder = tempfile.mkdtemp(prefix="vp", dir="/tmp")  # Ray's sockets want a short path
+    ray.init(
+        num_cpus=32,  # tickets, not cores: verl asks for three a worker, and for a GPU
+        num_gpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=folder,
+    )
+    try:
+        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+        yield
+        tq.close()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,211 @@
+"""An update of real FSDP2 workers: stock verl against the plan, turn by turn.
+
+    python -m benchmarks.train_step
+
+The rows of ``long_tailed.jsonl``: 24 prompts of 8 sessions, of 1 to 5 rows. Two ranks, a Qwen2 of two layers, verl's
+own worker, engine and loss. Stock verl pads and balances with its trainer's own ``_balance_batch``. Told is the time of
+``update_actor``, and that of planning and of pads beside it. The sides take turns, each on rows of its own, put anew.
+
+- At verl's number of optimizer steps: ``padding=lcm``, micro-batches by verl's packer and by the plan.
+- At the configured number, prompts / ppo_mini_batch_size: ``padding=prompt``.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import torch
+import transfer_queue as tq
+import typer
+from rich.progress import track
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+from benchmarks.cluster import ray_and_queue
+from benchmarks.results import console, show, spread, write
+
+ROWS = Path(__file__).parent / "long_tailed.jsonl"
+PROMPTS, SESSIONS, MINI_PROMPTS, RANKS = 24, 8, 8, 2
+BUDGET = 2048
+HIDDEN = 256
+EOS = 3
+TRAINED = ("old_log_probs", "ref_log_prob", "advantages")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    name: str
+    strategy: str | None
+    """None for stock verl."""
+    packer: str = "verl"
+
+
+SIDES = (
+    Side(name="stock verl", strategy=None),
+    Side(name="lcm, verl's packer", strategy="lcm"),
+    Side(name="lcm, plan's", strategy="lcm", packer="plan"),
+    Side(name="prompt, plan's", strategy="prompt", packer="plan"),
+)
+
+
+def put_batch() -> KVBatchMeta:
+    """The rows, with all that an actor update reads, under keys of their own."""
+    from tests.pads.rows_in_queue import PARTITION, put_rows
+
+    rows = [json.loads(line) for line in ROWS.read_text().split("\n") if line]
+    lengths = [(row["prompt_tokens"], row["response_tokens"]) for row in rows]
+    seen: dict[tuple[str, int], int] = {}
+    keys = []
+    for row in rows:
+        session = row["prompt"], row["session"]
+        seen[session] = seen.get(session, -1) + 1
+        keys.append(f"{row['prompt']}_{row['session']}_{seen[session]}")
+    batch = put_rows(lengths, keys)
+
+    def column() -> torch.Tensor:
+        return torch.nested.as_nested_tensor([torch.randn(r) * 0.1 - 5.5 for _, r in lengths], layout=torch.jagged)
+
+    return tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict({name: column() for name in TRAINED}, batch_size=len(batch)),
+        tags=batch.tags,
+    )
+
+
+def make_model(folder: Path) -> Path:
+    import transformers
+
+    from verl_padding.local.tiny_models import make_byte_tokenizer
+
+    tokenizer = make_byte_tokenizer()
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        intermediate_size=4 * HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=BUDGET,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+EXTRA_INFO = {
+    "temperature": 1.0,
+    "calculate_entropy": False,
+    "distillation_use_topk": False,
+    "distillation_only": False,
+    "seed": 1,
+    "epochs": 1,
+    "dataloader_kwargs": {"shuffle": False},
+    "global_batch_size": MINI_PROMPTS * SESSIONS,
+    "mini_batch_size": MINI_PROMPTS * SESSIONS,
+}
+
+
+def stock_update(workers: Any, batch: KVBatchMeta) -> dict[str, float]:
+    """Seconds, pads and steps of an update as verl's trainer does it."""
+    from verl.trainer.ppo.v1 import PPOTrainer
+
+    trainer = SimpleNamespace(
+        actor_rollout_wg=workers,
+        tokenizer=SimpleNamespace(eos_token_id=EOS),
+        _get_required_batch_multiple=lambda dp_size: MINI_PROMPTS * SESSIONS,
+    )
+    n_rows = len(batch)
+    started = time.perf_counter()
+    padded = PPOTrainer._balance_batch(trainer, batch, metrics={})
+    ready = time.perf_counter()
+    padded.extra_info.update(EXTRA_INFO)
+    output = workers.update_actor(padded)
+    done = time.perf_counter()
+    tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
+    return {"before": ready - started, "update": done - ready, "pads": len(padded) - n_rows, "steps": _steps(output)}
+
+
+def planned_update(workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, float]:
+    """Seconds, pads and steps of an update as the padded trainers do it."""
+    from verl_padding.pads.queue import strip, upsample
+    from verl_padding.pads.template import PadTemplate
+    from verl_padding.plan import Job, Rows, Update, plan_batch
+    from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+    assert side.strategy is not None
+    job = Job(
+        strategy=side.strategy,
+        prompts=PROMPTS,
+        sessions_per_prompt=SESSIONS,
+        updates={"actor": Update(dp_size=RANKS, token_budget=BUDGET, prompts_per_mini_batch=MINI_PROMPTS)},
+        inference={},
+        packer=side.packer,
+    )
+    started = time.perf_counter()
+    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, pad_length=2))
+    ready = time.perf_counter()
+    batch.extra_info.update(EXTRA_INFO)
+    output = PaddedWorkerGroup(workers, lambda: padded).update_actor(batch)
+    done = time.perf_counter()
+    strip(padded)
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    return {"before": ready - started, "update": done - ready, "pads": plan.n_pads, "steps": _steps(output)}
+
+
+def _steps(output: Any) -> int:
+    return len(output["metrics"]["grad_norm"])
+
+
+def main(repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 5) -> None:
+    """Measures all sides, after a round to warm up."""
+    told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
+    with ray_and_queue(), tempfile.TemporaryDirectory() as folder:
+        from tests.equivalence.actor_workers import start_actor, stop
+        from verl_padding.trainer.losses import wrap_worker_loss
+        from verl_padding.trainer.plan_packer import install_in_worker
+
+        workers = start_actor(
+            make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
+        )
+        # Both let rows that no plan has touched pass: stock verl's side runs verl's own loss and packer.
+        workers.execute_with_func_generator(wrap_worker_loss("rows"))
+        workers.execute_with_func_generator(install_in_worker)
+        for _ in track(range(repeats + 1), "rounds", console=console):
+            for side in SIDES:
+                batch = put_batch()
+                took = stock_update(workers, batch) if side.strategy is None else planned_update(workers, batch, side)
+                told[side.name].append(took)
+        stop(workers)
+    told = {name: took[1:] for name, took in told.items()}
+    stock = [took["update"] for took in told[SIDES[0].name]]
+    show(
+        "seconds of an update, median (least-most); ratios round by round",
+        ["side", "steps", "pads", "plan and pads", "update", "stock verl / side"],
+        [
+            [
+                name,
+                took[0]["steps"],
+                took[0]["pads"],
+                spread([it["before"] for it in took]),
+                spread([it["update"] for it in took], 2),
+                spread([theirs / it["update"] for theirs, it in zip(stock, took, strict=True)]),
+            ]
+            for name, took in told.items()
+        ],
+    )
+    write({"sides": told})
+
+
+if __name__ == "__main__":
+    typer.run(main)
