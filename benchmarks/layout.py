@@ -50,7 +50,7 @@ def same_rows(job: BatchJob) -> dict[str, Any]:
     """Figures of verl and the plan with verl's rows in each step; steps of verl that hold pads alone are skipped."""
     dealt = layouts.verl_cells(job)
     mini_batch_R = [0] * len(job.tokens_R)
-    for number, ranks in enumerate(dealt.cells):
+    for number, ranks in enumerate(dealt.cells_MD):
         for row in (row for cell in ranks for row in cell if row < len(job.tokens_R)):
             mini_batch_R[row] = number
     steps = len(set(mini_batch_R))

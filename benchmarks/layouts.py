@@ -5,18 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
 
 import numpy as np
-import torch
-from tensordict import TensorDict
-from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, rearrange_micro_batches
 
 from benchmarks.jobs import BatchJob
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Rows, Update, plan_batch
-
-VERL_PAD_TOKENS = 128
-"""Tokens of a pad of verl 0.9."""
+from verl_padding.verl_layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
 PAD_TOKENS = 2
 attention_cost = COST_MODELS["attention"]
@@ -52,41 +46,34 @@ class Laid:
 
 @dataclass(frozen=True, kw_only=True)
 class VerlCells:
-    """Rows of each mini-batch and rank as verl 0.9.1 deals them out; numbers from ``len(job.tokens_R)`` on are pads."""
+    """Rows of each mini-batch and rank as verl 0.9 deals them out; numbers from ``len(job.tokens_R)`` on are pads."""
 
-    cells: list[list[list[int]]]
+    cells_MD: list[list[list[int]]]
     pads: int
 
 
 def verl_cells(job: BatchJob, steps: int | None = None) -> VerlCells:
-    """verl 0.9.1: pads at the end, ranks balanced over the whole batch, each rank's rows cut in their order.
+    """verl's cells at its own number of steps.
 
     Args:
-        steps: force so many steps, of as many rows as that takes; None for verl's own number.
+        steps: force so many steps, of as many rows as that takes.
     """
     size = job.mini_batch_rows
     if steps is not None:
         size = -(-len(job.tokens_R) // (steps * job.dp_size)) * job.dp_size
-    total = -(-len(job.tokens_R) // lcm(size, job.dp_size)) * lcm(size, job.dp_size)
-    padded = job.tokens_R + [VERL_PAD_TOKENS] * (total - len(job.tokens_R))
-    cost = attention_cost(np.array(padded)).tolist()
-    # A list, where verl hands over a tensor: the same partitions, many times faster.
-    chunks = get_seqlen_balanced_partitions(cost, k_partitions=job.dp_size, equal_size=True)
-    cell = size // job.dp_size
-    return VerlCells(
-        cells=[[chunk[step * cell : (step + 1) * cell] for chunk in chunks] for step in range(total // size)],
-        pads=total - len(job.tokens_R),
-    )
+    cells_MD, pads = deal_as_verl(job.tokens_R, dp_size=job.dp_size, mini_batch_rows=size)
+    return VerlCells(cells_MD=cells_MD, pads=pads)
 
 
 def verl(job: BatchJob, dealt: VerlCells) -> Laid:
     """verl's cells, cut into micro-batches by its packer."""
     tokens = job.tokens_R + [VERL_PAD_TOKENS] * dealt.pads
-    bins_MD = [
-        _verl_micro_batches([[tokens[row] for row in cell] for cell in ranks], job.token_budget)
-        for ranks in dealt.cells
-    ]
+    bins_MD = [_tokens_of(pack_as_verl(cells_D, tokens, job.token_budget), tokens) for cells_D in dealt.cells_MD]
     return Laid.of(bins_MD, pads=dealt.pads)
+
+
+def _tokens_of(rows_DK: Sequence[Sequence[Sequence[int]]], tokens_R: Sequence[int]) -> list[Bins]:
+    return [[[tokens_R[row] for row in rows] for rows in rows_K] for rows_K in rows_DK]
 
 
 def least_loaded(job: BatchJob, steps: int) -> Laid:
@@ -152,12 +139,12 @@ def planned(job: BatchJob, steps: int, packer: str, mini_batch_R: Sequence[int] 
     layout = plan_of(job, steps, packer, mini_batch_R).layouts["actor"]
     tokens = job.tokens_R + [PAD_TOKENS] * layout.n_pads
     bins_MD = []
-    for mini_batch, ranks in enumerate(layout.cells):
+    for mini_batch, cells_D in enumerate(layout.cells):
         if packer == "verl":
-            bins_MD.append(_verl_micro_batches([[tokens[row] for row in cell] for cell in ranks], job.token_budget))
+            rows_DK = pack_as_verl(cells_D, tokens, job.token_budget)
         else:
-            cut_D = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
-            bins_MD.append([[[tokens[row] for row in rows] for rows in cut] for cut in cut_D])
+            rows_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+        bins_MD.append(_tokens_of(rows_DK, tokens))
     return Laid.of(bins_MD, pads=layout.n_pads)
 
 
@@ -193,23 +180,3 @@ def _least_loaded(rows: Sequence[int], n_bins: int, budget: int | None) -> Bins 
         for entry in full:
             heapq.heappush(heap, entry)
     return bins
-
-
-def _verl_micro_batches(cells: list[list[int]], budget: int) -> list[Bins]:
-    """verl's own packer on every rank. Its ranks agree on a number of micro-batches that fits all: so do these."""
-    n_bins = 1
-    while True:
-        bins_D = [_verl_pack(cell, budget, n_bins) for cell in cells]
-        most = max(map(len, bins_D))
-        if all(len(bins) == most for bins in bins_D):
-            return bins_D
-        n_bins = most
-
-
-def _verl_pack(cell: list[int], budget: int, at_least: int) -> Bins:
-    offsets = torch.tensor([0, *np.cumsum(cell).tolist()])
-    ids = torch.nested.nested_tensor_from_jagged(torch.zeros(int(offsets[-1]), dtype=torch.int8), offsets)
-    _, rows_K = rearrange_micro_batches(
-        TensorDict({"input_ids": ids}, batch_size=len(cell)), max_token_len=budget, min_num_micro_batch=at_least
-    )
-    return [[cell[row] for row in rows] for rows in rows_K]

@@ -1,12 +1,15 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
+import json
+
 import pytest
 
 from tests.verl_config import compose_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.hydra_callback import CheckJobBeforeStart
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
-from verl_padding.plan import Pass
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.plan import Pass, TransformerCost
 
 DYNAMIC = (
     "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -178,3 +181,52 @@ def test_a_job_that_cannot_run_is_refused_with_the_setting_its_value_and_the_fix
     config = compose_job("+padding=prompt", *DYNAMIC, *overrides)
     with pytest.raises(PaddingConfigError, match=message):
         check_job(config)
+
+
+def test_the_plan_cuts_micro_batches_where_the_config_says_so_and_ranks_meet_where_the_engine_does():
+    assert job_of(*DYNAMIC).packer == "verl"
+    job = job_of(*DYNAMIC, "padding.packer=plan")
+    assert job.packer == "plan"
+    assert job.updates[ACTOR].ranks_meet == "micro_batch"
+    megatron = job_of("model_engine=megatron", *DYNAMIC, "padding.packer=plan")
+    assert {call.ranks_meet for _, call in megatron.calls()} == {"mini_batch"}
+
+
+def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
+    with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
+        job_of(
+            "model_engine=megatron",
+            *DYNAMIC,
+            "padding.packer=plan",
+            "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true",
+        )
+    monkeypatch.setattr("verl.__version__", "0.10.0")
+    with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
+        job_of(*DYNAMIC, "padding.packer=plan")
+    assert job_of(*DYNAMIC).packer == "verl"
+
+
+def test_the_cost_of_a_row_is_that_of_its_roles_model(tmp_path):
+    actor, critic = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen3_moe", tmp_path)
+    job = job_of(
+        *DYNAMIC,
+        "padding.cost_model=model",
+        "algorithm.adv_estimator=gae",
+        f"actor_rollout_ref.model.path={actor}",
+        f"critic.model.path={critic}",
+    )
+    of_actor = TransformerCost.from_config(json.loads((actor / "config.json").read_text()))
+    assert job.cost_model_of(job.updates[ACTOR]) == of_actor
+    assert job.cost_model_of(job.inference[LOG_PROB]) == of_actor
+    of_critic = TransformerCost.from_config(json.loads((critic / "config.json").read_text()), lm_head=False)
+    assert job.cost_model_of(job.updates[CRITIC]) == of_critic != of_actor
+
+
+def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    for path, message in (
+        (tmp_path / "nothing", rf"the config of actor_rollout_ref.model.path={tmp_path}/nothing cannot be read"),
+        (tmp_path, rf"hidden_size is missing.*cost_model=attention \(actor_rollout_ref.model.path={tmp_path}\)"),
+    ):
+        with pytest.raises(PaddingConfigError, match=rf"^padding.cost_model='model': .*{message}"):
+            job_of(*DYNAMIC, "padding.cost_model=model", f"actor_rollout_ref.model.path={path}")

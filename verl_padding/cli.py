@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 app = typer.Typer(help="Batches of any size for verl: pads that no one else sees.", no_args_is_help=True)
-
-
-@app.callback()
-def _commands() -> None:
-    # With a callback, typer keeps `demo` a command of its own, also while there is only one.
-    return
 
 
 @app.command()
@@ -29,6 +23,40 @@ def demo(
     from verl_padding.demo import run_demo
 
     sys.exit(run_demo(steps=steps, out=out, stock=stock))
+
+
+@app.command()
+def plan(
+    rows: Annotated[Path, typer.Argument(help="Rows, one JSON object a line; or a rollout dump of verl.")],
+    dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
+    mini_batch: Annotated[int, typer.Option(min=1, help="Prompts of an optimizer step (ppo_mini_batch_size).")],
+    n: Annotated[int, typer.Option(min=1, help="Rollouts a prompt (rollout.n).")],
+    budget: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch on one rank.")],
+    strategy: Annotated[Literal["prompt", "rows", "lcm"], typer.Option(help="As padding.strategy.")] = "prompt",
+    cost_model: Annotated[
+        str, typer.Option(help="tokens, attention, or a folder with the config.json of a model.")
+    ] = "attention",
+    seed: Annotated[int, typer.Option(min=0, help="As padding.seed.")] = 0,
+    compare: Annotated[bool, typer.Option("--compare", help="Stock verl's layout beside it (slow).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON, and nothing else.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw each step's ranks into this file.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Counts the tokens of a rollout dump.")] = None,
+) -> None:
+    """Plans the rows of a file: steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
+    from verl_padding.plan_command import PlanRequest, show_plan
+
+    request = PlanRequest(
+        path=rows,
+        dp_size=dp,
+        mini_batch=mini_batch,
+        n=n,
+        budget=budget,
+        strategy=strategy,
+        cost_model=cost_model,
+        seed=seed,
+        tokenizer=tokenizer,
+    )
+    sys.exit(show_plan(request, compare=compare, as_json=json, picture=picture))
 
 
 if __name__ == "__main__":

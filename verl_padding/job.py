@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.plan import Job, Pass, PlanError, Update
+from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
 
 MODE_PREFIX = "padded_"
 STOCK_MODES = ("sync", "colocate_async", "separate_async")
@@ -84,6 +84,7 @@ class JobReader:
         self._rollout = config.actor_rollout_ref.rollout
         self._ref = config.actor_rollout_ref.ref
         self._critic = config.critic
+        self._model_costs: dict[str, TransformerCost] = {}
         self._uses_critic = _uses_critic(config)
         self._uses_ref = _uses_ref(config)
 
@@ -147,6 +148,7 @@ class JobReader:
                 updates=updates,
                 inference=inference,
                 pad_tokens=self._padding.pad_length,
+                # With "model", each call brings its own.
                 cost_model="attention" if self._padding.cost_model == "model" else self._padding.cost_model,
                 packer=self._padding.packer,
                 seed=seed,
@@ -183,7 +185,7 @@ class JobReader:
             token_budget=section[f"{prefix}_max_token_len_per_gpu"],
             micro_batch=section[f"{prefix}_micro_batch_size_per_gpu"],
             setting=name,
-        )
+        ) | {"cost_model": self._cost_model("actor_rollout_ref")}
 
     def _ref_pass(self, dp_size: int) -> dict[str, Any]:
         return _pass(
@@ -193,7 +195,7 @@ class JobReader:
             token_budget=self._ref.log_prob_max_token_len_per_gpu,
             micro_batch=self._ref.log_prob_micro_batch_size_per_gpu,
             setting="actor_rollout_ref.ref.log_prob",
-        )
+        ) | {"cost_model": self._cost_model("actor_rollout_ref")}
 
     def _critic_pass(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         # verl 0.9's v1 trainer hands the critic's engine ppo_infer_max_token_len_per_gpu for both passes
@@ -207,7 +209,38 @@ class JobReader:
             token_budget=self._critic.get("ppo_infer_max_token_len_per_gpu", 32768),
             micro_batch=engine.get(key),
             setting="critic.ppo_infer",
-        )
+        ) | {"cost_model": self._cost_model("critic")}
+
+    def _cost_model(self, section: str) -> TransformerCost | None:
+        """What rows cost the model of a config section, if that is asked for."""
+        if self._padding.cost_model != "model":
+            return None
+        if section not in self._model_costs:
+            self._model_costs[section] = _read_model_cost(self._config[section].model, section)
+        return self._model_costs[section]
+
+
+def _read_model_cost(model: DictConfig, section: str) -> TransformerCost:
+    from transformers import AutoConfig
+    from verl.utils.fs import copy_to_local
+
+    path = model.get("hf_config_path") or model.path
+    try:
+        config = AutoConfig.from_pretrained(
+            copy_to_local(path), trust_remote_code=bool(model.get("trust_remote_code", False))
+        ).to_dict()
+    except (OSError, ValueError) as error:
+        raise PaddingConfigError(
+            f"padding.cost_model='model': the config of {section}.model.path={path} cannot be read ({error}). Correct "
+            "the path, or set padding.cost_model=attention."
+        ) from error
+    override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
+    assert isinstance(override, dict)
+    config |= override.get("model_config", override)
+    try:
+        return TransformerCost.from_config(config, lm_head=section != "critic")
+    except PlanError as refusal:
+        raise PaddingConfigError(f"padding.cost_model='model': {refusal} ({section}.model.path={path})") from refusal
 
 
 def _pass(

@@ -37,6 +37,7 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
         tmp_path_factory.mktemp("gae"),
         "trainer.v1.trainer_mode=padded_sync",  # the mode alone, without the config group
         "+padding.packer=plan",
+        "+padding.cost_model=model",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128",

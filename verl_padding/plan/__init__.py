@@ -10,6 +10,7 @@ from verl_padding.plan.job import Job, Packer, Pass, Strategy, Update
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
 from verl_padding.plan.rows import Rows
+from verl_padding.plan.transformer_cost import TransformerCost
 
 __all__ = [
     "COST_MODELS",
@@ -24,6 +25,7 @@ __all__ = [
     "RowTooLongError",
     "Rows",
     "Strategy",
+    "TransformerCost",
     "Update",
     "plan_batch",
 ]

@@ -1,0 +1,135 @@
+"""Operations of a model by its config, against what its forward pass is measured to take."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from verl_padding.plan import PlanError
+from verl_padding.plan.transformer_cost import UNIT, TransformerCost
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+CONFIGS = {
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen2 tied": transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen2 sliding": transformers.Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "qwen3, wide heads": transformers.Qwen3Config(**SHAPE, head_dim=16),
+    "llama, one key head": transformers.LlamaConfig(**SHAPE | {"num_key_value_heads": 1}),
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=8),
+    "gemma2": transformers.Gemma2Config(**SHAPE, head_dim=8, sliding_window=8),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SHAPE, **MOE, head_dim=8),
+    "qwen3_moe, one dense layer": transformers.Qwen3MoeConfig(**SHAPE, **MOE, head_dim=8, mlp_only_layers=[1]),
+    "qwen2_moe, shared expert": transformers.Qwen2MoeConfig(**SHAPE, **MOE, shared_expert_intermediate_size=40),
+    "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+}
+LENGTHS = (1, 7, 8, 9, 40)
+
+
+def measured(config: transformers.PretrainedConfig, length: int) -> int:
+    """Operations of a forward pass, counted by torch; its kernels compute masked pairs as well."""
+    torch.manual_seed(0)
+    # Experts one after the other, each on its tokens: then all of their products are seen by the counter.
+    experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", **experts).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.randint(0, config.vocab_size, (1, length)))
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_operations_are_those_of_a_measured_forward_pass(name):
+    config = CONFIGS[name]
+    cost = TransformerCost.from_config(config.to_dict())
+    every_pair = TransformerCost(**{**cost.__dict__, "causal": False})
+    got = every_pair.flops(np.array(LENGTHS))
+    want = np.array([measured(config, length) for length in LENGTHS])
+    assert want[-1] > 10 * want[0] > 0
+    # Left out: the rotary angles, an outer product of positions and frequencies.
+    np.testing.assert_allclose(got, want, rtol=0.005)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+def test_a_query_sees_itself_and_the_keys_before_it_within_its_window(window):
+    def pairs(length: int) -> int:
+        return sum(min(at, window or length) for at in range(1, length + 1))
+
+    sliding = 0 if window is None else 2
+    cost = TransformerCost(linear=1000, attention=7, full_layers=3, sliding_layers=sliding, window=window)
+    for length in (1, 4, 5, 6, 60, 200):
+        full = length * (length + 1) // 2
+        want = 1000 * length + 7 * (3 * full + sliding * (pairs(length) if sliding else 0))
+        assert cost.flops(np.array([length]))[0] == want
+
+
+def test_layers_slide_where_the_config_says_so():
+    layers = {name: TransformerCost.from_config(config.to_dict()) for name, config in CONFIGS.items()}
+    assert [
+        (layers[n].full_layers, layers[n].sliding_layers) for n in ("qwen2", "qwen2 sliding", "mistral", "gemma2")
+    ] == [
+        (3, 0),
+        (1, 2),
+        (0, 3),
+        (1, 2),
+    ]
+    plain = {key: value for key, value in CONFIGS["qwen2 sliding"].to_dict().items() if key != "layer_types"}
+    assert TransformerCost.from_config(plain) == layers["qwen2 sliding"]
+    assert TransformerCost.from_config(plain | {"use_sliding_window": False}) == layers["qwen2"]
+
+
+def test_a_tied_head_takes_what_a_head_takes_and_a_critic_has_none():
+    tied, free = (TransformerCost.from_config(CONFIGS[name].to_dict()) for name in ("qwen2 tied", "qwen2"))
+    assert tied == free
+    critic = TransformerCost.from_config(CONFIGS["qwen2"].to_dict(), lm_head=False)
+    assert free.linear - critic.linear == 2 * SHAPE["hidden_size"] * SHAPE["vocab_size"]
+
+
+def test_of_a_vision_language_model_the_text_counts():
+    text = CONFIGS["qwen2"].to_dict()
+    assert TransformerCost.from_config({"model_type": "some_vl", "text_config": text}) == TransformerCost.from_config(
+        text
+    )
+
+
+@given(
+    lengths=st.lists(st.integers(1, 131072), min_size=2, max_size=20, unique=True),
+    name=st.sampled_from(sorted(CONFIGS)),
+    causal=st.booleans(),
+)
+def test_longer_rows_cost_more_and_no_less_a_token(lengths, name, causal):
+    cost = TransformerCost(**{**TransformerCost.from_config(CONFIGS[name].to_dict()).__dict__, "causal": causal})
+    tokens = np.array(sorted(lengths))
+    costs = cost(tokens)
+    assert costs.dtype == np.int64
+    assert costs[0] >= UNIT
+    assert (np.diff(costs) > 0).all()
+    assert (np.diff(costs / tokens) > -1 / tokens[:-1]).all(), "but for the rounding to whole numbers"
+
+
+def test_a_million_of_the_longest_rows_do_not_overflow():
+    # Attention weighs most in the smallest models.
+    smallest = TransformerCost.from_config(CONFIGS["qwen3, wide heads"].to_dict())
+    assert int(smallest(np.array([131072]))[0]) * 10**6 < np.iinfo(np.int64).max
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_lora_rank": 512}, r"model_type='qwen2' .*kv_lora_rank=512; choose cost_model=attention"),
+        ({"layer_types": ["linear_attention"]}, r"layer_types holds 'linear_attention'"),
+        ({"hidden_size": None}, r"hidden_size is missing"),
+    ],
+)
+def test_a_model_whose_operations_are_not_known_is_refused(change, message):
+    with pytest.raises(PlanError, match=message):
+        TransformerCost.from_config(CONFIGS["qwen2"].to_dict() | change)

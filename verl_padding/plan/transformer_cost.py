@@ -1,0 +1,145 @@
+"""What a row costs a rank, by the operations that its model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_padding.plan.cost import Int64s
+from verl_padding.plan.errors import PlanError
+
+UNIT = 24576
+"""Cost of the linear layers for one token: that of ``attention_cost``, so that costs of all models are of one size.
+
+A row of 128k tokens then costs less than 10^12 with any model of today, and the sum of a million rows fits int64.
+"""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerCost:
+    """Operations of a row in a forward pass; a backward pass takes twice as many, so their ratios are the same.
+
+    Two operations a multiply-add. Linear layers, per token: 2 x (q, k, v and output projections, gated MLP or active
+    experts with their router, LM head; a tied head has no parameters of its own but takes the same operations, and
+    the embedding lookup takes none). Attention, per pair of query and key: 4 x heads x head_dim a layer, half for the
+    scores and half for the sum of values; with a causal mask a row of L tokens has L (L + 1) / 2 pairs, with a sliding
+    window of w the sum of min(t, w) over t = 1 .. L.
+
+    Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, and verl's flops_counter.py,
+    which counts full squares instead of causal pairs or windows, and embeddings as a layer. Norms, activations and
+    softmax are left out, as they are there.
+    """
+
+    linear: int
+    """Operations a token, in all layers and the head."""
+
+    attention: int
+    """Operations a pair of query and key, in one layer."""
+
+    full_layers: int
+    """Layers whose queries see all keys before them."""
+
+    sliding_layers: int = 0
+    """Layers whose queries see the last ``window`` keys."""
+
+    window: int | None = None
+    """Keys of a sliding layer."""
+
+    causal: bool = True
+    """False counts L^2 pairs, what a kernel takes that computes masked pairs as well."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, lm_head: bool = True) -> TransformerCost:
+        """Reads a Hugging Face config (``AutoConfig.to_dict()``); of a vision-language model, the text's.
+
+        Args:
+            lm_head: whether the model ends in logits over the vocabulary; a critic ends in one value a token.
+
+        Raises:
+            PlanError: a kind of model whose operations are not known here.
+        """
+        config = config.get("text_config") or config
+        _refuse_unknown(config)
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        head_dim = config.get("head_dim") or hidden // heads
+        kv_heads = config.get("num_key_value_heads") or heads
+        layers = config["num_hidden_layers"]
+        projections = 2 * hidden * head_dim * (heads + kv_heads)
+        multiplies = layers * projections + sum(_mlp(config, layer) for layer in range(layers))
+        if lm_head:
+            multiplies += hidden * config["vocab_size"]
+        sliding = _sliding_layers(config)
+        return cls(
+            linear=2 * multiplies,
+            attention=4 * heads * head_dim,
+            full_layers=layers - sliding,
+            sliding_layers=sliding,
+            window=config["sliding_window"] if sliding else None,
+        )
+
+    def __call__(self, tokens_R: Int64s) -> Int64s:
+        """Cost of rows (R,), in whole numbers: ``UNIT`` x operations / those of a token's linear layers."""
+        # Elementwise in float64: the same on every machine.
+        return np.rint(self.flops(tokens_R) * (UNIT / self.linear)).astype(np.int64)
+
+    def flops(self, tokens_R: Int64s) -> NDArray[np.float64]:
+        """Floating-point operations of rows (R,) in a forward pass."""
+        tokens = tokens_R.astype(np.float64)
+        pairs = self.full_layers * self._pairs(tokens, None) + self.sliding_layers * self._pairs(tokens, self.window)
+        return self.linear * tokens + self.attention * pairs
+
+    def _pairs(self, tokens: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
+        if not self.causal:
+            return tokens**2
+        seen = tokens if window is None else np.minimum(tokens, window)
+        return seen * (seen + 1) / 2 + (tokens - seen) * seen
+
+
+def _mlp(config: Mapping[str, Any], layer: int) -> int:
+    """Multiply-adds a token of a layer's MLP, or of its active experts."""
+    hidden = int(config["hidden_size"])
+    experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
+    dense = (
+        not experts
+        or layer in (config.get("mlp_only_layers") or ())
+        or (layer + 1) % (config.get("decoder_sparse_step") or 1)
+        or layer < (config.get("first_k_dense_replace") or 0)
+    )
+    if dense:
+        return 3 * hidden * int(config["intermediate_size"])
+    width = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    active = int(config["num_experts_per_tok"]) * width + int(config.get("n_shared_experts") or 0) * width
+    shared = int(config.get("shared_expert_intermediate_size") or 0)
+    # A shared expert of its own width has a gate of one number a token.
+    return 3 * hidden * (active + shared) + hidden * int(experts) + (hidden if shared else 0)
+
+
+def _sliding_layers(config: Mapping[str, Any]) -> int:
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return 0
+    kinds = config.get("layer_types")
+    if kinds:
+        return sum(kind == SLIDING for kind in kinds)
+    if config.get("use_sliding_window"):
+        # transformers' Qwen2Config: the first max_window_layers see everything.
+        return max(config["num_hidden_layers"] - config.get("max_window_layers", 0), 0)
+    return int(config["num_hidden_layers"])
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    missing = [key for key in needed if not config.get(key)]
+    odd = [f"layer_types holds {kind!r}" for kind in config.get("layer_types") or () if kind not in (FULL, SLIDING)]
+    odd += [f"kv_lora_rank={config['kv_lora_rank']}"] if config.get("kv_lora_rank") else []
+    if missing or odd:
+        raise PlanError(
+            f"the operations of model_type={config.get('model_type')!r} are not known: "
+            f"{', '.join([f'{key} is missing' for key in missing] + odd[:1])}; choose cost_model=attention"
+        )

@@ -1,0 +1,136 @@
+"""What the steps of a layout cost, and tables of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from rich.table import Table
+
+from verl_padding.plan.cost import CostModel
+from verl_padding.plan.lower_bounds import micro_batch_bound
+
+MOST_LINES = 20
+"""Steps that a table tells one by one: of more, the first and the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """One optimizer step of a layout, pads included where not said otherwise."""
+
+    ranks: int
+    real_rows: int
+    pads: int
+    tokens: int
+    real_cost: int
+    """Cost of the real rows."""
+    cost: int
+    micro_batches: int
+    """Of a rank."""
+    mini_slowest: int
+    """Cost of the slowest rank: what ranks take that meet once a step."""
+    micro_slowest: int
+    """Cost of the slowest rank of each micro-batch, summed: what ranks take that meet at each."""
+    bound: int
+    """Least that ``micro_slowest`` can be."""
+
+
+def cost_of_steps(
+    rows_MDK: Sequence[Sequence[Sequence[Sequence[int]]]],
+    tokens_R: Sequence[int],
+    *,
+    n_rows: int,
+    cost_model: CostModel,
+    token_budget: int,
+) -> list[StepCost]:
+    """Costs of a layout's steps.
+
+    Args:
+        rows_MDK: row numbers of the micro-batches of each step and rank.
+        tokens_R: tokens of each row, pads behind the ``n_rows`` real ones.
+    """
+    tokens = np.array(tokens_R, dtype=np.int64)
+    cost = cost_model(tokens)
+    steps = []
+    for rows_DK in rows_MDK:
+        load_DK = np.array([[int(cost[rows].sum()) for rows in rows_K] for rows_K in rows_DK])
+        numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
+        real = numbers[numbers < n_rows]
+        steps.append(
+            StepCost(
+                ranks=len(rows_DK),
+                real_rows=len(real),
+                pads=len(numbers) - len(real),
+                tokens=int(tokens[numbers].sum()),
+                real_cost=int(cost[real].sum()),
+                cost=int(cost[numbers].sum()),
+                micro_batches=len(rows_DK[0]),
+                mini_slowest=int(load_DK.sum(axis=1).max()),
+                micro_slowest=int(load_DK.max(axis=0).sum()),
+                bound=micro_batch_bound(tokens[real], cost[real], len(rows_DK), token_budget),
+            )
+        )
+    return steps
+
+
+def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
+    """A line a step, the middle ones folded where there are many, and a line of all."""
+    table = Table(title=title, title_justify="left", show_footer=True)
+    total = _line(steps)
+    headings = ("step", "rows", "pads", "tokens", "micro-batches", "slowest / mean rank", "over lower bound")
+    for heading, text in zip(headings, ["all", *total], strict=True):
+        table.add_column(heading, footer=text, justify="right")
+    shown = list(range(len(steps)))
+    if len(steps) > MOST_LINES:
+        shown = [*shown[: MOST_LINES - 2], -1, shown[-1]]
+    for step in shown:
+        if step < 0:
+            hidden = steps[MOST_LINES - 2 : -1]
+            table.add_row(f".. {len(hidden)} more", *_line(hidden))
+        else:
+            table.add_row(str(step), *_line([steps[step]]))
+    return table
+
+
+def _line(steps: Sequence[StepCost]) -> list[str]:
+    slowest = sum(step.micro_slowest for step in steps)
+    return [
+        f"{sum(step.real_rows for step in steps):,}",
+        f"{sum(step.pads for step in steps):,}",
+        f"{sum(step.tokens for step in steps):,}",
+        f"{sum(step.micro_batches for step in steps):,}",
+        f"{slowest * steps[0].ranks / sum(step.cost for step in steps):.3f}",
+        f"{slowest / max(sum(step.bound for step in steps), 1):.3f}",
+    ]
+
+
+def comparison_table(stock: Sequence[StepCost], planned: Sequence[StepCost]) -> Table:
+    """Stock verl and the plan side by side; times over what the real rows would take on ranks that never wait."""
+    table = Table(title="the whole batch, stock verl and the plan", title_justify="left")
+    for heading in ("", "verl", "plan"):
+        table.add_column(heading, justify="right" if heading else "left")
+    columns = [_totals(stock), _totals(planned)]
+    for name in columns[0]:
+        table.add_row(name, *[column[name] for column in columns])
+    return table
+
+
+def _totals(steps: Sequence[StepCost]) -> dict[str, str]:
+    perfect = sum(step.real_cost for step in steps) / steps[0].ranks
+    mean = sum(step.cost for step in steps) / steps[0].ranks
+    mini, micro = sum(step.mini_slowest for step in steps), sum(step.micro_slowest for step in steps)
+    real = [step.real_rows for step in steps]
+    return {
+        "optimizer steps": f"{len(steps):,}",
+        "real rows of a step": f"{min(real):,} to {max(real):,}, mean {fmean(real):,.0f}",
+        "rows": f"{sum(real):,}",
+        "pads": f"{sum(step.pads for step in steps):,}",
+        "tokens": f"{sum(step.tokens for step in steps):,}",
+        "micro-batches": f"{sum(step.micro_batches for step in steps):,}",
+        "slowest / mean rank, per step": f"{mini / mean:.3f}",
+        "slowest / mean rank, per micro-batch": f"{micro / mean:.3f}",
+        "time over perfect, per step": f"{mini / perfect:.3f}",
+        "time over perfect, per micro-batch": f"{micro / perfect:.3f}",
+    }

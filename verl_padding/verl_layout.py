@@ -1,0 +1,102 @@
+"""How stock verl 0.9 lays a batch out, by its own functions: what a plan is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+
+VERL_PAD_TOKENS = 128
+"""Tokens of a pad of verl 0.9 (``SYNTHETIC_PADDING_SEQ_LEN``)."""
+
+Track = Callable[[Iterable[int]], Iterable[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerlLayout:
+    """Rows of each mini-batch, rank and micro-batch; numbers from the number of real rows on are pads."""
+
+    micro_batches_MD: list[list[list[list[int]]]]
+    """Row numbers of the micro-batches of each mini-batch and rank."""
+    tokens_R: list[int]
+    """Tokens of each row, pads behind the real rows."""
+    n_rows: int
+    """Real rows."""
+
+    @property
+    def n_pads(self) -> int:
+        """Pads that verl appends."""
+        return len(self.tokens_R) - self.n_rows
+
+
+def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int) -> tuple[list[list[list[int]]], int]:
+    """Rows of each mini-batch and rank, and the number of pads.
+
+    verl's ``_balance_batch``: pads behind the rows up to a multiple of both sizes, ranks balanced over the whole batch,
+    each rank's rows sorted and cut into mini-batches in their order.
+
+    Args:
+        mini_batch_rows: rows of a mini-batch, ppo_mini_batch_size x rollout.n; a multiple of ``dp_size``.
+    """
+    from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
+    multiple = lcm(dp_size, mini_batch_rows)
+    total = -(-len(tokens_R) // multiple) * multiple
+    padded = np.array([*tokens_R, *[VERL_PAD_TOKENS] * (total - len(tokens_R))], dtype=np.int64)
+    workload = (24576 * padded + padded**2).tolist()  # verl's calculate_workload
+    # As a list, where verl hands over a tensor: the same partitions, many times faster.
+    chunks = get_seqlen_balanced_partitions(workload, k_partitions=dp_size, equal_size=True)
+    cell = mini_batch_rows // dp_size
+    cells_MD = [
+        [chunk[step * cell : (step + 1) * cell] for chunk in chunks] for step in range(total // mini_batch_rows)
+    ]
+    return cells_MD, total - len(tokens_R)
+
+
+def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int) -> list[list[list[int]]]:
+    """Micro-batches of each rank's cell, by verl's own packer.
+
+    verl's ranks agree, by collectives, on the first number of micro-batches that holds on all of them; here the
+    packer is asked again until all ranks answer with the same number.
+    """
+    n_bins = 1
+    while True:
+        bins_DK = [_pack(cell, tokens_R, token_budget, n_bins) for cell in cells_D]
+        most = max(map(len, bins_DK))
+        if all(len(bins) == most for bins in bins_DK):
+            return bins_DK
+        n_bins = most
+
+
+def verl_layout(
+    tokens_R: Sequence[int],
+    *,
+    dp_size: int,
+    mini_batch_rows: int,
+    token_budget: int,
+    track: Track = lambda steps: steps,
+) -> VerlLayout:
+    """All of it.
+
+    Args:
+        track: wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow.
+    """
+    cells_MD, pads = deal_as_verl(tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows)
+    padded = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
+    packed = [pack_as_verl(cells_MD[step], padded, token_budget) for step in track(range(len(cells_MD)))]
+    return VerlLayout(micro_batches_MD=packed, tokens_R=padded, n_rows=len(tokens_R))
+
+
+def _pack(cell: Sequence[int], tokens_R: Sequence[int], token_budget: int, at_least: int) -> list[list[int]]:
+    import torch
+    from tensordict import TensorDict
+    from verl.utils.seqlen_balancing import rearrange_micro_batches
+
+    offsets = torch.tensor([0, *np.cumsum([tokens_R[row] for row in cell]).tolist()])
+    ids = torch.nested.nested_tensor_from_jagged(torch.zeros(int(offsets[-1]), dtype=torch.int8), offsets)
+    _, places_K = rearrange_micro_batches(
+        TensorDict({"input_ids": ids}, batch_size=len(cell)), max_token_len=token_budget, min_num_micro_batch=at_least
+    )
+    return [[cell[place] for place in places] for places in places_K]
