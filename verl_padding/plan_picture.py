@@ -63,7 +63,7 @@ def draw_plan(
     )
     figure.suptitle(f"micro-batches of each rank; white is waiting{left_out}")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in (ROWS, PADS)]
-    figure.legend(handles, ["rows", "pads"], loc="upper right")
-    figure.tight_layout()
+    figure.legend(handles, ["rows", "pads"], loc="upper right", ncols=2, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
