@@ -2,76 +2,94 @@
 
     python -m benchmarks.upsample
 
-Text rows as verl's agent loop writes them. Both sides put the same number of pads behind the same ten real rows and
-clear them; the two take turns, and each time is the median of the repeats. Needs Ray on this machine.
+Rows as verl's agent loop writes them: of text, and with the experts that a mixture of 48 layers routed each token to.
+Both sides put the same number of pads behind the same ten real rows and clear them, and take turns.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
-import ray
-import transfer_queue as tq
-from omegaconf import OmegaConf
-from rich.console import Console
-from rich.table import Table
-from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+import typer
 
-from tests.pads.rows_in_queue import PARTITION, put_rows
-from verl_padding.pads.queue import strip, upsample
-from verl_padding.pads.template import PadTemplate
+from benchmarks.cluster import ray_and_queue
+from benchmarks.results import show, spread, write
 
 PAD_COUNTS = (10, 1_000, 10_000)
-REPEATS = 3
-REAL_ROWS = 10
+LENGTHS = [(100 + row, 200 + 3 * row) for row in range(10)]
+LAYERS, TOP_K, EXPERTS = 48, 8, 128
 EOS = 3
 
 
-def with_verl(batch: KVBatchMeta, pads: int) -> None:
+def kinds_of_rows() -> dict[str, dict[str, list[Any]]]:
+    """Fields beside those of text."""
+    import torch
+
+    # int16, one (layer, slot) table a token, as vLLM reports them.
+    experts = [torch.randint(0, EXPERTS, (sum(length), LAYERS, TOP_K), dtype=torch.int16) for length in LENGTHS]
+    return {"text": {}, "routed experts": {"routed_experts": experts}}
+
+
+def with_verl(batch: Any, pads: int) -> None:
+    import transfer_queue as tq
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
     padded = upsample_batch_to_divisible_size(batch, len(batch) + pads, EOS)
     assert len(padded) == len(batch) + pads
-    tq.kv_clear(keys=padded.keys[len(batch) :], partition_id=PARTITION)
+    tq.kv_clear(keys=padded.keys[len(batch) :], partition_id=batch.partition_id)
 
 
-def with_ours(batch: KVBatchMeta, pads: int) -> None:
-    plan: Any = SimpleNamespace(n_pads=pads, layouts={})
+def with_ours(batch: Any, pads: int) -> None:
+    from verl_padding.pads.queue import strip, upsample
+    from verl_padding.pads.template import PadTemplate
+
+    plan: Any = SimpleNamespace(n_pads=pads, layouts={}, packer="verl")
     strip(upsample(batch, plan, PadTemplate(eos_token_id=EOS, pad_length=2)))
 
 
-def timed(function: Callable[[KVBatchMeta, int], None], batch: KVBatchMeta, pads: int) -> float:
+def timed(function: Callable[[Any, int], None], batch: Any, pads: int) -> float:
     started = time.perf_counter()
     function(batch, pads)
     return time.perf_counter() - started
 
 
-def main() -> None:
-    folder = tempfile.mkdtemp(prefix="vp", dir="/tmp")  # Ray's sockets want a short path
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-    try:
-        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-        batch = put_rows([(100 + row, 200 + 3 * row) for row in range(REAL_ROWS)])
-        table = Table(title=f"seconds to put pads and clear them, median of {REPEATS} (spread)")
-        for column in ("pads", "verl", "verl_padding", "verl / verl_padding"):
-            table.add_column(column, justify="right")
-        timed(with_verl, batch, 10), timed(with_ours, batch, 10)  # warm both
-        for pads in PAD_COUNTS:
-            pairs = [(timed(with_verl, batch, pads), timed(with_ours, batch, pads)) for _ in range(REPEATS)]
-            theirs, ours = [list(side) for side in zip(*pairs, strict=True)]
-            cells = [f"{median(side):.3f} ({min(side):.3f}-{max(side):.3f})" for side in (theirs, ours)]
-            table.add_row(f"{pads:,}", *cells, f"{median(theirs) / median(ours):.1f}")
-        Console().print(table)
-        tq.close()
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+def main(repeats: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 5) -> None:
+    """Measures all kinds of rows."""
+    figures = []
+    with ray_and_queue():
+        import transfer_queue as tq
+
+        from tests.pads.rows_in_queue import PARTITION, put_rows
+
+        for kind, fields in kinds_of_rows().items():
+            batch = put_rows(LENGTHS, **fields)
+            for side in (with_verl, with_ours):
+                side(batch, 10)  # warm
+            for pads in PAD_COUNTS:
+                turns = [(timed(with_verl, batch, pads), timed(with_ours, batch, pads)) for _ in range(repeats)]
+                theirs, ours = [list(side) for side in zip(*turns, strict=True)]
+                figures.append({"rows": kind, "pads": pads, "verl": theirs, "verl_padding": ours})
+            tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    show(
+        "seconds to put pads and clear them: median (least-most)",
+        ["rows", "pads", "verl", "verl_padding", "verl / verl_padding"],
+        [
+            [
+                it["rows"],
+                f"{it['pads']:,}",
+                spread(it["verl"]),
+                spread(it["verl_padding"]),
+                median(it["verl"]) / median(it["verl_padding"]),
+            ]
+            for it in figures
+        ],
+    )
+    write({"upsample": figures})
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
