@@ -224,7 +224,7 @@ class _PadMaker:
 
     def _read(self) -> list[dict[str, Any]]:
         data = tq.kv_batch_get(keys=self._source_keys, partition_id=self._partition_id)
-        rows = [data[row] for row in range(len(self._source_keys))]
+        rows = data.unbind(0)
         # By name: items() would give tensordict's wrappers of plain values.
         return [{name: row[name] for name in list(row.keys())} for row in rows]
 
