@@ -149,3 +149,17 @@ def test_the_planner_imports_nothing_heavy():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_row_as_long_as_the_budget_gets_its_pads_in_a_micro_batch_more():
+    # Its rank needs five rows and has no token left for a pad; the other rank's rows fit into one micro-batch.
+    rows = Rows.from_keys([f"p{i}_0_0" for i in range(6)], [100, 20, 20, 20, 20, 20])
+    actor = Update(dp_size=2, token_budget=100, prompts_per_mini_batch=6)
+    job = Job(strategy="prompt", prompts=6, sessions_per_prompt=1, updates={"a": actor}, inference={}, packer="plan")
+    layout = plan_batch(rows, job).layouts["a"]
+    by_rank = [layout.micro_batches(0, rank) for rank in range(2)]
+    assert {len(micro_batches) for micro_batches in by_rank} == {2}
+    assert (0,) in by_rank[0] + by_rank[1]
+    for micro_batches in by_rank:
+        for micro_batch in micro_batches:
+            assert sum(rows.tokens_R[row] if row < 6 else 2 for row in micro_batch) <= 100

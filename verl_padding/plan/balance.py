@@ -11,8 +11,11 @@ from verl_padding.plan.lower_bounds import mini_batch_bound
 
 Bins = list[list[int]]
 
-TOLERANCE = 1 / 2048
+TOLERANCE, FINE_TOLERANCE = 1 / 2048, 1 / 16384
 """The search ends this close above the lower bound: what is left to win is far below the noise of a step."""
+
+FEW = 16
+"""Up to so many items a bin, the search is fine: there is more to win, and each exchange is found faster."""
 
 MAX_PAIRS = 1 << 16
 """Pairs of items looked at in one improvement: the lightest bins come first, so the best pair is among them."""
@@ -54,7 +57,7 @@ def _improve(bins: Bins, cost_I: Int64s, most: int) -> Bins:
     n_bins = len(bins)
     load_B = np.array([int(cost_I[items].sum()) if items else 0 for items in bins], dtype=np.int64)
     goal = mini_batch_bound(cost_I, n_bins)
-    goal += int(goal * TOLERANCE)
+    goal += int(goal * (FINE_TOLERANCE if len(cost_I) <= FEW * n_bins else TOLERANCE))
     # Each round makes the dearest bin cheaper, so that this ends by itself; the bound keeps it short.
     for _ in range(4 * n_bins + 64):
         dearest = int(load_B.argmax())

@@ -162,8 +162,10 @@ class Dealer:
         least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
         sizes = {size}
         if may_grow:
-            needed = {cut.least_rows for cuts, _ in offers_M for cut in cuts}
-            sizes |= {_up_to_multiple(rows, self.call.cell_multiple) for rows in needed if rows > size}
+            multiple = self.call.cell_multiple
+            needed = {_up_to_multiple(cut.least_rows, multiple) for cuts, _ in offers_M for cut in cuts}
+            sizes |= {rows for rows in needed if rows > size}
+            sizes |= set(_sizes_between(size, max(sizes), multiple))
         best: tuple[int, list[CutCells], list[list[list[int]]]] | None = None
         for tried in sorted(sizes):
             if best is not None and least_time + self._pads_time(tried, n_mini) >= best[0]:
@@ -208,10 +210,9 @@ def _fit(
     for cut in cuts:
         if best is not None and cut.time >= best[0].time:
             break
-        shrunk = cutter.shrink(cut, size)
-        pads_DK = None if shrunk is None else cutter.place_pads(shrunk, size)
-        if shrunk is not None and pads_DK is not None and (best is None or shrunk.time < best[0].time):
-            best = shrunk, pads_DK
+        fitted = cutter.fit(cut, size)
+        if fitted is not None and (best is None or fitted[0].time < best[0].time):
+            best = fitted
     if best is None or best[0].time > least_time + least_time // 64:
         balanced = cutter.cut(rows_D, size)
         if best is None or balanced[0].time < best[0].time:

@@ -25,6 +25,9 @@ micro-batch of 16k to 32k tokens.
 POLISHED = 3
 """Of the ways to cut a mini-batch, so many of the best are polished; of a large one only the best."""
 
+MORE_PAD_LEVELS = 2
+"""Times that micro-batches are added to a cut to hold its pads."""
+
 LARGE = 1024
 """Rows of a large mini-batch: the ways to cut it differ little once they are polished."""
 
@@ -135,7 +138,45 @@ class Cutter:
         cut = CutCells(rows_DK=rows_DK, time=height + len(load_DK[0]) * self.level_cost())
         return cut, pads_DK
 
-    def shrink(self, cut: CutCells, size: int) -> CutCells | None:
+    def fit(self, cut: CutCells, size: int) -> tuple[CutCells, list[list[int]]] | None:
+        """The cut, changed as little as cells of ``size`` rows ask for, and the pads of each rank's micro-batches.
+
+        None if it cannot be: then no row can be moved within the token budget.
+        """
+        fitted = self._shrink(cut, size)
+        for _ in range(MORE_PAD_LEVELS + 1):
+            if fitted is None:
+                return None
+            pads_DK = self._place_pads(fitted, size)
+            if pads_DK is not None:
+                return fitted, pads_DK
+            fitted = self._add_levels(fitted, size)
+        return None
+
+    def _add_levels(self, cut: CutCells, size: int) -> CutCells | None:
+        """The cut with room for pads: more micro-batches, which hold pads, or the shortest row of a rank without any.
+
+        A row as long as the token budget leaves no token for the pads that its rank needs.
+        """
+        rows_DK = [[list(rows) for rows in rows_K] for rows_K in cut.rows_DK]
+        height = 0
+        for _ in range(self.call.micro_batch_multiple):
+            for rows_K in rows_DK:
+                moved = []
+                if sum(max(len(rows), 1) for rows in rows_K) == size:
+                    givers = [rows for rows in rows_K if len(rows) > 1]
+                    if not givers:
+                        return None
+                    giver = min(givers, key=lambda rows: self.tokens_R[rows].min())
+                    row = min(giver, key=lambda row: self.tokens_R[row])
+                    giver.remove(row)
+                    moved.append(row)
+                    height = max(height, int(self.cost_model(self.tokens_R[moved])[0]))
+                rows_K.append(moved)
+        more = self.call.micro_batch_multiple * (height + self.level_cost())
+        return CutCells(rows_DK=rows_DK, time=cut.time + more)
+
+    def _shrink(self, cut: CutCells, size: int) -> CutCells | None:
         """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
 
         Ranks with more give away their shortest rows, to the micro-batches farthest below the height of theirs.
@@ -182,7 +223,7 @@ class Cutter:
         cost = [[int(self.cost_model(self.tokens_R[rows]).sum()) for rows in rows_K] for rows_K in rows_DK]
         return np.array(tokens), np.array(cost)
 
-    def place_pads(self, cut: CutCells, size: int) -> list[list[int]] | None:
+    def _place_pads(self, cut: CutCells, size: int) -> list[list[int]] | None:
         """How many pads go into each rank's micro-batches, for cells of ``size`` rows; None if they do not fit."""
         assert self.call.token_budget is not None
         pad_cost = max(int(self.cost_model(np.array([self.pad_tokens], dtype=np.int64))[0]), 1)
