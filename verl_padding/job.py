@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import verl
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
+from verl_padding.role_pass import engine_section, model_parallel_size, pass_fields, read_model_cost
 
 MODE_PREFIX = "padded_"
 STOCK_MODES = ("sync", "colocate_async", "separate_async")
@@ -105,7 +106,7 @@ class JobReader:
         for call, role in sizes.items():
             if role is self._critic and not self._uses_critic:
                 continue
-            dp_sizes[call] = n_gpus // _model_parallel_size(role) or 1
+            dp_sizes[call] = n_gpus // model_parallel_size(role) or 1
         return dp_sizes
 
     def step_job(self, *, dp_sizes: Mapping[str, int], updates_actor: bool, seed: int) -> Job:
@@ -178,7 +179,7 @@ class JobReader:
             )
         section, prefix = (self._actor, "ppo") if training else (self._rollout, "log_prob")
         name = f"actor_rollout_ref.{'actor' if training else 'rollout'}.{prefix}"
-        return _pass(
+        return pass_fields(
             dp_size,
             role=self._actor,
             dynamic=bool(self._actor.use_dynamic_bsz),
@@ -188,7 +189,7 @@ class JobReader:
         ) | {"cost_model": self._cost_model("actor_rollout_ref")}
 
     def _ref_pass(self, dp_size: int) -> dict[str, Any]:
-        return _pass(
+        return pass_fields(
             dp_size,
             role=self._ref,
             dynamic=bool(self._ref.log_prob_use_dynamic_bsz),
@@ -200,9 +201,9 @@ class JobReader:
     def _critic_pass(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         # verl 0.9's v1 trainer hands the critic's engine ppo_infer_max_token_len_per_gpu for both passes
         # and nothing else (trainer_base.py, _setup), so its engine section decides the rest.
-        engine = _engine_section(self._critic)
+        engine = engine_section(self._critic)
         key = "micro_batch_size_per_gpu" if training else "infer_micro_batch_size_per_gpu"
-        return _pass(
+        return pass_fields(
             dp_size,
             role=self._critic,
             dynamic=bool(engine.get("use_dynamic_bsz", True)),
@@ -216,98 +217,8 @@ class JobReader:
         if self._padding.cost_model != "model":
             return None
         if section not in self._model_costs:
-            self._model_costs[section] = _read_model_cost(self._config[section].model, section)
+            self._model_costs[section] = read_model_cost(self._config[section].model, section)
         return self._model_costs[section]
-
-
-def _read_model_cost(model: DictConfig, section: str) -> TransformerCost:
-    from transformers import AutoConfig
-    from verl.utils.fs import copy_to_local
-
-    path = model.get("hf_config_path") or model.path
-    try:
-        config = AutoConfig.from_pretrained(
-            copy_to_local(path), trust_remote_code=bool(model.get("trust_remote_code", False))
-        ).to_dict()
-    except (OSError, ValueError) as error:
-        raise PaddingConfigError(
-            f"padding.cost_model='model': the config of {section}.model.path={path} cannot be read ({error}). Correct "
-            "the path, or set padding.cost_model=attention."
-        ) from error
-    override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
-    assert isinstance(override, dict)
-    config |= override.get("model_config", override)
-    try:
-        return TransformerCost.from_config(config, lm_head=section != "critic")
-    except PlanError as refusal:
-        raise PaddingConfigError(f"padding.cost_model='model': {refusal} ({section}.model.path={path})") from refusal
-
-
-def _pass(
-    dp_size: int,
-    *,
-    role: DictConfig,
-    dynamic: bool,
-    token_budget: int | None,
-    micro_batch: int | None,
-    setting: str,
-) -> dict[str, Any]:
-    """Fields of a planner's pass; ``setting`` + ``_max_token_len_per_gpu`` is the budget's name."""
-    budget_setting = f"{setting}_max_token_len_per_gpu"
-    size_setting = f"{setting}_micro_batch_size_per_gpu"
-    if dynamic:
-        if token_budget is None:
-            raise PaddingConfigError(f"{budget_setting}=None: dynamic batch sizes need a token budget. Set it.")
-        return {
-            "dp_size": dp_size,
-            "micro_batch_multiple": _virtual_pipeline_multiple(role),
-            "token_budget": token_budget * _sequence_parallel_size(role),
-            "ranks_meet": "mini_batch" if role.strategy == "megatron" else "micro_batch",
-            "budget_setting": budget_setting,
-        }
-    if micro_batch is None:
-        raise PaddingConfigError(
-            f"{size_setting}=None: without dynamic batch sizes the rows of a micro-batch must be set."
-        )
-    return {
-        "dp_size": dp_size,
-        "micro_batch_rows": micro_batch,
-        "micro_batch_multiple": _virtual_pipeline_multiple(role),
-    }
-
-
-def _engine_section(role: DictConfig) -> DictConfig:
-    for name in ("fsdp", "fsdp_config", "megatron", "veomni", "torchtitan"):
-        if name in role and role[name] is not None:
-            return role[name]
-    return OmegaConf.create({})
-
-
-def _sequence_parallel_size(role: DictConfig) -> int:
-    """Ranks that share a row: verl multiplies the token budget by it."""
-    if role.strategy == "megatron":
-        return int(role.megatron.context_parallel_size)
-    engine = _engine_section(role)
-    return max(
-        int(role.get("ulysses_sequence_parallel_size") or 1),
-        int(engine.get("ulysses_sequence_parallel_size") or 1),
-        int(engine.get("ulysses_parallel_size") or 1),
-    )
-
-
-def _model_parallel_size(role: DictConfig) -> int:
-    """GPUs that work on the same rows."""
-    size = _sequence_parallel_size(role)
-    if role.strategy == "megatron":
-        size *= int(role.megatron.tensor_model_parallel_size) * int(role.megatron.pipeline_model_parallel_size)
-    return size
-
-
-def _virtual_pipeline_multiple(role: DictConfig) -> int:
-    """Megatron's interleaved schedule wants a multiple of the pipeline size of micro-batches, each with a row."""
-    if role.strategy == "megatron" and role.megatron.get("virtual_pipeline_model_parallel_size"):
-        return int(role.megatron.pipeline_model_parallel_size)
-    return 1
 
 
 def _check_packer(config: DictConfig, padding: PaddingConfig) -> None:

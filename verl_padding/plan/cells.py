@@ -16,6 +16,7 @@ import numpy as np
 
 from verl_padding.plan.balance import Bins, balance
 from verl_padding.plan.cost import CostModel, Int64s
+from verl_padding.plan.fitting import Fitter
 from verl_padding.plan.job import Packer, Pass
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.micro_batches import CutCells, Cutter, cell_of
@@ -158,6 +159,13 @@ class Dealer:
         which of them fit. Cutting the balanced cells ``rows_MD`` always fits, from their ``size`` on.
         """
         cutter, n_mini = self._cutter, len(rows_M)
+        fitter = Fitter(
+            call=self.call,
+            tokens_R=self.tokens_R,
+            cost_model=self.cost_model,
+            pad_tokens=self.pad_tokens,
+            level_cost=cutter.level_cost(),
+        )
         offers_M = [cutter.by_level(rows, POLISH_PAIRS // n_mini) for rows in rows_M]
         least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
         sizes = {size}
@@ -171,7 +179,7 @@ class Dealer:
             if best is not None and least_time + self._pads_time(tried, n_mini) >= best[0]:
                 break  # more rows cannot pay for their handling
             fitted_M = [
-                _fit(cutter, cuts, least_time, rows_D, tried)
+                _fit(cutter, fitter, cuts, least_time, rows_D, tried)
                 for (cuts, least_time), rows_D in zip(offers_M, rows_MD, strict=True)
             ]
             time = sum(cut.time for cut, _ in fitted_M) + self._pads_time(tried, n_mini)
@@ -197,7 +205,7 @@ class Dealer:
 
 
 def _fit(
-    cutter: Cutter, cuts: list[CutCells], least_time: int, rows_D: list[list[int]], size: int
+    cutter: Cutter, fitter: Fitter, cuts: list[CutCells], least_time: int, rows_D: list[list[int]], size: int
 ) -> tuple[CutCells, list[list[int]]]:
     """The best cut for cells of ``size`` rows, and how many pads each rank's micro-batches hold.
 
@@ -210,7 +218,7 @@ def _fit(
     for cut in cuts:
         if best is not None and cut.time >= best[0].time:
             break
-        fitted = cutter.fit(cut, size)
+        fitted = fitter.fit(cut, size)
         if fitted is not None and (best is None or fitted[0].time < best[0].time):
             best = fitted
     if best is None or best[0].time > least_time + least_time // 64:
