@@ -54,6 +54,7 @@ class Rows:
             "loss_mask": torch.ones(response, dtype=torch.int64),
             "old_log_probs": old,
             "ref_log_prob": old + draw(response, 0.1),
+            "rollout_log_probs": old + draw(response, 0.1),
             "advantages": draw(response),
             "values": draw(response),
             "returns": draw(response),
@@ -63,7 +64,7 @@ class Rows:
         row = self._row(1, 1, torch.Generator().manual_seed(9))
         zeros = torch.zeros(1, dtype=torch.float64)
         mask = torch.zeros(1, dtype=torch.int64)
-        for name in ("old_log_probs", "ref_log_prob", "advantages", "values", "returns"):
+        for name in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "values", "returns"):
             row[name] = zeros
         return row | {"response_mask": mask, "loss_mask": mask}
 
@@ -107,7 +108,7 @@ def losses(mode):
     return {"log_probs": partial(ppo_loss, config=actor), "values": partial(value_loss, config=critic)}
 
 
-def run_as_verl_does(loss, rows, layout, output_name):
+def run_as_verl_does(loss, rows, layout, output_name, nominal=7):
     """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them up."""
     leaves = rows.leaves()
     real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro)
@@ -117,7 +118,13 @@ def run_as_verl_does(loss, rows, layout, output_name):
         metrics = {}
         for micro in rank:
             output, data = rows.micro_batch(
-                micro, leaves, output_name, dp_size=len(layout), real_rows=real_rows, reporting_ranks=reporting
+                micro,
+                leaves,
+                output_name,
+                dp_size=len(layout),
+                real_rows=real_rows,
+                reporting_ranks=reporting,
+                nominal=nominal,
             )
             value, micro_metrics = loss(model_output=output, data=data, dp_group=None)
             (value / len(layout)).backward()  # FSDP averages gradients over the ranks

@@ -1,0 +1,74 @@
+"""Every policy loss that verl registers gives, with pads, the gradient that it gives without them.
+
+The reference is verl's own ``ppo_loss`` on the same micro-batches with the pads taken out, and with the number of real
+rows as ``global_batch_size``: some losses pick tokens inside a micro-batch, so how rows are packed matters to them.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from tests.tolerance import RELATIVE_FLOAT64
+from tests.trainer.test_losses import LAYOUTS, MODES, PAD, Rows, run_as_verl_does
+from verl_padding.trainer.losses import RealRowsLoss
+
+SETTINGS = {
+    # What a loss needs beside its name, or what makes it pick tokens among the few here.
+    "dro": {"dro_beta": 0.5},
+    "clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -5.0, "clip_cov_ub": 5.0},
+    "kl_cov": {"kl_cov_ratio": 0.3},
+    "bypass_mode": {"rollout_correction": RolloutCorrectionConfig(bypass_mode=True, rollout_is="token")},
+}
+
+
+def loss_of(name: str, mode: str):
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_mini_batch_size=1,
+        use_dynamic_bsz=True,
+        loss_agg_mode=mode,
+        loss_scale_factor=8,
+        use_kl_loss=True,
+        kl_loss_coef=0.3,
+        entropy_coeff=0.2,
+        policy_loss=PolicyLossConfig(loss_mode=name, **SETTINGS.get(name, {})),
+    )
+    return partial(ppo_loss, config=config)
+
+
+def without_pads(layout):
+    ranks = [[[row for row in micro if row is not PAD] for micro in rank] for rank in layout]
+    return [[micro for micro in rank if micro] for rank in ranks]
+
+
+class Seeded:
+    """A loss whose random choices are the same whenever it meets the same rows."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def __call__(self, model_output, data, dp_group=None):
+        torch.manual_seed(int(data["advantages"].values().sum().abs() * 1e6))
+        return self.loss(model_output=model_output, data=data, dp_group=dp_group)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
+def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
+    rows, loss = Rows(), Seeded(loss_of(name, mode))
+
+    def without_metrics(**kwargs):  # verl cannot add them up where ranks have different numbers of micro-batches
+        return loss(**kwargs)[0], {}
+
+    want, _ = run_as_verl_does(without_metrics, rows, without_pads(layout), "log_probs", nominal=rows.n_real)
+    got, _ = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, "log_probs")
+    assert any(grad.abs().max() > 0 for grad in want)
+    for padded, plain in zip(got, want, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=RELATIVE_FLOAT64, atol=1e-15)
