@@ -33,7 +33,7 @@ def test_the_config_is_frozen():
         ({"pad_length": 1}, r"^padding.pad_length=1: must be a whole number of at least 2\.$"),
         ({"seed": -1}, r"^padding.seed=-1: must be a whole number of at least 0\.$"),
         ({"seed": True}, r"^padding.seed=True: must be a whole number"),
-        ({"stratgy": "rows"}, r"^padding.stratgy='rows': unknown key. Choices: strategy, denominator, seed,"),
+        ({"stratgy": "rows"}, r"^padding.stratgy='rows': unknown key. Choices: strategy, denominator, weighting,"),
         ("prompt", r"^padding='prompt': not a mapping, so the config group was not found. Choices: \+padding=prompt,"),
     ],
 )

@@ -230,3 +230,32 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
     ):
         with pytest.raises(PaddingConfigError, match=rf"^padding.cost_model='model': .*{message}"):
             job_of(*DYNAMIC, "padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("actor_rollout_ref.actor.loss_agg_mode=token-mean",), r"loss_agg_mode=token-mean weighs tokens"),
+        (
+            (
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",
+            ),
+            r"loss_mode=kl_cov is no sum over rows",
+        ),
+        (("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "distillation.enabled=true"), "distillation"),
+    ],
+)
+def test_equal_sessions_are_refused_where_they_have_no_meaning(overrides, message):
+    with pytest.raises(PaddingConfigError, match=rf"^padding.weighting='session': .*{message}"):
+        job_of(*DYNAMIC, "padding.weighting=session", *overrides)
+
+
+def test_equal_sessions_go_with_the_seq_mean_modes():
+    config = compose_job(
+        "+padding=prompt",
+        *DYNAMIC,
+        "padding.weighting=session",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+    )
+    assert check_job(config).weighting == "session"

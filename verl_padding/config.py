@@ -12,6 +12,7 @@ Strategy = Literal["prompt", "rows", "lcm"]
 Denominator = Literal["rows", "nominal"]
 CostModel = Literal["tokens", "attention", "model"]
 Packer = Literal["verl", "plan"]
+Weighting = Literal["row", "session"]
 
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
@@ -28,6 +29,10 @@ class PaddingConfig:
     denominator: Denominator = "rows"
     """What the seq-mean loss modes divide by: the real ``rows`` of the mini-batch, or the ``nominal``
     ppo_mini_batch_size x rollout.n."""
+
+    weighting: Weighting = "row"
+    """What weighs the same in the actor's seq-mean losses: a ``row``, as in verl, or a ``session``, however many rows
+    it was split into."""
 
     seed: int = 0
     """Seeds the planner's shuffle (``actor.shuffle``, ``critic.shuffle``), together with the global step."""
@@ -46,6 +51,7 @@ class PaddingConfig:
     def __post_init__(self) -> None:
         _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))
         _refuse_unless_one_of("denominator", self.denominator, get_args(Denominator))
+        _refuse_unless_one_of("weighting", self.weighting, get_args(Weighting))
         _refuse_unless_one_of("cost_model", self.cost_model, get_args(CostModel))
         _refuse_unless_one_of("packer", self.packer, get_args(Packer))
         _refuse_unless_int_at_least("seed", self.seed, 0)

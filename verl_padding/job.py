@@ -29,6 +29,10 @@ LOG_PROB, REF, VALUES = "log_prob", "ref", "values"
 KNOWN_VERL = "0.9."
 """Versions of verl whose packer the plan's micro-batches may take the place of."""
 
+NOT_BY_ROWS = ("clip_cov", "geo_mean", "kl_cov")
+"""Policy losses of verl that are not a sum over rows divided by the rows of the mini-batch: they pick tokens among all
+of a micro-batch, or take its mean."""
+
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
 
 
@@ -51,6 +55,7 @@ def check_job(config: DictConfig) -> PaddingConfig:
             f"trainer.v1.{mode}.parameter_sync_step={sync_step}."
         )
     _check_packer(config, padding)
+    _check_weighting(config, padding)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if _uses_critic(config):
         _check_loss(config.critic, "critic")
@@ -219,6 +224,28 @@ class JobReader:
         if section not in self._model_costs:
             self._model_costs[section] = read_model_cost(self._config[section].model, section)
         return self._model_costs[section]
+
+
+def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
+    if padding.weighting == "row":
+        return
+    actor = config.actor_rollout_ref.actor
+    if not actor.loss_agg_mode.startswith("seq-mean"):
+        raise PaddingConfigError(
+            f"padding.weighting='session': actor_rollout_ref.actor.loss_agg_mode={actor.loss_agg_mode} weighs tokens "
+            "and not rows. Choose a seq-mean mode, or padding.weighting=row."
+        )
+    loss_mode = actor.policy_loss.loss_mode
+    if loss_mode in NOT_BY_ROWS:
+        raise PaddingConfigError(
+            f"padding.weighting='session': actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} is no sum over "
+            "rows. Choose another loss, or padding.weighting=row."
+        )
+    if (config.get("distillation") or {}).get("enabled", False):
+        raise PaddingConfigError(
+            "padding.weighting='session': is for policy losses, and distillation.enabled=True. Set "
+            "padding.weighting=row."
+        )
 
 
 def _check_packer(config: DictConfig, padding: PaddingConfig) -> None:

@@ -38,6 +38,7 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
         "trainer.v1.trainer_mode=padded_sync",  # the mode alone, without the config group
         "+padding.packer=plan",
         "+padding.cost_model=model",
+        "+padding.weighting=session",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128",

@@ -1,5 +1,7 @@
 """Pads come and go in the real TransferQueue, and only worker calls see them."""
 
+from collections import Counter
+
 import pytest
 import torch
 import transfer_queue as tq
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS, strip, upsample
+from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, strip, upsample
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 
@@ -98,6 +100,13 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
         assert torch.equal(data[REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
         assert real_M.min() >= 1
         assert cells.any()
+        session_of = {key: key.rsplit("_", 1)[0] for key in batch.keys}
+        for mini_batch in range(layout.n_mini_batches):
+            places = [place for place in range(len(rows)) if place // layout.rows_per_cell % 3 == mini_batch]
+            sessions = Counter(session_of[rows.keys[place]] for place in places if rows.keys[place] in session_of)
+            for place in places:
+                assert data[SESSIONS][place] == len(sessions)
+                assert data[SESSION_ROWS][place] == sessions[session_of.get(rows.keys[place], "")]
     finally:
         strip(padded)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

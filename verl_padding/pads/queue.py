@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -25,10 +26,14 @@ REAL_ROWS = "mini_batch_real_rows"
 """Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
 """Column (R,) int64 in an update: data-parallel ranks that hold a real row of the row's mini-batch."""
+SESSION_ROWS = "mini_batch_session_rows"
+"""Column (R,) int64 in an update: rows of the row's session in its mini-batch; 0 for a pad."""
+SESSIONS = "mini_batch_sessions"
+"""Column (R,) int64 in an update: sessions that have a row in the row's mini-batch."""
 MICRO_BATCH = "micro_batch"
 """Column (R,) int64 in every call of a plan that cuts the micro-batches: number of the row's one in its cell."""
 
-OWN_COLUMNS = frozenset({IS_PADDING, REAL_ROWS, REPORTING_RANKS, MICRO_BATCH})
+OWN_COLUMNS = frozenset({IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH})
 
 SCHEMA_ROWS = 4
 """Real rows, of different lengths where there are any, that are read to tell what an unknown field means."""
@@ -120,10 +125,21 @@ class PaddedBatch:
             for mini_batch in range(layout.n_mini_batches)
             for _ in range(layout.rows_per_cell)
         ]
+        session_R = [key.rsplit("_", 1)[0] for key in self.batch.keys]
+        rows_of_sessions_M = [
+            Counter(session_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells
+        ]
         return {
             IS_PADDING: torch.tensor([row >= n_rows for row in layout.order]),
             REAL_ROWS: torch.tensor([layout.real_rows_M[m] for m in mini_batch_of]),
             REPORTING_RANKS: torch.tensor([layout.reporting_ranks_M[m] for m in mini_batch_of]),
+            SESSION_ROWS: torch.tensor(
+                [
+                    rows_of_sessions_M[m][session_R[row]] if row < n_rows else 0
+                    for m, row in zip(mini_batch_of, layout.order, strict=True)
+                ]
+            ),
+            SESSIONS: torch.tensor([len(rows_of_sessions_M[m]) for m in mini_batch_of]),
         }
 
     def _micro_batch_column(self, layout: Layout) -> dict[str, torch.Tensor]:

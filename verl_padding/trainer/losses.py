@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
-from verl_padding.config import Denominator
-from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS
+from verl_padding.config import Denominator, Weighting
+from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
 from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
 
 Loss = Callable[..., Any]
@@ -32,11 +32,17 @@ class RealRowsLoss:
     Args:
         inner: verl's loss (actor, critic or distillation), or a user's.
         denominator: what seq-mean modes divide by, see :class:`~verl_padding.config.PaddingConfig`.
+        weighting: ``session`` gives each session of the mini-batch the same weight. With S sessions, k_s rows of
+            session s and the loss l_r of a row, ``row`` is 1 / sum(k_s) x sum over rows of l_r, and ``session`` is
+            1 / S x sum over sessions of (1 / k_s x sum over its rows of l_r). Rows of sessions with the same k_s share
+            the denominator S k_s, so ``inner`` is called for them together. It must be a sum over rows divided by
+            ``global_batch_size``, as verl's seq-mean modes are.
     """
 
-    def __init__(self, inner: Loss, denominator: Denominator):
+    def __init__(self, inner: Loss, denominator: Denominator, weighting: Weighting = "row"):
         self.inner = inner
         self.denominator = denominator
+        self.weighting = weighting
 
     def __call__(
         self,
@@ -54,22 +60,45 @@ class RealRowsLoss:
         packing = _packing_metrics(data, real)
         if not real:
             return _connected_zero(model_output), packing
-        if len(real) < len(pads):
-            model_output = {name: _select(value, real, len(pads)) for name, value in model_output.items()}
-            data = tu.index_select_tensor_dict(data, real)
-        real_rows = int(data[REAL_ROWS][0])
-        if self.denominator == "rows":
-            tu.assign_non_tensor(data, global_batch_size=real_rows)
-        loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
-        share = MicroBatchShare(
-            tokens=int(data["loss_mask"].sum()),
-            mini_batch_tokens=int(data["batch_num_tokens"]),
-            rows=len(real),
-            mini_batch_rows=real_rows,
-            reporting_ranks=int(data[REPORTING_RANKS][0]),
-            dp_size=int(data["dp_size"]),
-        )
-        return loss, share_metrics(metrics, share) | packing
+        metrics: dict[str, Any] = {}
+        total: Any = 0.0
+        for rows, global_batch_size in self._groups(data, real):
+            group_output, group = model_output, data
+            if len(rows) < len(pads):
+                group_output = {name: _select(value, rows, len(pads)) for name, value in model_output.items()}
+                group = tu.index_select_tensor_dict(data, rows)
+            if global_batch_size is not None:
+                tu.assign_non_tensor(group, global_batch_size=global_batch_size)
+            loss, told = self.inner(model_output=group_output, data=group, dp_group=dp_group, **kwargs)
+            total = total + loss
+            for name, value in share_metrics(told, _share_of(group)).items():
+                if name in metrics:
+                    metrics[name].append(value)
+                else:
+                    metrics[name] = value
+        return total, metrics | packing
+
+    def _groups(self, data: TensorDict, real: list[int]) -> list[tuple[list[int], int | None]]:
+        """Real rows that share a denominator, and the denominator; None for the one that the call brings."""
+        if self.weighting == "row":
+            return [(real, int(data[REAL_ROWS][0]) if self.denominator == "rows" else None)]
+        sessions = int(data[SESSIONS][0]) if self.denominator == "rows" else int(data["global_batch_size"])
+        session_rows = data[SESSION_ROWS].tolist()
+        return [
+            ([row for row in real if session_rows[row] == split], sessions * split)
+            for split in sorted({session_rows[row] for row in real})
+        ]
+
+
+def _share_of(data: TensorDict) -> MicroBatchShare:
+    return MicroBatchShare(
+        tokens=int(data["loss_mask"].sum()),
+        mini_batch_tokens=int(data["batch_num_tokens"]),
+        rows=len(data),
+        mini_batch_rows=int(data[REAL_ROWS][0]),
+        reporting_ranks=int(data[REPORTING_RANKS][0]),
+        dp_size=int(data["dp_size"]),
+    )
 
 
 def _packing_metrics(data: TensorDict, real: list[int]) -> dict[str, Metric]:
@@ -100,7 +129,7 @@ def _select(value: Any, rows: list[int], n_rows: int) -> Any:
     return value[rows]
 
 
-def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
+def wrap_worker_loss(denominator: Denominator, weighting: Weighting = "row") -> Callable[[Any], Any]:
     """A function for verl's ``execute_with_func_generator``: wraps the loss that each worker has, where it is."""
 
     def wrap(worker: Any) -> Any:
@@ -108,7 +137,7 @@ def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
 
         trainee = getattr(worker, "actor", worker)  # ActorRolloutRefWorker holds its TrainingWorker as `actor`
         assert trainee.loss_fn is not None, "the worker has no loss yet"
-        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
+        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator, weighting))
         return DataProto()
 
     return wrap

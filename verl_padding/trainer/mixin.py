@@ -63,7 +63,8 @@ class PaddedTrainer(VerlTrainer):
         wrapped: dict[int, PaddedWorkerGroup] = {}
         names = ["actor_rollout_wg", *(["critic_wg"] if self.use_critic else [])]
         for name in names:
-            getattr(self, name).execute_with_func_generator(wrap_worker_loss(self._padding.denominator))
+            weighting = self._padding.weighting if name == "actor_rollout_wg" else "row"
+            getattr(self, name).execute_with_func_generator(wrap_worker_loss(self._padding.denominator, weighting))
         if self.use_reference_policy:
             names.append("ref_policy_wg")
         for name in names:
