@@ -27,8 +27,8 @@ from rich.progress import track
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from benchmarks.cluster import ray_and_queue
 from benchmarks.results import console, show, spread, write
+from tests.cluster import ray_and_queue
 
 ROWS = Path(__file__).parent / "long_tailed.jsonl"
 PROMPTS, SESSIONS, MINI_PROMPTS, RANKS = 24, 8, 8, 2
@@ -170,7 +170,7 @@ def _steps(output: Any) -> int:
 def main(repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 5) -> None:
     """Measures all sides, after a round to warm up."""
     told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
-    with ray_and_queue(), tempfile.TemporaryDirectory() as folder:
+    with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.equivalence.actor_workers import start_actor, stop
         from verl_padding.trainer.losses import wrap_worker_loss
         from verl_padding.trainer.plan_packer import install_in_worker

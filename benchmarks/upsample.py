@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cluster import ray_and_queue
 from benchmarks.results import show, spread, write
+from tests.cluster import ray_and_queue
 
 PAD_COUNTS = (10, 1_000, 10_000)
 LENGTHS = [(100 + row, 200 + 3 * row) for row in range(10)]
@@ -60,7 +60,7 @@ def timed(function: Callable[[Any, int], None], batch: Any, pads: int) -> float:
 def main(repeats: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 5) -> None:
     """Measures all kinds of rows."""
     figures = []
-    with ray_and_queue():
+    with ray_and_queue(object_store_bytes=2_000_000_000):
         import transfer_queue as tq
 
         from tests.pads.rows_in_queue import PARTITION, put_rows

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
 
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
-from tests.trainer.test_mixin import padded_trainer
+from tests.trainer.trainer_without_workers import padded_trainer
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.pads.queue import strip
 

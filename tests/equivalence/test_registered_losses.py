@@ -4,42 +4,13 @@ The reference is verl's own ``ppo_loss`` on the same micro-batches with the pads
 rows as ``global_batch_size``: some losses pick tokens inside a micro-batch, so how rows are packed matters to them.
 """
 
-from functools import partial
-
 import pytest
 import torch
-from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss
 
 from tests.tolerance import RELATIVE_FLOAT64
-from tests.trainer.test_losses import LAYOUTS, MODES, PAD, Rows, run_as_verl_does
+from tests.trainer.losses_on_rows import LAYOUTS, MODES, PAD, Rows, policy_loss, run_as_verl_does
 from verl_padding.trainer.losses import RealRowsLoss
-
-SETTINGS = {
-    # What a loss needs beside its name, or what makes it pick tokens among the few here.
-    "dro": {"dro_beta": 0.5},
-    "clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -5.0, "clip_cov_ub": 5.0},
-    "kl_cov": {"kl_cov_ratio": 0.3},
-    "bypass_mode": {"rollout_correction": RolloutCorrectionConfig(bypass_mode=True, rollout_is="token")},
-}
-
-
-def loss_of(name: str, mode: str):
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_mini_batch_size=1,
-        use_dynamic_bsz=True,
-        loss_agg_mode=mode,
-        loss_scale_factor=8,
-        use_kl_loss=True,
-        kl_loss_coef=0.3,
-        entropy_coeff=0.2,
-        policy_loss=PolicyLossConfig(loss_mode=name, **SETTINGS.get(name, {})),
-    )
-    return partial(ppo_loss, config=config)
 
 
 def without_pads(layout):
@@ -62,7 +33,7 @@ class Seeded:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
 def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
-    rows, loss = Rows(), Seeded(loss_of(name, mode))
+    rows, loss = Rows(), Seeded(policy_loss(mode, name))
 
     def without_metrics(**kwargs):  # verl cannot add them up where ranks have different numbers of micro-batches
         return loss(**kwargs)[0], {}

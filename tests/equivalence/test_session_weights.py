@@ -4,9 +4,8 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-from tests.equivalence.test_registered_losses import loss_of
 from tests.tolerance import RELATIVE_FLOAT64
-from tests.trainer.test_losses import LAYOUTS, PAD, Rows, run_as_verl_does
+from tests.trainer.losses_on_rows import LAYOUTS, PAD, Rows, policy_loss, run_as_verl_does
 from verl_padding.job import NOT_BY_ROWS
 from verl_padding.pads.queue import SESSION_ROWS, SESSIONS
 from verl_padding.trainer.losses import RealRowsLoss
@@ -49,7 +48,7 @@ def weighted(gradients, weights):
 @pytest.mark.parametrize("mode", SEQ_MEAN_MODES)
 @pytest.mark.parametrize("name", sorted(set(POLICY_LOSS_REGISTRY) - set(NOT_BY_ROWS)))
 def test_every_session_weighs_the_same(name, mode, layout):
-    rows, loss = SessionRows(), loss_of(name, mode)
+    rows, loss = SessionRows(), policy_loss(mode, name)
     # 1 / S x 1 / k_s for each row of session s.
     weights = [1 / N_SESSIONS / SESSION_OF.count(session) for session in SESSION_OF]
     want = weighted(gradients_of_the_rows(loss, rows), weights)
@@ -60,7 +59,7 @@ def test_every_session_weighs_the_same(name, mode, layout):
 
 
 def test_the_nominal_denominator_counts_the_configured_sessions():
-    rows, loss = SessionRows(), loss_of("vanilla", "seq-mean-token-mean")
+    rows, loss = SessionRows(), policy_loss("seq-mean-token-mean", "vanilla")
     layout = [[[0, PAD], [1, 2]], [[PAD, PAD], [3, 4]]]
     by_rows, _ = run_as_verl_does(RealRowsLoss(loss, "rows", "session"), rows, layout, "log_probs")
     nominal, _ = run_as_verl_does(RealRowsLoss(loss, "nominal", "session"), rows, layout, "log_probs", nominal=7)
@@ -70,7 +69,7 @@ def test_the_nominal_denominator_counts_the_configured_sessions():
 
 @pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
 def test_losses_that_are_no_sum_over_rows_are_known_by_name(name):
-    rows, loss = Rows(), loss_of(name, "seq-mean-token-mean")
+    rows, loss = Rows(), policy_loss("seq-mean-token-mean", name)
     # More than the rows that are there: the loss must divide by what it is told.
     nominal = 7
     want = weighted(gradients_of_the_rows(loss, rows), [1 / nominal] * rows.n_real)

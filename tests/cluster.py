@@ -1,4 +1,4 @@
-"""A real Ray and a real TransferQueue for the length of a benchmark."""
+"""A real Ray and a real TransferQueue, for a test session or a benchmark."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Before anything imports verl: its platform is chosen once a process.
-os.environ.setdefault("VERL_PLATFORM", "cpu")
+os.environ["VERL_PLATFORM"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 @contextmanager
-def ray_and_queue() -> Iterator[None]:
+def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:
     """Starts both, and ends both."""
     import ray
     import transfer_queue as tq
@@ -28,6 +29,7 @@ def ray_and_queue() -> Iterator[None]:
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=folder,
+        object_store_memory=object_store_bytes,
     )
     try:
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))

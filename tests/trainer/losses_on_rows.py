@@ -1,0 +1,154 @@
+"""verl's losses on a few rows and pads, added up over micro-batches and ranks as verl does."""
+
+from functools import partial
+from itertools import chain
+from statistics import mean
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.utils.py_functional import append_to_dict
+from verl.workers.config import FSDPActorConfig, FSDPCriticConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss, value_loss
+
+from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS
+
+PAD = "pad"
+# [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.
+SPREAD = [[[0, PAD], [1, 2]], [[PAD, PAD], [3, 4]]]
+IDLE_RANK = [[[0, 1], [2, 3, 4]], [[PAD, PAD], [PAD]]]
+LAYOUTS = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spread", "idle_rank"])
+MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+SETTINGS = {
+    # What a policy loss needs beside its name, or what makes it pick tokens among the few here.
+    "dro": {"dro_beta": 0.5},
+    "clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -5.0, "clip_cov_ub": 5.0},
+    "kl_cov": {"kl_cov_ratio": 0.3},
+    "bypass_mode": {"rollout_correction": RolloutCorrectionConfig(bypass_mode=True, rollout_is="token")},
+}
+
+
+def nested(parts):
+    return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
+
+
+class Rows:
+    """Five real rows and any number of pads, with everything that verl's losses read, in float64."""
+
+    def __init__(self, seed=0):
+        gen = torch.Generator().manual_seed(seed)
+        self.lengths = [(3, 4), (5, 1), (2, 6), (4, 2), (1, 3)]
+        self.fields = [self._row(prompt, response, gen) for prompt, response in self.lengths]
+        self.n_real = len(self.fields)
+
+    @staticmethod
+    def _row(prompt, response, gen):
+        def draw(n, scale=1.0):
+            return torch.randn(n, generator=gen, dtype=torch.float64) * scale
+
+        old = -draw(response).abs()
+        return {
+            "output": (-draw(prompt + response).abs()),
+            "prompts": torch.ones(prompt, dtype=torch.int64),
+            "responses": torch.ones(response, dtype=torch.int64),
+            "response_mask": torch.ones(response, dtype=torch.int64),
+            "loss_mask": torch.ones(response, dtype=torch.int64),
+            "old_log_probs": old,
+            "ref_log_prob": old + draw(response, 0.1),
+            "rollout_log_probs": old + draw(response, 0.1),
+            "advantages": draw(response),
+            "values": draw(response),
+            "returns": draw(response),
+        }
+
+    def pad(self):
+        row = self._row(1, 1, torch.Generator().manual_seed(9))
+        zeros = torch.zeros(1, dtype=torch.float64)
+        mask = torch.zeros(1, dtype=torch.int64)
+        for name in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "values", "returns"):
+            row[name] = zeros
+        return row | {"response_mask": mask, "loss_mask": mask}
+
+    def leaves(self):
+        return [row["output"].clone().requires_grad_() for row in self.fields]
+
+    def micro_batch(self, rows, leaves, output_name, *, dp_size, real_rows, reporting_ranks, nominal=7):
+        picked = [self.pad() if row is PAD else self.fields[row] for row in rows]
+        outputs = [
+            row["output"].clone().requires_grad_() if name is PAD else leaves[name]
+            for name, row in zip(rows, picked, strict=True)
+        ]
+        names = [name for name in picked[0] if name != "output"]
+        data = TensorDict({name: nested(row[name] for row in picked) for name in names}, batch_size=len(rows))
+        data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
+        data[REAL_ROWS] = torch.full((len(rows),), real_rows)
+        data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
+        tokens = sum(response for _, response in self.lengths)
+        tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=nominal)
+        output = {output_name: nested(outputs)}
+        if output_name == "log_probs":
+            output["entropy"] = nested(o * o for o in outputs)
+        return output, data
+
+
+def policy_loss(mode, name="vanilla"):
+    """verl's actor loss with a registered policy loss, KL and entropy terms."""
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_mini_batch_size=1,
+        use_dynamic_bsz=True,
+        loss_agg_mode=mode,
+        loss_scale_factor=8,
+        use_kl_loss=True,
+        kl_loss_coef=0.3,
+        entropy_coeff=0.2,
+        policy_loss=PolicyLossConfig(loss_mode=name, **SETTINGS.get(name, {})),
+    )
+    return partial(ppo_loss, config=config)
+
+
+def critic_loss(mode):
+    """verl's value loss."""
+    config = FSDPCriticConfig(
+        strategy="fsdp2", use_dynamic_bsz=True, loss_agg_mode=mode, loss_scale_factor=8, cliprange_value=0.5
+    )
+    return partial(value_loss, config=config)
+
+
+def run_as_verl_does(loss, rows, layout, output_name, nominal=7):
+    """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them up."""
+    leaves = rows.leaves()
+    real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro)
+    reporting = sum(any(row is not PAD for micro in rank for row in micro) for rank in layout)
+    by_rank = []
+    for rank in layout:
+        metrics = {}
+        for micro in rank:
+            output, data = rows.micro_batch(
+                micro,
+                leaves,
+                output_name,
+                dp_size=len(layout),
+                real_rows=real_rows,
+                reporting_ranks=reporting,
+                nominal=nominal,
+            )
+            value, micro_metrics = loss(model_output=output, data=data, dp_group=None)
+            (value / len(layout)).backward()  # FSDP averages gradients over the ranks
+            append_to_dict(metrics, micro_metrics)
+        by_rank.append(metrics)
+    gathered = {}
+    for metrics in by_rank:
+        for name, value in metrics.items():
+            gathered.setdefault(name, []).append(value)
+    reduced = {
+        name: Metric.aggregate_dp(v) if isinstance(v[0], Metric) else mean(chain.from_iterable(v))
+        for name, v in gathered.items()
+    }
+    return [leaf.grad for leaf in leaves], reduced
