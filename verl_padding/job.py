@@ -256,11 +256,13 @@ def _check_packer(config: DictConfig, padding: PaddingConfig) -> None:
             f"padding.packer={padding.packer!r}: takes the place of a function of verl {KNOWN_VERL}x, and this is verl "
             f"{verl.__version__}. Set padding.packer=verl."
         )
-    for name in ("actor", "ref"):
-        role = config.actor_rollout_ref[name]
+    roles = {f"actor_rollout_ref.{name}": config.actor_rollout_ref[name] for name in ("actor", "ref")}
+    if _uses_critic(config):
+        roles["critic"] = config.critic
+    for name, role in roles.items():
         if role.strategy == "megatron" and role.megatron.get("dynamic_context_parallel"):
             raise PaddingConfigError(
-                f"actor_rollout_ref.{name}.megatron.dynamic_context_parallel=True: verl then cuts micro-batches by a "
+                f"{name}.megatron.dynamic_context_parallel=True: verl then cuts micro-batches by a "
                 "scheduler of its own. Set it to False, or padding.packer=verl."
             )
 
