@@ -36,6 +36,7 @@ BUDGET = 32
 
 def put_trained_rows() -> KVBatchMeta:
     """Rows with all that an actor update reads."""
+    torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     batch = put_rows(LENGTHS)
 
@@ -82,6 +83,9 @@ def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, R
         "actor_rollout_ref.actor.kl_loss_coef=0.1",
         "actor_rollout_ref.actor.entropy_coeff=0.01",
         "actor_rollout_ref.actor.loss_scale_factor=16",
+        # AdamW divides a gradient by its own size: without this, elements whose gradient is all but zero move by
+        # their rounding errors.
+        "+actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-5",
     )
     budgets = [
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",

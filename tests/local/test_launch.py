@@ -118,7 +118,7 @@ def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: s
         time.sleep(0.05)
 
     launcher.send_signal(number)
-    launcher.wait(timeout=30)
+    launcher.wait(timeout=120)
 
     # a killed launcher cannot wait for the supervisor, which needs its grace period
     deadline = time.monotonic() + 20
