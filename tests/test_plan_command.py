@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 from typer.testing import CliRunner
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 from verl_padding.cli import app
 from verl_padding.local.tiny_models import make_tiny_model
@@ -88,8 +90,9 @@ def test_the_json_is_the_whole_plan_and_keeps_its_promises(strategy, tmp_path):
 def test_the_installed_command_prints_the_json_and_nothing_else(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(path, n_prompts=2)  # fewer prompts than a mini-batch has
+    even = ("--n", "4")  # 3 prompts x 4 rows: a multiple of 4 ranks, which verl needs
     output = subprocess.run(
-        [Path(sys.executable).parent / "verl-padding", "plan", path, *SHAPE, "--compare", "--json"],
+        [Path(sys.executable).parent / "verl-padding", "plan", path, *SHAPE, *even, "--compare", "--json"],
         capture_output=True,
         text=True,
         check=True,
@@ -142,10 +145,54 @@ def test_verls_own_layout_stands_beside_the_plan(tmp_path):
     assert told["optimizer steps"] == [str(padded // 6), "3"]
     assert told["pads"][0] == str(padded - len(rows))
     assert told["rows"] == [str(len(rows))] * 2
-    tokens = sum(row["tokens"] for row in rows) + 128 * (padded - len(rows))
-    assert int(told["tokens"][0].replace(",", "")) == tokens
+    lengths = [row["tokens"] for row in rows] + [128] * (padded - len(rows))
+    assert int(told["tokens"][0].replace(",", "")) == sum(lengths)
+    # The same by hand: ranks over the whole batch, their rows in order, 3 rows of each rank a step.
+    cost = [24576 * length + length**2 for length in lengths]
+    halves = get_seqlen_balanced_partitions(cost, k_partitions=2, equal_size=True)
+    mini = micro = micro_batches = 0
+    for start in range(0, padded // 2, 3):
+        cells = [half[start : start + 3] for half in halves]
+        loads = loads_of_common_count(cells, lengths, cost, budget=1000)
+        mini += max(map(sum, loads))
+        micro += sum(map(max, zip(*loads, strict=True)))
+        micro_batches += len(loads[0])
+    perfect = sum(cost[: len(rows)]) / 2
+    assert told["micro-batches"][0] == str(micro_batches)
+    assert told["slowest / mean rank, per step"][0] == f"{mini * 2 / sum(cost):.3f}"
+    assert told["slowest / mean rank, per micro-batch"][0] == f"{micro * 2 / sum(cost):.3f}"
+    assert told["time over perfect, per step"][0] == f"{mini / perfect:.3f}"
+    assert told["time over perfect, per micro-batch"][0] == f"{micro / perfect:.3f}"
     verl, planned = map(float, told["time over perfect, per step"])
     assert verl >= planned >= 1
+
+
+def loads_of_common_count(cells: list[list[int]], lengths: list[int], cost: list[int], budget: int) -> list[list[int]]:
+    """Cost of each micro-batch of each rank, at the first count that holds the budget on every rank."""
+    for count in range(1, len(cells[0]) + 1):
+        parts = [
+            [
+                [cell[place] for place in places]
+                for places in get_seqlen_balanced_partitions([cost[row] for row in cell], count, equal_size=False)
+            ]
+            for cell in cells
+        ]
+        if all(sum(lengths[row] for row in part) <= budget for of_rank in parts for part in of_rank):
+            # verl's order: by cost, every other one reversed to the front, so that the small ones are at both ends.
+            for of_rank in parts:
+                of_rank.sort(key=lambda part: (sum(cost[row] for row in part), part[0]), reverse=True)
+            ordered = [of_rank[::2][::-1] + of_rank[1::2] for of_rank in parts]
+            return [[sum(cost[row] for row in part) for part in of_rank] for of_rank in ordered]
+    raise AssertionError("one row a micro-batch holds any budget")
+
+
+def test_what_stock_verl_stops_at_is_refused_and_not_compared(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path)
+    assert "cannot share the 6 rows of a mini-batch" in refused(path, *SHAPE, "--compare")
+    path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n')
+    assert "a pad of stock verl has 128 tokens" in refused(path, *SHAPE, "--dp", 2, "--budget", 127, "--compare")
+    assert run(path, *SHAPE, "--dp", 2, "--budget", 128, "--compare").exit_code == 0
 
 
 @pytest.mark.parametrize("parts", [("prompt_tokens", "response_tokens"), ("tokens",)])
@@ -211,6 +258,32 @@ def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path):
     assert "--mini-batch" in refused(path, *SHAPE, "--strategy", "lcm", "--dp", 7)
     assert "--cost-model flops" in refused(path, *SHAPE, "--cost-model", "flops")
     assert "--tokenizer" in refused(path, *SHAPE, "--tokenizer", str(tmp_path / "none"))
+    for picture in (tmp_path / "none" / "plan.png", tmp_path / "plan.xyz", tmp_path):
+        assert "cannot be written" in refused(path, *SHAPE, "--picture", picture)
+    (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
+    assert "config.json cannot be read" in refused(path, *SHAPE, "--cost-model", tmp_path)
+    assert "choose cost_model=attention" in refused(path, *SHAPE, "--cost-model", model_of_latent_attention(tmp_path))
+
+
+def model_of_latent_attention(folder: Path) -> Path:
+    config = {"model_type": "deepseek_v3", "kv_lora_rank": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_tokenizers_long_error_is_told_in_one_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path)
+    # What is offline is decided when the hub's client is imported, so in a process of its own.
+    output = subprocess.run(
+        [Path(sys.executable).parent / "verl-padding", "plan", path, *SHAPE, "--tokenizer", "no/model"],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (output.returncode, output.stdout) == (2, "")
+    [line] = output.stderr.strip().split("\n")
+    assert line.startswith("--tokenizer no/model: cannot be read (")
 
 
 def test_fewer_prompts_than_steps_warn_on_standard_error(tmp_path):
@@ -228,6 +301,29 @@ def test_the_cost_may_be_that_of_a_model(tmp_path):
     assert by_model["figures"]["over_lower_bound"] != by_tokens["figures"]["over_lower_bound"]
 
 
+def test_what_a_models_file_leaves_out_is_what_its_kind_has_by_default(tmp_path):
+    # Neither which layers slide nor how wide a head is: every other layer, and 256, for this kind.
+    config = {
+        "model_type": "gemma2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 99,
+        "sliding_window": 8,
+    }
+    path, model = tmp_path / "rows.jsonl", tmp_path / "model"
+    write_rows(path)
+    plans = []
+    for named in ({}, {"head_dim": 256, "layer_types": ["sliding_attention", "full_attention"] * 2}):
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps(config | named))
+        figures = plan_of(path, *SHAPE, "--cost-model", model)["figures"]
+        plans.append({name: figure for name, figure in figures.items() if name != "plan_seconds"})
+    assert plans[0] == plans[1]
+
+
 def test_the_picture_shows_rows_and_pads_in_their_colours(tmp_path):
     path, picture = tmp_path / "rows.jsonl", tmp_path / "plan.png"
     write_rows(path)
@@ -236,6 +332,16 @@ def test_the_picture_shows_rows_and_pads_in_their_colours(tmp_path):
     colours = Counter(map(tuple, pixels))
     for colour in ((0x3B, 0x6E, 0xA5), (0x6F, 0x9B, 0xC8), (0xE0, 0x7B, 0x39)):
         assert colours[colour] > 50, colour
+
+
+def test_of_many_ranks_few_steps_are_drawn(tmp_path):
+    path, picture = tmp_path / "rows.jsonl", tmp_path / "plan.png"
+    write_rows(path, n_prompts=40)
+    shape = ("--mini-batch", 2, "--n", 2, "--budget", 1000)
+    for ranks, most in ((2, 1200), (70, 3000)):
+        assert run(path, "--dp", ranks, *shape, "--picture", picture).exit_code == 0
+        height = image.imread(picture).shape[0]
+        assert 500 < height < most
 
 
 def test_a_hundred_thousand_rows_are_planned_and_told_in_a_few_lines(tmp_path):

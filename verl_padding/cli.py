@@ -31,7 +31,7 @@ def plan(
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts of an optimizer step (ppo_mini_batch_size).")],
     n: Annotated[int, typer.Option(min=1, help="Rollouts a prompt (rollout.n).")],
-    budget: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch on one rank.")],
+    budget: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens of a micro-batch on one rank.")],
     strategy: Annotated[Literal["prompt", "rows", "lcm"], typer.Option(help="As padding.strategy.")] = "prompt",
     cost_model: Annotated[
         str, typer.Option(help="tokens, attention, or a folder with the config.json of a model.")

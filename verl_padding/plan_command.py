@@ -17,6 +17,7 @@ from verl_padding.plan import COST_MODELS, BatchPlan, Job, PlanError, Strategy, 
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan_table import StepCost, comparison_table, cost_of_steps, step_table
 from verl_padding.rows_file import CountTokens, RowsFile, read_rows_file
+from verl_padding.verl_layout import refuse_what_verl_refuses, verl_layout
 
 ACTOR = "actor"
 PAD_TOKENS = 2
@@ -51,12 +52,24 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         started = time.perf_counter()
         plan = _plan(request, batch, cost_model)
         seconds = time.perf_counter() - started
+        tokens_R = [*batch.rows.tokens_R, *[PAD_TOKENS] * plan.n_pads]
+        if compare:
+            refuse_what_verl_refuses(
+                len(batch.rows),
+                dp_size=request.dp_size,
+                mini_batch_rows=request.mini_batch * request.n,
+                token_budget=request.budget,
+            )
+        # Before anything is told: a refused command prints its refusal alone.
+        if picture is not None:
+            from verl_padding.plan_picture import draw_plan
+
+            draw_plan(_micro_batches(plan), tokens_R, n_rows=len(batch.rows), cost_model=cost_model, path=picture)
     except (PaddingDataError, PlanError) as refusal:
         notes.print(str(refusal), style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     for note in [*_notes(batch), *plan.warnings]:
         notes.print(note, markup=False, highlight=False, soft_wrap=True)
-    tokens_R = [*batch.rows.tokens_R, *[PAD_TOKENS] * plan.n_pads]
     steps = cost_of_steps(
         _micro_batches(plan), tokens_R, n_rows=len(batch.rows), cost_model=cost_model, token_budget=request.budget
     )
@@ -69,9 +82,6 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         stock = _stock_steps(request, batch.rows.tokens_R, cost_model, notes)
         (notes if as_json else Console()).print(comparison_table(stock, steps))
     if picture is not None:
-        from verl_padding.plan_picture import draw_plan
-
-        draw_plan(_micro_batches(plan), tokens_R, n_rows=len(batch.rows), cost_model=cost_model, path=picture)
         notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
 
@@ -79,11 +89,18 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
 def _cost_model(name: str) -> CostModel:
     if name in COST_MODELS:
         return COST_MODELS[name]
-    try:
-        config = json.loads((Path(name) / "config.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    if not (Path(name) / "config.json").is_file():
         raise PaddingDataError(
-            f"--cost-model {name}: not {' or '.join(COST_MODELS)}, nor a folder with a config.json ({error})."
+            f"--cost-model {name}: not {' or '.join(COST_MODELS)}, nor a folder with a config.json. Name one of them."
+        )
+    from transformers import AutoConfig
+
+    # Not the file's own keys: it leaves out what is the default of its kind of model, such as head_dim or layer_types.
+    try:
+        config = AutoConfig.from_pretrained(name).to_dict()
+    except (OSError, ValueError) as error:
+        raise PaddingDataError(
+            f"--cost-model {name}: config.json cannot be read ({_first_line(error)}). Choose --cost-model attention."
         ) from error
     return TransformerCost.from_config(config)
 
@@ -96,8 +113,14 @@ def _token_counter(tokenizer: str | None) -> CountTokens | None:
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
-        raise PaddingDataError(f"--tokenizer {tokenizer}: cannot be read ({error}).") from error
+        raise PaddingDataError(
+            f"--tokenizer {tokenizer}: cannot be read ({_first_line(error)}). Name the model's folder."
+        ) from error
     return lambda text: len(loaded.encode(text, add_special_tokens=False))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
 
 
 def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> BatchPlan:
@@ -158,8 +181,6 @@ def _as_json(plan: BatchPlan, batch: RowsFile, seconds: float) -> dict[str, obje
 def _stock_steps(
     request: PlanRequest, tokens_R: tuple[int, ...], cost_model: CostModel, notes: Console
 ) -> list[StepCost]:
-    from verl_padding.verl_layout import verl_layout
-
     stock = verl_layout(
         tokens_R,
         dp_size=request.dp_size,

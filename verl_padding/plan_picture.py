@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 
-MOST_STEPS, MOST_RANKS = 6, 64
-"""More are not drawn."""
+MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
+"""More are not drawn: of many ranks, fewer steps, so that the picture fits a screen or two."""
 
 ROWS, OTHER_ROWS, PADS = "#3b6ea5", "#6f9bc8", "#e07b39"
 
@@ -28,6 +29,10 @@ def draw_plan(
     Args:
         rows_MDK: row numbers of the micro-batches of each step and rank.
         tokens_R: tokens of each row, pads behind the ``n_rows`` real ones.
+        path: picture, of a kind that matplotlib writes.
+
+    Raises:
+        PaddingDataError: the picture cannot be written there.
     """
     import matplotlib
 
@@ -36,9 +41,15 @@ def draw_plan(
 
     cost_R = cost_model(np.array(tokens_R, dtype=np.int64))
     unit = float(cost_model(np.array([1000], dtype=np.int64))[0])
-    drawn, ranks = rows_MDK[:MOST_STEPS], min(len(rows_MDK[0]), MOST_RANKS)
+    ranks = min(len(rows_MDK[0]), MOST_RANKS)
+    drawn = rows_MDK[: min(MOST_STEPS, MOST_BARS // ranks)]
     figure, axes_M = pyplot.subplots(
-        len(drawn), 1, sharex=True, squeeze=False, figsize=(10, 1 + len(drawn) * (0.8 + 0.16 * ranks))
+        len(drawn),
+        1,
+        sharex=True,
+        squeeze=False,
+        figsize=(10, 1 + len(drawn) * (0.8 + 0.16 * ranks)),
+        layout="constrained",
     )
     for step, (axes, rows_DK) in enumerate(zip(axes_M[:, 0], drawn, strict=True)):
         load_DK = np.array([[cost_R[rows].sum() for rows in rows_K] for rows_K in rows_DK]) / unit
@@ -63,7 +74,11 @@ def draw_plan(
     )
     figure.suptitle(f"micro-batches of each rank; white is waiting{left_out}")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in (ROWS, PADS)]
-    figure.legend(handles, ["rows", "pads"], loc="upper right", ncols=2, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 0.97))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    figure.legend(handles, ["rows", "pads"], loc="outside lower right", ncols=2, frameon=False)
+    try:
+        # matplotlib adds an ending to a name without one, unless the kind is named.
+        figure.savefig(path, dpi=120, format=path.suffix[1:] or "png")
+    except (OSError, ValueError) as error:
+        raise PaddingDataError(f"--picture {path}: cannot be written ({error}). Name another, as plan.png.") from error
+    finally:
+        pyplot.close(figure)

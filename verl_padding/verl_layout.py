@@ -8,6 +8,8 @@ from math import lcm
 
 import numpy as np
 
+from verl_padding.errors import PaddingDataError
+
 VERL_PAD_TOKENS = 128
 """Tokens of a pad of verl 0.9 (``SYNTHETIC_PADDING_SEQ_LEN``)."""
 
@@ -31,6 +33,28 @@ class VerlLayout:
         return len(self.tokens_R) - self.n_rows
 
 
+def refuse_what_verl_refuses(n_rows: int, *, dp_size: int, mini_batch_rows: int, token_budget: int) -> None:
+    """Checks a batch for what stock verl stops at, without importing it.
+
+    Args:
+        n_rows: real rows, none longer than ``token_budget``.
+
+    Raises:
+        PaddingDataError: ranks cannot share a mini-batch evenly, which verl's ``train_mini_batch`` asserts; or a pad is
+            longer than a micro-batch, which its ``rearrange_micro_batches`` asserts.
+    """
+    if mini_batch_rows % dp_size:
+        raise PaddingDataError(
+            f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch (--mini-batch x --n) "
+            f"evenly over --dp {dp_size}. Change one of the three, or leave --compare out."
+        )
+    if n_rows % mini_batch_rows and token_budget < VERL_PAD_TOKENS:
+        raise PaddingDataError(
+            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than --budget {token_budget}. Raise it "
+            "to as many, or leave --compare out."
+        )
+
+
 def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int) -> tuple[list[list[list[int]]], int]:
     """Rows of each mini-batch and rank, and the number of pads.
 
@@ -40,13 +64,14 @@ def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int)
     Args:
         mini_batch_rows: rows of a mini-batch, ppo_mini_batch_size x rollout.n; a multiple of ``dp_size``.
     """
-    from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+    import torch
+    from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
     multiple = lcm(dp_size, mini_batch_rows)
     total = -(-len(tokens_R) // multiple) * multiple
-    padded = np.array([*tokens_R, *[VERL_PAD_TOKENS] * (total - len(tokens_R))], dtype=np.int64)
-    workload = (24576 * padded + padded**2).tolist()  # verl's calculate_workload
+    padded = torch.tensor([*tokens_R, *[VERL_PAD_TOKENS] * (total - len(tokens_R))], dtype=torch.int64)
     # As a list, where verl hands over a tensor: the same partitions, many times faster.
+    workload = calculate_workload(padded).tolist()
     chunks = get_seqlen_balanced_partitions(workload, k_partitions=dp_size, equal_size=True)
     cell = mini_batch_rows // dp_size
     cells_MD = [

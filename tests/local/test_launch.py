@@ -105,6 +105,8 @@ def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: s
         [
             sys.executable,
             "-c",
+            # A shell that starts tests in the background has them ignore SIGINT, and so would this process.
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
             "import sys; from pathlib import Path; from verl_padding.local.launch import run_command; "
             "run_command([sys.executable, '-c', sys.argv[1]], folder=Path(sys.argv[2]))",
             f"{JOB}\ntime.sleep(600)",
@@ -118,7 +120,7 @@ def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: s
         time.sleep(0.05)
 
     launcher.send_signal(number)
-    launcher.wait(timeout=120)
+    launcher.wait(timeout=60)
 
     # a killed launcher cannot wait for the supervisor, which needs its grace period
     deadline = time.monotonic() + 20
