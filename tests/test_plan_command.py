@@ -238,6 +238,9 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
         ('{"prompt": "a", "session": "x", "tokens": 5}', "line 2: session='x', but a whole number of at least 0"),
         ('{"prompt": "a", "session": 0, "tokens": 0}', "line 2: tokens=0, but a whole number of at least 1"),
         ('{"prompt": "a", "session": 0, "tokens": true}', "line 2: tokens=True"),
+        ('{"prompt": "a", "session": 0, "tokens": 1' + "0" * 30 + "}", "but a whole number of at most"),
+        ('{"prompt": "a", "session": 0, "tokens": 1' + "0" * 5000 + "}", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
         ('{"prompt": "a", "session": 0, "prompt_tokens": 4}', "line 2: response_tokens=None"),
         ('{"uid": "abc", "input": "", "output": ""}', "line 2: a rollout dump holds text and no lengths"),
     ],
@@ -355,6 +358,7 @@ def test_a_hundred_thousand_rows_are_planned_and_told_in_a_few_lines(tmp_path):
     lines = output.split("\n")
     assert len(lines) < 40
     assert max(map(len, lines)) <= 80
+    assert "\u2026" not in output, "a number or a heading is cut off"
     steps = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
     assert steps[-1] == "all"
     assert any("more" in step for step in steps)

@@ -79,16 +79,17 @@ def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
     """A line a step, the middle ones folded where there are many, and a line of all."""
     table = Table(title=title, title_justify="left", show_footer=True)
     total = _line(steps)
-    headings = ("step", "rows", "pads", "tokens", "micro-batches", "slowest / mean rank", "over lower bound")
+    headings = ("step", "rows", "pads", "tokens", "micro-\nbatches", "slowest /\nmean rank", "over lower\nbound")
     for heading, text in zip(headings, ["all", *total], strict=True):
-        table.add_column(heading, footer=text, justify="right")
+        # Not wrapped: of narrow columns rich would cut digits off.
+        table.add_column(heading, footer=text, justify="right", no_wrap=True)
     shown = list(range(len(steps)))
     if len(steps) > MOST_LINES:
         shown = [*shown[: MOST_LINES - 2], -1, shown[-1]]
     for step in shown:
         if step < 0:
             hidden = steps[MOST_LINES - 2 : -1]
-            table.add_row(f".. {len(hidden)} more", *_line(hidden))
+            table.add_row(f"{len(hidden)} more", *_line(hidden))
         else:
             table.add_row(str(step), *_line([steps[step]]))
     return table

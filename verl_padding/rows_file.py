@@ -14,6 +14,9 @@ from verl_padding.plan import Rows
 
 CountTokens = Callable[[str], int]
 
+MOST = 1 << 30
+"""Larger numbers of tokens, or of a session, are a mistake; their costs would not fit int64."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowsFile:
@@ -96,8 +99,9 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 where = f"{path}, line {number}"
                 try:
                     value = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise PaddingDataError(f"{where}: not JSON ({error}).") from error
+                # ValueError: also a number of thousands of digits.
+                except (ValueError, RecursionError) as error:
+                    raise PaddingDataError(f"{where}: not JSON ({error}). One object a line is needed.") from error
                 if not isinstance(value, dict):
                     raise PaddingDataError(f"{where}: not an object but {type(value).__name__}.")
                 yield where, value
@@ -115,4 +119,6 @@ def _count(line: dict[str, Any], key: str, where: str, *, least: int) -> int:
     value = line.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PaddingDataError(f"{where}: {key}={value!r}, but a whole number of at least {least} is needed.")
+    if value > MOST:
+        raise PaddingDataError(f"{where}: {key}={value}, but a whole number of at most {MOST} is needed.")
     return value

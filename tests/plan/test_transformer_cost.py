@@ -128,6 +128,11 @@ def test_a_million_of_the_longest_rows_do_not_overflow():
         ({"kv_lora_rank": 512}, r"model_type='qwen2' .*kv_lora_rank=512; choose cost_model=attention"),
         ({"layer_types": ["linear_attention"]}, r"layer_types holds 'linear_attention'"),
         ({"hidden_size": None}, r"hidden_size is missing"),
+        ({"mamba_d_state": 16}, r"mamba_d_state=16"),
+        ({"moe_num_experts": 64}, r"moe_num_experts=64"),
+        ({"num_experts": 64}, r"num_experts_per_tok is missing"),
+        ({"intermediate_size": [48, 96]}, r"intermediate_size=\[48, 96\] differs by layer"),
+        ({"model_type": "starcoder2"}, r"its MLP is not gated"),
     ],
 )
 def test_a_model_whose_operations_are_not_known_is_refused(change, message):

@@ -21,6 +21,21 @@ A row of 128k tokens then costs less than 10^12 with any model of today, and the
 FULL, SLIDING = "full_attention", "sliding_attention"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
+OTHER_MIXERS = (
+    "kv_lora_rank",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "attn_layer_period",
+    "block_types",
+    "conv_L_cache",
+    "global_head_dim",
+)
+"""Keys of models whose layers are not all plain attention: latent, state-space, recurrent or convolution."""
+OTHER_EXPERTS = ("moe_num_experts", "moe_topk", "moe_k", "kv_channels")
+"""Keys of models whose experts are counted, or made, otherwise than here."""
+UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
+"""Models whose MLP has two matrices, not three."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerCost:
@@ -134,10 +149,20 @@ def _sliding_layers(config: Mapping[str, Any]) -> int:
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:
-    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    needed: tuple[str, ...] = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "vocab_size",
+    )
+    if any(config.get(key) for key in EXPERTS):
+        needed = (*needed, "num_experts_per_tok")
     missing = [key for key in needed if not config.get(key)]
     odd = [f"layer_types holds {kind!r}" for kind in config.get("layer_types") or () if kind not in (FULL, SLIDING)]
-    odd += [f"kv_lora_rank={config['kv_lora_rank']}"] if config.get("kv_lora_rank") else []
+    odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_EXPERTS if config.get(key)]
+    odd += [f"{key}={config[key]!r} differs by layer" for key in needed if isinstance(config.get(key), (list, tuple))]
+    odd += ["its MLP is not gated"] if config.get("model_type") in UNGATED else []
     if missing or odd:
         raise PlanError(
             f"the operations of model_type={config.get('model_type')!r} are not known: "
