@@ -36,7 +36,6 @@ def plan(
     cost_model: Annotated[
         str, typer.Option(help="tokens, attention, or a folder with the config.json of a model.")
     ] = "attention",
-    seed: Annotated[int, typer.Option(min=0, help="As padding.seed.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Stock verl's layout beside it (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON, and nothing else.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw each step's ranks into this file.")] = None,
@@ -53,7 +52,6 @@ def plan(
         budget=budget,
         strategy=strategy,
         cost_model=cost_model,
-        seed=seed,
         tokenizer=tokenizer,
     )
     sys.exit(show_plan(request, compare=compare, as_json=json, picture=picture))

@@ -38,7 +38,6 @@ class PlanRequest:
     strategy: Strategy
     cost_model: str
     """Name in ``COST_MODELS``, or a folder with the config.json of a model."""
-    seed: int
     tokenizer: str | None
     """Hugging Face name or folder, to count the tokens of a rollout dump."""
 
@@ -141,7 +140,6 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
             inference={},
             packer="plan",
             pad_tokens=PAD_TOKENS,
-            seed=request.seed,
         )
     except PlanError as refusal:
         raise PlanError(
