@@ -137,7 +137,7 @@ def stock_update(workers: Any, batch: KVBatchMeta) -> dict[str, float]:
 
 def planned_update(workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, float]:
     """Seconds, pads and steps of an update as the padded trainers do it."""
-    from verl_padding.pads.queue import strip, upsample
+    from verl_padding.pads.padded_batch import strip, upsample
     from verl_padding.pads.template import PadTemplate
     from verl_padding.plan import Job, Rows, Update, plan_batch
     from verl_padding.trainer.worker_calls import PaddedWorkerGroup

@@ -44,7 +44,7 @@ def with_verl(batch: Any, pads: int) -> None:
 
 
 def with_ours(batch: Any, pads: int) -> None:
-    from verl_padding.pads.queue import strip, upsample
+    from verl_padding.pads.padded_batch import strip, upsample
     from verl_padding.pads.template import PadTemplate
 
     plan: Any = SimpleNamespace(n_pads=pads, layouts={}, packer="verl")

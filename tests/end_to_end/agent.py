@@ -1,6 +1,7 @@
 """An agent whose sessions have no, one or several rows, by its place in the data: the same in every run."""
 
 import hashlib
+import random
 from typing import Any
 from uuid import uuid4
 
@@ -64,3 +65,32 @@ class VaryingTurns(AgentLoopBase):
         """Indices of the prompts of a training step (no shuffle; validation does not get here at such a step)."""
         size = self.config.data.train_batch_size
         return range((step - 1) * size, step * size)
+
+
+def rows_of_step(step: int, most: int = 500) -> int:
+    """Rows of a training step of the soak: anything from 1 to ``most``, the smallest and the largest among them."""
+    return {1: 1, 2: most}.get(step, 1 + _hash("soak", step) % most)
+
+
+class ManyRows(AgentLoopBase):
+    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not asked."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
+        prompts, sessions = self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n
+        place = index % prompts * sessions + session
+        whole, left = divmod(rows_of_step(step), prompts * sessions)
+        draw = random.Random(_hash(index, session, step))
+        outputs = []
+        for _ in range(whole + (place < left)):
+            prompt_ids = [draw.randrange(200) for _ in range(draw.randint(1, 60))]
+            ids = [draw.randrange(200) for _ in range(draw.randint(1, self.rollout_config.response_length))]
+            outputs.append(
+                AgentLoopOutput(
+                    prompt_ids=prompt_ids, response_ids=ids, response_mask=[1] * len(ids), num_turns=2, metrics={}
+                )
+            )
+        if outputs:
+            outputs[-1].reward_score = draw.random()
+            outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
+        return outputs

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -42,12 +43,23 @@ class JobFacts:
     batches: list[dict]
     """The batch after each local update."""
     queue: list[dict]
-    """TransferQueue after each step."""
+    """TransferQueue after each step, before its rows are cleared."""
+    levels: list[dict]
+    """What was left after each step, if that was asked for."""
     log: str
 
+    def trained_questions(self, steps: Iterable[int]) -> list[str]:
+        """What the prompts trained in some steps ask, each once a local update that trained a row of it."""
+        return [text for note in self.batches if note["step"] in steps for text in sorted(set(note["questions"]))]
 
-def run_job(folder: Path, *overrides: str, steps: int) -> JobFacts:
-    """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session."""
+
+def run_job(folder: Path, *overrides: str, steps: int, kill: str | None = None, levels: bool = False) -> JobFacts:
+    """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
+
+    Args:
+        kill: where the trainer's process is to be killed, as :mod:`tests.end_to_end.probe` has it.
+        levels: whether to note what each step leaves behind.
+    """
     facts = folder / "probe"
     facts.mkdir(parents=True)
     model = make_tiny_model("qwen2", folder / "models")
@@ -68,6 +80,8 @@ def run_job(folder: Path, *overrides: str, steps: int) -> JobFacts:
         probe.FOLDER: str(facts),
         "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.probe",
         "PYTHONPATH": str(ROOT),
+        **({probe.KILL: kill} if kill else {}),
+        **({probe.LEVELS: "1"} if levels else {}),
     }
     with mock.patch.dict(os.environ, environment):
         code = run_local_job(
@@ -92,10 +106,10 @@ def run_job(folder: Path, *overrides: str, steps: int) -> JobFacts:
                 *overrides,
             ],
             folder=folder,
-            timeout_s=900,
+            timeout_s=3000,
         )
     log = (folder / LOG).read_text()
-    assert code == 0, log[-5000:]
+    assert (code == 0) == (kill is None), log[-5000:]
     return JobFacts(
         metrics=dict(read_metrics(folder)),
         rows={rows.step: rows for rows in read_rows(folder)},
@@ -125,4 +139,5 @@ def _read_probe(folder: Path) -> dict:
         "optimizer_steps": steps,
         "batches": [note for note in notes if note["kind"] == "batch"],
         "queue": [note for note in notes if note["kind"] == "queue"],
+        "levels": [note for note in notes if note["kind"] == "level"],
     }

@@ -5,13 +5,22 @@ and what is left in TransferQueue off its own listing. So it watches stock verl 
 """
 
 import functools
+import gc
 import json
 import os
+import re
+import signal
 from pathlib import Path
 
 from wrapt import register_post_import_hook
 
 FOLDER = "VERL_PADDING_PROBE"
+"""Environment variable: where the notes go."""
+LEVELS = "VERL_PADDING_PROBE_LEVELS"
+"""Environment variable: if it is there, what each step leaves behind is noted."""
+KILL = "VERL_PADDING_PROBE_KILL"
+"""Environment variable: ``update:4`` kills the trainer's process after the update of step 4, before anything is saved;
+``save:4`` while its checkpoint is being written, the weights done."""
 
 
 def _note(**facts) -> None:
@@ -52,7 +61,14 @@ def _watch_steps(module) -> None:
 
     def watched(self, *args, **kwargs):
         batch = step_once(self, *args, **kwargs)
-        _note(kind="batch", step=self.global_steps, rows=len(batch), pads=_pads(batch.tags), keys=batch.keys)
+        _note(
+            kind="batch",
+            step=self.global_steps,
+            rows=len(batch),
+            pads=_pads(batch.tags),
+            keys=batch.keys,
+            questions=_questions(batch.keys),
+        )
         return batch
 
     module.PPOTrainer._step_once = watched
@@ -64,10 +80,78 @@ def _watch_steps(module) -> None:
 
         batch = step(self, *args, **kwargs)
         tags = (tq.kv_list("train") or {}).get("train", {})
-        _note(kind="queue", step=self.global_steps, keys=len(tags), pads=_pads(tags.values()))
+        prompts = [key for key, tag in tags.items() if tag.get("is_prompt", False)]
+        _note(
+            kind="queue",
+            step=self.global_steps,
+            keys=len(tags),
+            pads=_pads(tags.values()),
+            waiting=_questions(prompts) if self.trainer_mode != "sync" else [],
+        )
         return batch
 
     module.PPOTrainer.step = watched_step
+
+    save_checkpoint = module.PPOTrainer._save_checkpoint
+
+    def watched_save(self):
+        place, _, step = os.environ.get(KILL, "").partition(":")
+        if step == str(self.global_steps):
+            if place == "update":
+                _kill()
+            module.tq.save_checkpoint = lambda *args, **kwargs: _kill()
+        return save_checkpoint(self)
+
+    module.PPOTrainer._save_checkpoint = watched_save
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _questions(keys) -> list[str]:
+    import transfer_queue as tq
+
+    if not keys:
+        return []
+    data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=["raw_prompt"])
+    return [messages[-1]["content"] for messages in data["raw_prompt"]]
+
+
+def _watch_levels(module) -> None:
+    log = module.Tracking.log
+
+    def watched(self, data, step, *args, **kwargs):
+        import transfer_queue as tq
+
+        log(self, data, step, *args, **kwargs)
+        # fit logs a step when it has cleared the step's rows: all that is left now stays for good.
+        gc.collect()
+        _note(
+            kind="level",
+            step=step,
+            keys=sum(map(len, (tq.kv_list() or {}).values())),
+            objects=_ray_objects(),
+            memory=_memory_by_process(),
+        )
+
+    module.Tracking.log = watched
+
+
+def _ray_objects() -> int:
+    """Objects in Ray's store, over all nodes."""
+    from ray._private.internal_api import memory_summary
+
+    return int(re.search(r"Plasma memory usage .*?, (\d+) objects", memory_summary(stats_only=True)).group(1))
+
+
+def _memory_by_process() -> dict[str, int]:
+    """Resident bytes of this process and of the Ray processes beside it that outlive a step."""
+    import psutil
+
+    this = psutil.Process()
+    processes = {f"{p.pid} {p.name()}": p.memory_info().rss for p in this.parent().children() if "IDLE" not in p.name()}
+    return processes | {"driver": this.memory_info().rss}
 
 
 def _pads(tags) -> int:
@@ -77,3 +161,5 @@ def _pads(tags) -> int:
 if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
+    if LEVELS in os.environ:
+        register_post_import_hook(_watch_levels, "verl.utils.tracking")

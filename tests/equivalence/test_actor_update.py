@@ -19,7 +19,7 @@ from tests.equivalence.actor_workers import start_actor, start_over, stop, weigh
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.pads.queue import strip, upsample
+from verl_padding.pads.padded_batch import strip, upsample
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, wrap_worker_loss

@@ -13,7 +13,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLContro
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.trainer.trainer_without_workers import padded_trainer
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.pads.queue import strip
+from verl_padding.pads.padded_batch import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

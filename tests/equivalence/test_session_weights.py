@@ -7,7 +7,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from tests.tolerance import RELATIVE_FLOAT64
 from tests.trainer.losses_on_rows import LAYOUTS, PAD, Rows, policy_loss, run_as_verl_does
 from verl_padding.job import NOT_BY_ROWS
-from verl_padding.pads.queue import SESSION_ROWS, SESSIONS
+from verl_padding.pads.columns import SESSION_ROWS, SESSIONS
 from verl_padding.trainer.losses import RealRowsLoss
 
 SEQ_MEAN_MODES = ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

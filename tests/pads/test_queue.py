@@ -1,171 +1,124 @@
-"""Pads come and go in the real TransferQueue, and only worker calls see them."""
+"""Rows in the real TransferQueue: set aside and put back as they were; what earlier runs left is cleared."""
 
-from collections import Counter
+import logging
+from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
-from verl_padding.errors import PaddingDataError
-from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, strip, upsample
-from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
+from verl_padding.pads.queue import clear_leftovers, read_rows, set_aside, tags_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
-EOS = 3
-TEMPLATE = PadTemplate(eos_token_id=EOS, pad_length=4)
-LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
+LENGTHS = {
+    "rows of different lengths": [(5, 3), (7, 2), (4, 9)],
+    "rows of one length": [(5, 3), (5, 3), (5, 3)],
+    "one row": [(4, 4)],
+}
+EXTRAS = {
+    "text": lambda _length, _response: {},
+    "vision": lambda length, _response: {
+        "position_ids": torch.arange(4 * length).reshape(4, length),
+        "multi_modal_inputs": {"pixel_values": torch.rand(length, 6), "image_grid_thw": torch.tensor([[1, 2, 3]])},
+    },
+    "mixture of experts": lambda length, _response: {
+        "routed_experts": torch.randint(0, 8, (length, 2, 3), dtype=torch.uint8)
+    },
+    "distillation": lambda length, _response: {
+        "teacher_ids": torch.randint(0, 99, (length, 5), dtype=torch.int32),
+        "teacher_logprobs": -torch.rand(length, 5, dtype=torch.float64),
+    },
+    "fields of a user": lambda _length, response: {
+        "weights": torch.rand(response, dtype=torch.bfloat16),
+        "scores": np.arange(response, dtype=np.float32),
+        "budget": torch.tensor(3.5),
+        "note": None,
+        "tools": ["search", {"name": "run"}],
+    },
+}
 
 
-def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
-    rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
-    prompts = len({key.rsplit("_", 2)[0] for key in batch.keys})
-    actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512, prompts_per_mini_batch=mini)
-    passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512)}
-    job = Job(
-        strategy="prompt",
-        prompts=-(-prompts // mini) * mini,
-        sessions_per_prompt=1,
-        updates={"actor": actor},
-        inference=passes,
-        pad_tokens=4,
-    )
-    return plan_batch(rows, job)
+def put_rows_of_a_kind(lengths, kind):
+    rows = [EXTRAS[kind](prompt + response, response) for prompt, response in lengths]
+    return put_rows(lengths, **{name: [row[name] for row in rows] for name in rows[0]})
 
 
-def plain(batch):
-    return batch.keys, batch.tags, batch.partition_id, batch.fields, batch.extra_info
+def content_of(batch):
+    return [read_rows([key], PARTITION)[0] for key in batch.keys], queue_content()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lengths=LENGTHS, dp_size=st.integers(1, 3), multiple=st.integers(1, 2))
-def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths, dp_size, multiple):
-    batch = put_rows(lengths)
+def assert_equal(got, want, name=""):
+    assert type(got) is type(want), name
+    if isinstance(want, dict):
+        assert got.keys() == want.keys(), name
+        for key in want:
+            assert_equal(got[key], want[key], f"{name}.{key}")
+    elif isinstance(want, torch.Tensor):
+        assert got.dtype == want.dtype, name
+        assert torch.equal(got, want), name
+    elif isinstance(want, np.ndarray):
+        assert got.dtype == want.dtype, name
+        assert np.array_equal(got, want), name
+    else:
+        assert got == want, name
+
+
+@pytest.mark.parametrize("kind", EXTRAS)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_rows_that_were_set_aside_come_back_as_they_were(lengths, kind):
+    batch, other = put_rows_of_a_kind(lengths, kind), put_rows([(2, 2)])
     try:
-        before, content = plain(batch), queue_content()
-        plan = plan_for(batch, dp_size=dp_size, multiple=multiple)
-        padded = upsample(batch, plan, TEMPLATE)
-        added = {key: tag for key, tag in queue_content().items() if key not in content}
-        assert len(added) == plan.n_pads
-        assert all(tag["is_padding"] is True for tag in added.values())
-        assert plain(padded.batch) == before
-        assert plain(strip(padded)) == before
-        assert queue_content() == content
+        rows, tags = content_of(batch)
+        with set_aside([batch]):
+            assert sorted(queue_content()) == sorted(other.keys)
+        rows_again, tags_again = content_of(batch)
+        assert tags_again == tags
+        for got, want in zip(rows_again, rows, strict=True):
+            assert_equal(got, want)
     finally:
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
-def test_a_worker_call_gets_each_real_row_once_and_the_pads_of_its_layout():
-    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
-    padded = upsample(batch, plan_for(batch), TEMPLATE)
+def save_on_a_full_disk(batches):
+    with set_aside(batches):
+        assert queue_content() == {}
+        raise OSError("disk full")
+
+
+def test_rows_of_several_local_updates_come_back_with_their_own_fields_even_after_an_error():
+    first, second = put_rows([(5, 3), (7, 2)], colour=["red", "blue"]), put_rows([(5, 3), (4, 4)])
     try:
-        for call, rows in (
-            ("log_prob", padded.inference_call("log_prob", batch)),
-            ("actor", padded.update_call("actor", batch)),
-        ):
-            layout = padded.plan.layouts[call]
-            pads = [key for key, tag in zip(rows.keys, rows.tags, strict=True) if tag.get("is_padding")]
-            assert len(pads) == layout.n_pads
-            assert sorted(set(rows.keys) - set(pads)) == sorted(batch.keys)
-            assert len(rows) % layout.dp_size == 0
-        assert padded.plan.n_pads > 0
+        rows, tags = content_of(first)
+        with pytest.raises(OSError, match="disk full"):
+            save_on_a_full_disk([first, second])
+        assert queue_content() == tags
+        for got, want in zip(content_of(first)[0], rows, strict=True):
+            assert_equal(got, want)
+            assert got["colour"] in {"red", "blue"}
+        assert "colour" not in content_of(second)[0][0]
     finally:
-        strip(padded)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
-def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mini_batches():
-    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
-    batch.extra_info.update(mini_batch_size=4, epochs=1, dataloader_kwargs={"shuffle": True})
-    padded = upsample(batch, plan_for(batch), TEMPLATE)
+def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_training_stays(caplog):
+    waiting, trained, pad = uuid4().hex, uuid4().hex, f"pad{uuid4().hex}"
+    put_rows([(5, 3), (7, 2)], keys=[f"{waiting}_0_0", f"{waiting}_1_0"])
+    tq.kv_put(key=waiting, partition_id=PARTITION, tag={"is_prompt": True, "status": "finished", "global_steps": 1})
+    put_rows([(5, 3)] * 3, keys=[f"{trained}_0_0", f"{trained}_0_1", f"{trained}_1_0"])
+    pads = put_rows([(1, 1)] * 4, keys=[f"{pad}_{i}_0" for i in range(4)])
+    tq.kv_batch_put(keys=pads.keys, partition_id=PARTITION, tags=[{**tag, "is_padding": True} for tag in pads.tags])
     try:
-        rows = padded.update_call("actor", batch)
-        layout = padded.plan.layouts["actor"]
-        assert rows.extra_info["num_mini_batch"] == layout.n_mini_batches == 3
-        assert "mini_batch_size" not in rows.extra_info
-        assert rows.extra_info["dataloader_kwargs"] == {"shuffle": False}
-        assert rows.extra_info["epochs"] == 1
-        assert batch.extra_info["mini_batch_size"] == 4
-        data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-        # What verl's dispatch makes of it: equal chunks a rank, equal mini-batches inside a chunk.
-        cells = data[IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
-        real_M = (~cells).sum(dim=(0, 2))
-        reporting_M = (~cells).any(dim=2).sum(dim=0)
-        shape = cells.shape
-        assert torch.equal(data[REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
-        assert torch.equal(data[REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
-        assert real_M.min() >= 1
-        assert cells.any()
-        session_of = {key: key.rsplit("_", 1)[0] for key in batch.keys}
-        for mini_batch in range(layout.n_mini_batches):
-            places = [place for place in range(len(rows)) if place // layout.rows_per_cell % 3 == mini_batch]
-            sessions = Counter(session_of[rows.keys[place]] for place in places if rows.keys[place] in session_of)
-            for place in places:
-                assert data[SESSIONS][place] == len(sessions)
-                assert data[SESSION_ROWS][place] == sessions[session_of.get(rows.keys[place], "")]
+        with caplog.at_level(logging.WARNING):
+            clear_leftovers(PARTITION)
+        assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
+        told = [record.getMessage() for record in caplog.records]
+        assert any(f"cleared 4 pads, left in TransferQueue by an earlier run: {pad}_0_0" in text for text in told)
+        assert any("cleared 3 rows whose prompt has been sampled already" in text for text in told)
+        caplog.clear()
+        clear_leftovers(PARTITION)
+        assert not caplog.records
     finally:
-        strip(padded)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
-
-
-def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    padded = upsample(batch, plan_for(batch), TEMPLATE)
-    try:
-        responses = [tag["response_len"] for tag in batch.tags]
-        nested = torch.nested.as_nested_tensor([torch.rand(n) for n in responses], layout=torch.jagged)
-        fields = {"advantages": nested, "old_log_probs": nested.clone()}
-        meta = tq.kv_batch_put(
-            keys=batch.keys,
-            partition_id=PARTITION,
-            fields=__import__("tensordict").TensorDict(fields, batch_size=len(batch)),
-        )
-        rows = padded.update_call("actor", meta)
-        data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
-        pads = data[IS_PADDING]
-        assert pads.any()
-        for i, pad in enumerate(pads.tolist()):
-            assert len(data["advantages"][i]) == len(data["responses"][i])
-            if pad:
-                assert data["advantages"][i].tolist() == data["old_log_probs"][i].tolist() == [0.0]
-                assert data["response_mask"][i].tolist() == data["loss_mask"][i].tolist() == [0]
-                assert data["input_ids"][i].tolist() == [EOS] * 4
-                assert data["position_ids"][i].tolist() == [0, 1, 2, 3]
-                assert data["reward_model"][i] == {}
-    finally:
-        strip(padded)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
-
-
-def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():
-    batch = put_rows([(5, 3), (7, 2)])
-    plan = plan_for(batch)
-    batch.tags[1]["is_padding"] = True
-    content = queue_content()
-    with pytest.raises(PaddingDataError, match=f"row '{batch.keys[1]}': tagged is_padding=True"):
-        upsample(batch, plan, TEMPLATE)
-    assert queue_content() == content
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
-
-
-def test_a_put_that_fails_half_way_leaves_no_pad_behind(monkeypatch):
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    plan = plan_for(batch)
-    content = queue_content()
-    put = tq.kv_batch_put
-
-    def put_and_fail(**kwargs):
-        put(**kwargs)
-        raise RuntimeError("storage gone")
-
-    monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
-    with pytest.raises(RuntimeError, match="storage gone"):
-        upsample(batch, plan, TEMPLATE)
-    monkeypatch.undo()
-    assert plan.n_pads > 0
-    assert queue_content() == content
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

@@ -14,7 +14,7 @@ from verl.utils.py_functional import append_to_dict
 from verl.workers.config import FSDPActorConfig, FSDPCriticConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS
+from verl_padding.pads.columns import IS_PADDING, REAL_ROWS, REPORTING_RANKS
 
 PAD = "pad"
 # [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.

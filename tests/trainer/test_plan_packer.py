@@ -13,7 +13,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.queue import MICRO_BATCH
+from verl_padding.pads.columns import MICRO_BATCH
 from verl_padding.trainer.plan_packer import PATCHED, follow_plan, install_in_worker
 
 LENGTHS = [9, 4, 7, 2, 2, 6]

@@ -28,6 +28,7 @@ def padded_trainer(*overrides, dp_size=2):
     trainer._job_reader = JobReader(config, trainer._padding)
     trainer._stock_mode = "sync"
     trainer._padded_batch = None
+    trainer._trained = []
     trainer.config = config
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.use_critic = trainer.use_reference_policy = trainer.ref_in_actor = False

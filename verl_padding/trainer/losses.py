@@ -11,7 +11,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
 from verl_padding.config import Denominator, Weighting
-from verl_padding.pads.queue import IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
+from verl_padding.pads.columns import IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
 from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
 
 Loss = Callable[..., Any]

@@ -12,7 +12,8 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
-from verl_padding.pads.queue import KVBatchMeta, PaddedBatch, strip, upsample
+from verl_padding.pads.padded_batch import PaddedBatch, strip, strip_after_an_error, upsample
+from verl_padding.pads.queue import KVBatchMeta, clear_leftovers, set_aside
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
 from verl_padding.trainer.losses import wrap_worker_loss
@@ -33,6 +34,9 @@ else:
 
 logger = logging.getLogger(__name__)
 
+TRAIN_PARTITION = "train"
+"""verl's name for the part of TransferQueue that training rows are in."""
+
 
 class PaddedTrainer(VerlTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
@@ -47,6 +51,7 @@ class PaddedTrainer(VerlTrainer):
         self._job_reader = JobReader(config, self._padding)
         self._stock_mode = stock_mode(config.trainer.v1.trainer_mode)
         self._padded_batch: PaddedBatch | None = None
+        self._trained: list[KVBatchMeta] = []
         super().__init__(config)
 
     @property
@@ -60,6 +65,7 @@ class PaddedTrainer(VerlTrainer):
 
     def _setup(self) -> None:
         super()._setup()
+        clear_leftovers(TRAIN_PARTITION)
         wrapped: dict[int, PaddedWorkerGroup] = {}
         names = ["actor_rollout_wg", *(["critic_wg"] if self.use_critic else [])]
         for name in names:
@@ -74,6 +80,10 @@ class PaddedTrainer(VerlTrainer):
             # Actor and reference may be one object, and verl asks whether they are.
             wrapper = wrapped.setdefault(id(worker_group), PaddedWorkerGroup(worker_group, lambda: self._padded_batch))
             setattr(self, name, wrapper)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        self._trained = []
+        return super().step(metrics, timing_raw)
 
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **_: Any
@@ -117,12 +127,23 @@ class PaddedTrainer(VerlTrainer):
         seconds_before = dict(timing_raw)
         try:
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-            metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
-            return batch
-        finally:
+        except BaseException:
             if self._padded_batch is not None:
-                strip(self._padded_batch)
+                strip_after_an_error(self._padded_batch)
                 self._padded_batch = None
+            raise
+        assert self._padded_batch is not None, "a step without a plan"
+        strip(self._padded_batch)
+        self._padded_batch = None
+        metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
+        self._trained.append(batch)
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        # verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved
+        # weights have been trained on back into a resumed run. Its metrics and its dump still need them afterwards.
+        with set_aside(self._trained if self.trainer_mode != "sync" else []):
+            super()._save_checkpoint()
 
     def _dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the worker groups have it."""

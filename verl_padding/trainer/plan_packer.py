@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.queue import MICRO_BATCH
+from verl_padding.pads.columns import MICRO_BATCH
 
 PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]

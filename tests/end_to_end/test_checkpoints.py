@@ -1,0 +1,97 @@
+"""A job is killed between an update and its checkpoint, and resumed: no row is trained twice, and none is lost."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import transfer_queue as tq
+
+from tests.end_to_end.jobs import JobFacts, run_job
+from tests.pads.rows_in_queue import PARTITION, queue_content
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+SAVED, KILLED, LAST = 2, 4, 6
+COLOCATE = ["trainer.v1.trainer_mode=colocate_async"]
+
+
+def separate(parameter_sync_step: int) -> list[str]:
+    return [
+        "trainer.v1.trainer_mode=separate_async",
+        f"trainer.v1.separate_async.parameter_sync_step={parameter_sync_step}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={6 // parameter_sync_step}",
+        "actor_rollout_ref.rollout.n_gpus_per_node=2",
+    ]
+
+
+GAE = ["algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3"]
+
+
+def run_killed_and_resumed(folder: Path, place: str, *overrides: str) -> tuple[JobFacts, JobFacts, Path]:
+    checkpoints = folder / "checkpoints"
+    common = [
+        "+padding=prompt",
+        "trainer.resume_mode=auto",
+        f"trainer.default_local_dir={checkpoints}",
+        f"trainer.save_freq={SAVED}",
+        *overrides,
+    ]
+    killed = run_job(folder / "killed", *common, steps=LAST, kill=f"{place}:{KILLED}")
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
+    resumed = run_job(folder / "resumed", *common, steps=LAST)
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(LAST)
+    return killed, resumed, checkpoints
+
+
+def assert_each_prompt_counts_once(killed: JobFacts, resumed: JobFacts) -> None:
+    """In the weights that come out of it: those of the checkpoint, trained on by the resumed run."""
+    assert {note["step"] for note in killed.batches} == set(range(1, KILLED + 1))
+    assert {note["step"] for note in resumed.batches} == set(range(SAVED + 1, LAST + 1))
+    trained = killed.trained_questions(range(1, SAVED + 1)) + resumed.trained_questions(range(SAVED + 1, LAST + 1))
+    assert len(trained) == LAST * 6
+    assert max(Counter(trained).values()) == 1, "a prompt was trained twice"
+    waiting = resumed.queue[-1]["waiting"]
+    assert not set(trained) & set(waiting)
+    # The prompts come in order, so what was fetched is a first part of the data.
+    fetched = {int(text.rstrip("?")) for text in [*trained, *waiting]}
+    assert fetched == set(range(len(fetched))), "a prompt was lost"
+
+
+def assert_snapshots_hold_no_trained_row(facts: JobFacts, checkpoints: Path, steps: list[int]) -> None:
+    for step in steps:
+        trained = {key for note in facts.batches if note["step"] <= step for key in note["keys"]}
+        tq.load_checkpoint(checkpoints / f"global_step_{step}" / "transfer_queue")
+        try:
+            content = queue_content()
+            assert content, "nothing was in flight"
+            assert not trained & set(content)
+            assert not any(tag.get("is_padding", False) for tag in content.values())
+            prompts = {key for key, tag in content.items() if tag.get("is_prompt")}
+            assert prompts
+            assert {key.split("_")[0] for key in content} == prompts, "rows that nobody can sample"
+        finally:
+            tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_a_resumed_run_trains_no_row_twice_and_loses_none(tmp_path):
+    killed, resumed, checkpoints = run_killed_and_resumed(tmp_path, "update", *COLOCATE)
+    assert_each_prompt_counts_once(killed, resumed)
+    assert_snapshots_hold_no_trained_row(killed, checkpoints, [SAVED])
+    assert_snapshots_hold_no_trained_row(resumed, checkpoints, [KILLED, LAST])
+    assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])
+    assert sorted(resumed.rows) == list(range(SAVED + 1, LAST + 1)), "the dump has its rows, though they were set aside"
+    assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("place", ["update", "save"])
+@pytest.mark.parametrize(
+    "mode",
+    [[*COLOCATE, *GAE], separate(1), [*separate(2), *GAE]],
+    ids=["colocate_async GAE", "separate_async 1", "separate_async 2 GAE"],
+)
+def test_every_asynchronous_trainer_resumes_so_wherever_it_was_killed(mode, place, tmp_path):
+    killed, resumed, checkpoints = run_killed_and_resumed(tmp_path, place, *mode)
+    assert_each_prompt_counts_once(killed, resumed)
+    assert_snapshots_hold_no_trained_row(resumed, checkpoints, [LAST])

@@ -1,0 +1,48 @@
+"""A hundred steps with anything from 1 to 500 rows: what a step took, it gives back."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.end_to_end.agent import rows_of_step
+from tests.end_to_end.jobs import ACTOR, run_job
+
+STEPS, WARM = 100, 20
+MEMORY_GROWTH = 1.05
+"""Most that a process may hold in the last steps over what it held once warm."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_queue_objects_and_memory_come_back_to_their_level_after_every_step(tmp_path: Path):
+    facts = run_job(
+        tmp_path,
+        "+padding=prompt",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=many_rows",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+        "data.train_batch_size=10",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=5",
+        "actor_rollout_ref.rollout.n=5",
+        steps=STEPS,
+        levels=True,
+    )
+    real = {step: metrics["padding/real_rows/total"] for step, metrics in facts.metrics.items()}
+    assert real == {step: rows_of_step(step) for step in range(1, STEPS + 1)}
+    assert min(real.values()) == 1
+    assert max(real.values()) == 500
+    assert sum(metrics["padding/pad_rows/total"] for metrics in facts.metrics.values()) > STEPS
+    assert sum(step.real_rows for step in facts.optimizer_steps[ACTOR]) == sum(real.values())
+    assert min(step.real_rows for step in facts.optimizer_steps[ACTOR]) >= 1
+
+    levels = {level["step"]: level for level in facts.levels}
+    assert sorted(levels) == list(range(1, STEPS + 1))
+    assert {level["keys"] for level in levels.values()} == {0}
+    objects = [levels[step]["objects"] for step in sorted(levels)]
+    assert max(objects[WARM:]) <= max(objects[:WARM]), objects
+    lasting = set(levels[WARM]["memory"]) & set(levels[STEPS]["memory"])
+    assert len(lasting) >= 5, levels[STEPS]["memory"]
+    for name in lasting:
+        once_warm = median(levels[step]["memory"][name] for step in range(WARM, 2 * WARM))
+        at_the_end = median(levels[step]["memory"][name] for step in range(STEPS - WARM + 1, STEPS + 1))
+        assert at_the_end <= MEMORY_GROWTH * once_warm, (name, once_warm, at_the_end)

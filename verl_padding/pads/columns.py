@@ -1,0 +1,66 @@
+"""What an update tells the workers of each row, as columns of TransferQueue beside the rows' own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from verl_padding.plan import BatchPlan, Layout
+
+IS_PADDING = "is_padding"
+"""Column (R,) bool in an update: the row is a pad."""
+REAL_ROWS = "mini_batch_real_rows"
+"""Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
+REPORTING_RANKS = "mini_batch_reporting_ranks"
+"""Column (R,) int64 in an update: data-parallel ranks that hold a real row of the row's mini-batch."""
+SESSION_ROWS = "mini_batch_session_rows"
+"""Column (R,) int64 in an update: rows of the row's session in its mini-batch; 0 for a pad."""
+SESSIONS = "mini_batch_sessions"
+"""Column (R,) int64 in an update: sessions that have a row in the row's mini-batch."""
+MICRO_BATCH = "micro_batch"
+"""Column (R,) int64 in every call of a plan that cuts the micro-batches: number of the row's one in its cell."""
+
+OWN_COLUMNS = frozenset({IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH})
+
+
+def loss_columns(layout: Layout, keys: Sequence[str]) -> dict[str, torch.Tensor]:
+    """What the loss must know of each row's mini-batch, in the order of ``layout``; ``keys`` are the real rows'."""
+    n_rows = len(keys)
+    mini_batch_of = [
+        mini_batch
+        for _ in range(layout.dp_size)
+        for mini_batch in range(layout.n_mini_batches)
+        for _ in range(layout.rows_per_cell)
+    ]
+    session_R = [key.rsplit("_", 1)[0] for key in keys]
+    rows_of_sessions_M = [
+        Counter(session_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells
+    ]
+    return {
+        IS_PADDING: torch.tensor([row >= n_rows for row in layout.order]),
+        REAL_ROWS: torch.tensor([layout.real_rows_M[m] for m in mini_batch_of]),
+        REPORTING_RANKS: torch.tensor([layout.reporting_ranks_M[m] for m in mini_batch_of]),
+        SESSION_ROWS: torch.tensor(
+            [
+                rows_of_sessions_M[m][session_R[row]] if row < n_rows else 0
+                for m, row in zip(mini_batch_of, layout.order, strict=True)
+            ]
+        ),
+        SESSIONS: torch.tensor([len(rows_of_sessions_M[m]) for m in mini_batch_of]),
+    }
+
+
+def micro_batch_column(plan: BatchPlan, layout: Layout) -> dict[str, torch.Tensor]:
+    """The number of each row's micro-batch, in the order of ``layout``; nothing where verl's packer cuts them."""
+    if plan.packer != "plan" or layout.micro_batch_rows is None:
+        return {}
+    numbers = [
+        number
+        for rank in range(layout.dp_size)
+        for rows_DK in layout.micro_batch_rows
+        for number, rows in enumerate(rows_DK[rank])
+        for _ in range(rows)
+    ]
+    return {MICRO_BATCH: torch.tensor(numbers)}

@@ -1,0 +1,176 @@
+"""A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from uuid import uuid4
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_column
+from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, read_rows
+from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
+from verl_padding.pads.template import PadTemplate
+from verl_padding.plan import BatchPlan, Layout
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_ROWS = 4
+"""Real rows, of different lengths where there are any, that are read to tell what an unknown field means."""
+
+
+class PaddedBatch:
+    """A batch of real rows, its plan, and the pads that wait in TransferQueue for the worker calls.
+
+    The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
+    in which verl deals them out. Made by :func:`upsample`, undone by :func:`strip`.
+    """
+
+    def __init__(self, batch: KVBatchMeta, plan: BatchPlan, pad_keys: list[str], pad_tag: dict, maker: _PadMaker):
+        self.batch = batch
+        self.plan = plan
+        self.pad_keys = pad_keys
+        self._pad_tag = pad_tag
+        self._maker = maker
+
+    def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows of a log-prob, reference or value pass; ``batch`` brings fields and extra_info."""
+        layout = self.plan.layouts[call]
+        rows = self._rows_of(layout, batch)
+        put_columns(rows, micro_batch_column(self.plan, layout))
+        return rows
+
+    def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows of an update, with what the loss must know of each row's mini-batch as columns.
+
+        ``mini_batch_size`` gives way to ``num_mini_batch``: verl then cuts each rank's rows into equal parts,
+        whatever their size. verl's own shuffle is off, for it would mix rows of different mini-batches.
+        """
+        layout = self.plan.layouts[call]
+        self._complete_pads(layout.n_pads)
+        rows = self._rows_of(layout, batch)
+        put_columns(rows, loss_columns(layout, self.batch.keys) | micro_batch_column(self.plan, layout))
+        rows.extra_info.pop("mini_batch_size", None)
+        rows.extra_info["num_mini_batch"] = layout.n_mini_batches
+        rows.extra_info["dataloader_kwargs"] = {
+            **rows.extra_info.get("dataloader_kwargs", {}),
+            "shuffle": False,
+        }
+        return rows
+
+    def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
+        """A worker's answer for the padded rows, as one for the rows of ``batch``."""
+        return KVBatchMeta(
+            keys=list(batch.keys),
+            tags=batch.tags,
+            partition_id=output.partition_id,
+            fields=output.fields,
+            extra_info=output.extra_info,
+        )
+
+    def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
+        assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
+        tags = dict(zip(batch.keys, batch.tags, strict=True))
+        keys = [*self.batch.keys, *self.pad_keys]
+        ordered = [keys[row] for row in layout.order]
+        return KVBatchMeta(
+            keys=ordered,
+            tags=[tags.get(key, self._pad_tag) for key in ordered],
+            partition_id=batch.partition_id,
+            fields=None if batch.fields is None else list(batch.fields),
+            extra_info=dict(batch.extra_info or {}),
+        )
+
+    def _complete_pads(self, n_pads: int) -> None:
+        """Gives pads the fields that the trainer has added to the real rows since they were made.
+
+        TransferQueue hands workers the fields that all rows of a call have: without this, ``advantages`` would
+        vanish from every rank that holds a pad.
+        """
+        fields = self._maker.new_fields() if n_pads else {}
+        if fields:
+            put_copies(self.pad_keys[:n_pads], self.batch.partition_id, fields)
+
+
+def upsample(batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
+    """Puts the pads that ``plan`` asks for into TransferQueue, in one put, and leaves ``batch`` as it is.
+
+    Raises:
+        PaddingDataError: a real row tagged as padding, or a field that no pad can be made for.
+    """
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        if is_padding(tag):
+            raise PaddingDataError(
+                f"row {key!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
+                "another padding, is still in TransferQueue: clear it, or take the tag off."
+            )
+    maker = _PadMaker(batch, template)
+    uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
+    pad_keys = [f"{uid}_{session}_0" for session in range(plan.n_pads)]
+    pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
+    padded = PaddedBatch(batch, plan, pad_keys, pad_tag, maker)
+    if pad_keys:
+        fields = maker.first_fields() | {"uid": uid}
+        try:
+            put_copies(
+                pad_keys,
+                batch.partition_id,
+                fields,
+                tags=[pad_tag] * len(pad_keys),
+                session_id=range(len(pad_keys)),
+            )
+        except BaseException:
+            # A put may fail half way, some keys written: leave nothing behind.
+            strip_after_an_error(padded)
+            raise
+    return padded
+
+
+def strip(padded: PaddedBatch) -> KVBatchMeta:
+    """Takes the pads out of TransferQueue; returns the batch that :func:`upsample` was given. May be repeated."""
+    clear(padded.pad_keys, padded.batch.partition_id)
+    padded.pad_keys = []
+    return padded.batch
+
+
+def strip_after_an_error(padded: PaddedBatch) -> None:
+    """Takes the pads out where an error is on its way, and lets that error speak, whatever becomes of the pads."""
+    try:
+        strip(padded)
+    except Exception:
+        logger.exception(
+            "verl_padding: %d pads %s.. could not be cleared after an error; the next job on this TransferQueue will",
+            len(padded.pad_keys),
+            padded.pad_keys[0],
+        )
+
+
+class _PadMaker:
+    """Reads real rows from TransferQueue and makes pad fields of them, new ones as the step goes on."""
+
+    def __init__(self, batch: KVBatchMeta, template: PadTemplate):
+        self._partition_id = batch.partition_id
+        self._template = template
+        self._source_keys = _rows_of_different_lengths(batch, SCHEMA_ROWS)
+        self._first: set[str] = set()
+
+    def first_fields(self) -> dict[str, Any]:
+        rows = self._read()
+        names = [name for name in rows[0] if all(name in row for row in rows)]
+        self._first = set(names)
+        return self._template.fields(rows, names)
+
+    def new_fields(self) -> dict[str, Any]:
+        rows = self._read()
+        names = [name for name in rows[0] if name not in self._first | OWN_COLUMNS and all(name in row for row in rows)]
+        return self._template.fields(rows, names)
+
+    def _read(self) -> list[dict[str, Any]]:
+        return read_rows(self._source_keys, self._partition_id)
+
+
+def _rows_of_different_lengths(batch: KVBatchMeta, most: int) -> list[str]:
+    keys: dict[tuple[int, int], str] = {}
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        keys.setdefault((tag["prompt_len"], tag["response_len"]), key)
+    return list(keys.values())[:most]
