@@ -87,7 +87,13 @@ class ManyRows(AgentLoopBase):
             ids = [draw.randrange(200) for _ in range(draw.randint(1, self.rollout_config.response_length))]
             outputs.append(
                 AgentLoopOutput(
-                    prompt_ids=prompt_ids, response_ids=ids, response_mask=[1] * len(ids), num_turns=2, metrics={}
+                    prompt_ids=prompt_ids,
+                    response_ids=ids,
+                    response_mask=[1] * len(ids),
+                    num_turns=2,
+                    metrics={},
+                    # As verl's rollout servers say: the weights that the answer comes from.
+                    extra_fields={"min_global_steps": step, "max_global_steps": step},
                 )
             )
         if outputs:

@@ -8,10 +8,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.distillation import distillation_ppo_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
-from verl.workers.config import FSDPActorConfig, FSDPCriticConfig, PolicyLossConfig
+from verl.workers.config import (
+    DistillationConfig,
+    DistillationLossConfig,
+    FSDPActorConfig,
+    FSDPCriticConfig,
+    PolicyLossConfig,
+)
 from verl.workers.utils.losses import ppo_loss, value_loss
 
 from verl_padding.pads.columns import IS_PADDING, REAL_ROWS, REPORTING_RANKS
@@ -64,6 +71,7 @@ class Rows:
             "advantages": draw(response),
             "values": draw(response),
             "returns": draw(response),
+            "teacher_logprobs": -draw(prompt + response).abs().unsqueeze(1),
         }
 
     def pad(self):
@@ -72,7 +80,7 @@ class Rows:
         mask = torch.zeros(1, dtype=torch.int64)
         for name in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "values", "returns"):
             row[name] = zeros
-        return row | {"response_mask": mask, "loss_mask": mask}
+        return row | {"response_mask": mask, "loss_mask": mask, "teacher_logprobs": zeros.new_zeros(2, 1)}
 
     def leaves(self):
         return [row["output"].clone().requires_grad_() for row in self.fields]
@@ -93,6 +101,10 @@ class Rows:
         output = {output_name: nested(outputs)}
         if output_name == "log_probs":
             output["entropy"] = nested(o * o for o in outputs)
+            # What verl's engine asks a top-k distillation loss for, token by token.
+            output["distillation_losses"] = nested(o * o - o for o in outputs)
+            output["student_mass"] = nested(o.detach().exp() for o in outputs)
+            output["teacher_mass"] = nested(o.detach().exp().sqrt() for o in outputs)
         return output, data
 
 
@@ -113,12 +125,33 @@ def policy_loss(mode, name="vanilla"):
     return partial(ppo_loss, config=config)
 
 
+def distilling_loss(mode, name="k3", *, policy_gradient=False, task_rewards=True):
+    """verl's distillation loss with a registered loss mode, beside verl's actor loss or alone."""
+    settings = DistillationLossConfig(
+        loss_mode=name,
+        topk=4,
+        use_policy_gradient=policy_gradient,
+        use_task_rewards=task_rewards,
+        distillation_loss_coef=0.7,
+    )
+    actor = policy_loss(mode).keywords["config"]
+    return partial(
+        distillation_ppo_loss, config=actor, distillation_config=DistillationConfig(distillation_loss=settings)
+    )
+
+
 def critic_loss(mode):
     """verl's value loss."""
     config = FSDPCriticConfig(
         strategy="fsdp2", use_dynamic_bsz=True, loss_agg_mode=mode, loss_scale_factor=8, cliprange_value=0.5
     )
     return partial(value_loss, config=config)
+
+
+def without_pads(layout):
+    """The same micro-batches with the pads taken out, and none that is empty then."""
+    ranks = [[[row for row in micro if row is not PAD] for micro in rank] for rank in layout]
+    return [[micro for micro in rank if micro] for rank in ranks]
 
 
 def run_as_verl_does(loss, rows, layout, output_name, nominal=7):

@@ -116,7 +116,8 @@ def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
     assert grads, f"no model output with a gradient among {sorted(model_output)}"
     # One is enough: every output comes from the same forward pass.
     values = grads[0].values() if grads[0].is_nested else grads[0]
-    return values.sum() * 0.0
+    # Of no value at all, not of all times zero: that would be NaN where a pad's output is not finite.
+    return values.flatten()[:0].sum()
 
 
 def _select(value: Any, rows: list[int], n_rows: int) -> Any:
