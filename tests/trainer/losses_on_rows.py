@@ -108,7 +108,7 @@ class Rows:
         return output, data
 
 
-def policy_loss(mode, name="vanilla"):
+def policy_loss(mode, name="vanilla", **settings):
     """verl's actor loss with a registered policy loss, KL and entropy terms."""
     config = FSDPActorConfig(
         strategy="fsdp2",
@@ -120,7 +120,7 @@ def policy_loss(mode, name="vanilla"):
         use_kl_loss=True,
         kl_loss_coef=0.3,
         entropy_coeff=0.2,
-        policy_loss=PolicyLossConfig(loss_mode=name, **SETTINGS.get(name, {})),
+        policy_loss=PolicyLossConfig(loss_mode=name, **SETTINGS.get(name, {}) | settings),
     )
     return partial(ppo_loss, config=config)
 

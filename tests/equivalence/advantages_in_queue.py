@@ -1,0 +1,82 @@
+"""verl's ``_compute_advantage`` on rows in the real TransferQueue, before a pad is made and while pads wait there."""
+
+import dataclasses
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import AdaptiveKLController
+
+from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.trainer.trainer_without_workers import padded_trainer
+from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.pads.padded_batch import strip
+
+LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (8, 4), (2, 5)]
+KEYS = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_1_0", "b_1_1", "c_0_0", "c_1_0"]
+COLUMNS = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+RESULTS = ("advantages", "returns", "token_level_rewards", "response_mask", "rollout_is_weights")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What verl's method left behind."""
+
+    rows: dict[str, list[list[float]]]
+    """By field of the queue."""
+    kl_coefficient: float
+    """Of the adaptive controller."""
+    metrics: dict[str, Any]
+    error: tuple[type, str] | None
+    """What it ended with, if it raised."""
+
+
+def put_scored_rows() -> KVBatchMeta:
+    generator = torch.Generator().manual_seed(0)
+    batch = put_rows(LENGTHS, KEYS)
+    fields = {
+        name: torch.nested.as_nested_tensor(
+            [torch.randn(response, generator=generator) for _, response in LENGTHS], layout=torch.jagged
+        )
+        for name in COLUMNS
+    }
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
+    )
+
+
+def without_and_with_pads(estimator: str, *overrides: str) -> tuple[Outcome, Outcome]:
+    """The same rows twice; the queue is empty again at the end."""
+    trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", "algorithm.use_kl_in_reward=true", *overrides)
+    trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), 2)
+    try:
+        without = _computed(trainer, put_scored_rows())
+        batch = put_scored_rows()
+        trainer._balance_batch(batch, {})
+        assert trainer._padded_batch.plan.n_pads > 0
+        assert len(queue_content()) > len(batch)
+        with_pads = _computed(trainer, batch)
+        strip(trainer._padded_batch)
+        return without, with_pads
+    finally:
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def _computed(trainer, batch: KVBatchMeta) -> Outcome:
+    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
+    metrics: dict[str, Any] = {}
+    error = None
+    torch.manual_seed(0)
+    try:
+        trainer._compute_advantage(batch, metrics)
+    except Exception as raised:  # whatever verl raises, the same must come with pads
+        error = type(raised), str(raised)
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
+    rows = {
+        name: [row.tolist() for row in data[name].unbind()]
+        for name in RESULTS
+        if name in data.keys()  # noqa: SIM118  (a TensorDict)
+    }
+    return Outcome(rows, trainer.kl_ctrl_in_reward.value, metrics, error)
