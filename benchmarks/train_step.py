@@ -171,7 +171,7 @@ def main(repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides."
     """Measures all sides, after a round to warm up."""
     told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.equivalence.actor_workers import start_actor, stop
+        from tests.equivalence.workers import start_actor, stop
         from verl_padding.trainer.losses import wrap_worker_loss
         from verl_padding.trainer.plan_packer import install_in_worker
 

@@ -1,0 +1,141 @@
+"""The same rows through two padded ranks and through one rank that never sees a pad.
+
+The reference has no pads and no layout: one FSDP2 rank, verl's own loss, the real rows of each mini-batch in one call,
+and in one micro-batch, with their number as ``global_batch_size``. Both sides start from the same weights and take the
+same AdamW steps.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.workers import weights_of
+from tests.pads.rows_in_queue import PARTITION, put_rows
+from tests.tolerance import RELATIVE_FLOAT32
+from verl_padding.pads.padded_batch import strip, upsample
+from verl_padding.pads.template import PadTemplate
+from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
+from verl_padding.trainer.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
+
+LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
+EPOCHS = 2
+SEQ_MEAN_MODES = ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+BUDGET = 32
+# AdamW divides a gradient by its own size: without this, elements whose gradient is all but zero move by their
+# rounding errors.
+ADAM_EPS = "override_optimizer_config.eps=1e-5"
+
+
+def put_trained_rows() -> KVBatchMeta:
+    """Rows with all that an update of actor or critic reads."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    batch = put_rows(LENGTHS)
+
+    def column(scale: float, shift: float) -> torch.Tensor:
+        parts = [torch.randn(response, generator=generator) * scale + shift for _, response in LENGTHS]
+        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+    fields = {
+        "old_log_probs": column(0.1, -5.6),
+        "ref_log_prob": column(0.1, -5.6),
+        "advantages": column(1.0, 0.2),
+        "values": column(0.1, 0.0),
+        "returns": column(1.0, 0.5),
+    }
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
+    )
+
+
+def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:
+    """A worker call for some rows of the batch, with what verl's trainer says to every update."""
+    tags = dict(zip(batch.keys, batch.tags, strict=True))
+    common = {
+        "temperature": 1.0,
+        "calculate_entropy": True,
+        "distillation_use_topk": False,
+        "distillation_only": False,
+        "seed": 1,
+        "dataloader_kwargs": {"shuffle": False},
+    }
+    return KVBatchMeta(
+        keys=keys,
+        tags=[tags[key] for key in keys],
+        partition_id=PARTITION,
+        fields=batch.fields,
+        extra_info=common | extra_info,
+    )
+
+
+def plan_of(batch: KVBatchMeta, packer: str, update: str = "actor", micro_batch_rows: int | None = None) -> BatchPlan:
+    if micro_batch_rows is None:
+        shape = {"dp_size": 2, "token_budget": BUDGET}
+    else:
+        shape = {"dp_size": 2, "micro_batch_rows": micro_batch_rows}
+    job = Job(
+        strategy="prompt",
+        prompts=6,
+        sessions_per_prompt=2,
+        updates={update: Update(**shape, prompts_per_mini_batch=2)},
+        inference={"log_prob": Pass(**shape)},
+        packer=packer,
+    )
+    return plan_batch(Rows.from_keys(batch.keys, [prompt + response for prompt, response in LENGTHS]), job)
+
+
+@dataclass(frozen=True)
+class BothUpdates:
+    layout: Layout
+    plan: BatchPlan
+    padded: dict[str, Any]
+    """Metrics of the padded update, as verl's workers answer."""
+    plain: list[dict[str, Any]]
+    """Metrics of each optimizer step of the reference."""
+
+
+def update_both(
+    padded_ranks: RayWorkerGroup,
+    one_rank: RayWorkerGroup,
+    method: str = "update_actor",
+    packer: str = "verl",
+    micro_batch_rows: int | None = None,
+) -> BothUpdates:
+    """Trains both on the same rows, and asserts that they end with the same weights."""
+    batch = put_trained_rows()
+    plan = plan_of(batch, packer, UPDATE_CALLS[method], micro_batch_rows)
+    layout = plan.layouts[UPDATE_CALLS[method]]
+    assert layout.n_mini_batches == 3
+    assert layout.n_pads > 0
+    before = weights_of(padded_ranks)
+    assert torch.equal(before, weights_of(one_rank))
+
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, pad_length=2))
+    group = PaddedWorkerGroup(padded_ranks, lambda: padded)
+    # 7 is what a configuration would say, and wrong for every mini-batch here.
+    got = _metrics(
+        getattr(group, method)(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=EPOCHS))
+    )
+    strip(padded)
+
+    want = []
+    for _ in range(EPOCHS):
+        for ranks in layout.cells:
+            keys = [batch.keys[row] for cell in ranks for row in cell if row < len(batch.keys)]
+            rows = call(batch, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1)
+            want.append(_metrics(getattr(one_rank, method)(rows)))
+
+    after, reference = weights_of(padded_ranks), weights_of(one_rank)
+    assert (reference - before).norm() > 0.1, "the update was meant to move the weights"
+    assert (after - reference).norm() <= RELATIVE_FLOAT32 * reference.norm()
+    return BothUpdates(layout, plan, got, want)
+
+
+def _metrics(answer: Any) -> dict[str, Any]:
+    # The critic's workers answer with a future.
+    return (answer.get() if hasattr(answer, "futures") else answer)["metrics"]

@@ -1,0 +1,119 @@
+"""verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+import torch
+from tensordict import TensorDict
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+from verl.protocol import DataProto
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.losses import value_loss
+
+from tests.verl_config import compose_job
+
+
+def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
+    """An actor of ``n_ranks`` FSDP2 ranks, from the model's weights."""
+    config = compose_job(
+        "+local=cpu",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.optim.total_training_steps=100",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        *overrides,
+    )
+    workers = RayWorkerGroup(
+        resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
+        ray_cls_with_init=RayClassWithInitArgs(
+            cls=ray.remote(ActorRolloutRefWorker), config=config.actor_rollout_ref, role="actor"
+        ),
+        device_name="cpu",
+    )
+    workers.init_model()
+    return workers
+
+
+def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
+    """A critic of ``n_ranks`` FSDP2 ranks, from the weights of a model with a value head, as verl's trainer does it."""
+    config = compose_job(
+        "+local=cpu",
+        "algorithm.adv_estimator=gae",
+        f"actor_rollout_ref.model.path={model}",
+        "critic.optim.lr=1e-3",
+        "critic.optim.total_training_steps=100",
+        *overrides,
+    )
+    critic = omega_conf_to_dataclass(config.critic)
+    critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    workers = RayWorkerGroup(
+        resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
+        ray_cls_with_init=RayClassWithInitArgs(
+            cls=ray.remote(TrainingWorker),
+            config=TrainingWorkerConfig(
+                model_type="value_model",
+                model_config=critic.model,
+                engine_config=critic.engine,
+                optimizer_config=critic.optim,
+                checkpoint_config=critic.checkpoint,
+            ),
+        ),
+        device_name="cpu",
+    )
+    workers.reset()
+    workers.set_loss_fn(partial(value_loss, config=critic))
+    return workers
+
+
+def make_value_model(language_model: Path, folder: Path) -> Path:
+    """A model with a value head, of a language model's weights: every worker then starts from the same head."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForTokenClassification.from_pretrained(language_model, num_labels=1).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(language_model).save_pretrained(folder)
+    return folder
+
+
+def start_over(workers: RayWorkerGroup, loss_agg_mode: str, micro_batch_rows: int | None = None) -> None:
+    """Gives the workers the model's weights and a new optimizer again, and their losses another mode.
+
+    Args:
+        micro_batch_rows: rows of a micro-batch; None for as many as the token budget allows.
+    """
+
+    def reset(worker: Any) -> DataProto:
+        trainee = getattr(worker, "actor", worker)
+        trainee.reset()
+        verls_loss = getattr(trainee.loss_fn, "inner", trainee.loss_fn)
+        object.__setattr__(verls_loss.keywords["config"], "loss_agg_mode", loss_agg_mode)
+        object.__setattr__(trainee.engine_config, "use_dynamic_bsz", micro_batch_rows is None)
+        object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", micro_batch_rows)
+        return DataProto()
+
+    workers.execute_with_func_generator(reset)
+
+
+def stop(workers: RayWorkerGroup) -> None:
+    """Ends the workers and gives their tickets back."""
+    for worker in workers.workers:
+        ray.kill(worker)
+    for group in workers.resource_pool.pgs:
+        ray.util.remove_placement_group(group)
+
+
+def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
+    """All parameters, (N,) float32, gathered from the ranks."""
+    return workers.execute_with_func_generator(_gather_weights).batch["weights"][0]
+
+
+def _gather_weights(worker: Any) -> DataProto:
+    module = getattr(worker, "actor", worker).engine.module
+    flat = torch.cat([parameter.full_tensor().detach().float().reshape(-1) for parameter in module.parameters()])
+    return DataProto(batch=TensorDict({"weights": flat.unsqueeze(0)}, batch_size=1))
