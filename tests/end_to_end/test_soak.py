@@ -8,7 +8,7 @@ import pytest
 from tests.end_to_end.agent import rows_of_step
 from tests.end_to_end.jobs import ACTOR, run_job
 
-STEPS, WARM = 100, 20
+STEPS, WARM, LOOK = 100, 40, 20
 MEMORY_GROWTH = 1.05
 """Most that a process may hold in the last steps over what it held once warm."""
 
@@ -43,6 +43,6 @@ def test_queue_objects_and_memory_come_back_to_their_level_after_every_step(tmp_
     lasting = set(levels[WARM]["memory"]) & set(levels[STEPS]["memory"])
     assert len(lasting) >= 5, levels[STEPS]["memory"]
     for name in lasting:
-        once_warm = median(levels[step]["memory"][name] for step in range(WARM, 2 * WARM))
-        at_the_end = median(levels[step]["memory"][name] for step in range(STEPS - WARM + 1, STEPS + 1))
+        once_warm = median(levels[step]["memory"][name] for step in range(WARM + 1, WARM + LOOK + 1))
+        at_the_end = median(levels[step]["memory"][name] for step in range(STEPS - LOOK + 1, STEPS + 1))
         assert at_the_end <= MEMORY_GROWTH * once_warm, (name, once_warm, at_the_end)

@@ -1,0 +1,63 @@
+"""Zero effect on adapters (LoRA): two padded ranks end with those of one rank that never saw a pad."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transfer_queue as tq
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.updates import ADAM_EPS, BUDGET, update_both
+from tests.equivalence.workers import start_actor, start_over, stop, weights_of
+from tests.pads.rows_in_queue import PARTITION, queue_content
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.trainer.losses import wrap_worker_loss
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+RANK = 4
+
+
+def make_adapter(model: Path, folder: Path) -> Path:
+    """An adapter with weights other than zero, on all linear layers."""
+    config = LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=8, target_modules="all-linear")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.05)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    """Two ranks that get pads, and one that does not."""
+    folder = tmp_path_factory.mktemp("model")
+    model = make_tiny_model("qwen2", folder)
+    overrides = (
+        f"actor_rollout_ref.model.lora_rank={RANK}",
+        f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(model, folder / 'adapter')}",
+        f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+    )
+    padded_ranks = start_actor(model, 2, *overrides, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
+    one_rank = start_actor(model, 1, *overrides)
+    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    yield padded_ranks, one_rank
+    stop(padded_ranks)
+    stop(one_rank)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
+def test_two_padded_ranks_end_with_the_adapters_of_one_rank_without_pads(mode, actors):
+    for workers in actors:
+        start_over(workers, mode)
+    before = weights_of(actors[0])
+    update_both(*actors)
+    moved = (weights_of(actors[0]) != before).float().mean()
+    assert 0 < moved < 0.5, "only the adapters were meant to move"
