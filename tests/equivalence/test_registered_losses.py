@@ -4,12 +4,15 @@ The reference is verl's own ``ppo_loss`` on the same micro-batches with the pads
 rows as ``global_batch_size``: some losses pick tokens inside a micro-batch, so how rows are packed matters to them.
 """
 
+import math
+
 import pytest
 import torch
 from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.utils.metric import Metric
 
-from tests.tolerance import RELATIVE_FLOAT64
+from tests.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from tests.trainer.losses_on_rows import (
     LAYOUTS,
     MODES,
@@ -19,7 +22,7 @@ from tests.trainer.losses_on_rows import (
     run_as_verl_does,
     without_pads,
 )
-from verl_padding.trainer.losses import RealRowsLoss
+from verl_padding.trainer.losses import MICRO_BATCHES, RealRowsLoss
 
 
 class Seeded:
@@ -51,6 +54,31 @@ def assert_the_gradient_is_that_of_a_batch_without_pads(loss, layout):
 @pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
 def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
     assert_the_gradient_is_that_of_a_batch_without_pads(Seeded(policy_loss(mode, name)), layout)
+
+
+NOT_ADDITIVE = ("_std", "_eff_sample_size")
+"""Ends of the names of metrics that those of micro-batches do not add up to."""
+PACKING_MATTERS = {"clip_cov": {"actor/pg_loss"}, "geo_mean": {"actor/pg_loss"}, "kl_cov": {"actor/pg_loss"}}
+"""Losses of verl that choose tokens, or take a mean, inside a micro-batch, and so depend on how rows are packed."""
+
+
+@LAYOUTS
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
+def test_the_metrics_of_a_registered_loss_are_those_of_all_real_rows_at_once(name, mode, layout):
+    rows, loss = Rows(), policy_loss(mode, name)
+    n = rows.n_real
+    output, data = rows.micro_batch(
+        range(n), rows.leaves(), "log_probs", dp_size=1, real_rows=n, reporting_ranks=1, nominal=n
+    )
+    _, told = loss(model_output=output, data=data, dp_group=None)
+    want = {key: value.aggregate() if isinstance(value, Metric) else value for key, value in told.items()}
+    _, got = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, "log_probs")
+    assert got.keys() - {MICRO_BATCHES} == want.keys()
+    compared = [key for key in want if not key.endswith(NOT_ADDITIVE) and key not in PACKING_MATTERS.get(name, ())]
+    assert len(compared) >= 3
+    for key in compared:
+        assert math.isclose(got[key], want[key], rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), key
 
 
 @LAYOUTS

@@ -8,10 +8,10 @@ already weighted, so that a plain mean over the reporting ranks gives the mini-b
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from verl.utils.metric import AggregationType, Metric
 
 
@@ -29,11 +29,14 @@ class MicroBatchShare:
     dp_size: int
 
     @property
-    def of_mean(self) -> float:
-        """Weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
-        if self.mini_batch_tokens:
-            return self.tokens / self.mini_batch_tokens
+    def of_rows(self) -> float:
+        """Weight of a mean over the micro-batch's rows in the mean over the mini-batch's."""
         return self.rows / self.mini_batch_rows
+
+    @property
+    def of_tokens(self) -> float:
+        """Weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
+        return self.tokens / self.mini_batch_tokens if self.mini_batch_tokens else self.of_rows
 
 
 class RunningMetric(Metric):
@@ -50,25 +53,34 @@ class RunningMetric(Metric):
         return RunningMetric(aggregation=self.aggregation)
 
 
+# verl says by name alone what a metric is: an extreme, as in its reduce_metrics, or a mean over rows, as the metrics of
+# a rollout correction that are perplexities or of sequences. All other means are over tokens.
+_EXTREME = re.compile(r"(?:^|[_/])(min|max)(?:$|_)")
+_OF_ROWS = re.compile(r"(?:^|[_/])(?:ppl|seq)(?:$|_)")
+
+
 def share_metrics(metrics: dict[str, Any], share: MicroBatchShare) -> dict[str, Any]:
     """Metrics of a loss on one micro-batch, as its share of the mini-batch's metrics.
 
-    Sums (losses, which verl scales by the data-parallel size) stay sums, means become weighted sums; a plain
-    number is a mean, or an extreme if its name says max or min, which is verl's rule (``reduce_metrics``).
+    Sums (losses, which verl scales by the data-parallel size) stay sums; means become weighted sums, of tokens or, by
+    their name, of rows; extremes stay extremes. What cannot be added up (a standard deviation) becomes the mean of the
+    micro-batches', as in verl.
     """
     return {name: _shared(name, value, share) for name, value in metrics.items()}
 
 
 def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
     if isinstance(value, Metric):
-        aggregation, number = value.aggregation, value.aggregate()
+        aggregation, number = value.aggregation, float(value.aggregate())
     else:
-        number = value.item() if isinstance(value, torch.Tensor) else value
-        extreme = AggregationType.MAX if "max" in name else AggregationType.MIN if "min" in name else None
-        aggregation = extreme or AggregationType.MEAN
+        aggregation, number = AggregationType.MEAN, float(value)
     if aggregation is AggregationType.SUM:
         # verl: mean over ranks of sums. Absent ranks would add a zero to that mean.
-        return RunningMetric(AggregationType.SUM, float(number) * share.reporting_ranks / share.dp_size)
+        return RunningMetric(AggregationType.SUM, number * share.reporting_ranks / share.dp_size)
     if aggregation is AggregationType.MEAN:
-        return RunningMetric(AggregationType.SUM, float(number) * share.of_mean * share.reporting_ranks)
+        extreme = _EXTREME.search(name)
+        if extreme is None:
+            weight = share.of_rows if _OF_ROWS.search(name) else share.of_tokens
+            return RunningMetric(AggregationType.SUM, number * weight * share.reporting_ranks)
+        aggregation = AggregationType(extreme[1])
     return RunningMetric(aggregation, number)
