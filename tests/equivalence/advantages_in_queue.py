@@ -53,10 +53,9 @@ def without_and_with_pads(estimator: str, *overrides: str) -> tuple[Outcome, Out
     trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), 2)
     try:
         without = _computed(trainer, put_scored_rows())
-        batch = put_scored_rows()
-        trainer._balance_batch(batch, {})
+        batch = trainer._balance_batch(put_scored_rows(), {})
         assert trainer._padded_batch.plan.n_pads > 0
-        assert len(queue_content()) > len(batch)
+        assert len(queue_content()) > len(LENGTHS)
         with_pads = _computed(trainer, batch)
         strip(trainer._padded_batch)
         return without, with_pads

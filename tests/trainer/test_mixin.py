@@ -61,6 +61,59 @@ def test_a_step_that_raises_leaves_no_pad_behind(monkeypatch):
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(mode, monkeypatch):
+    trainer = padded_trainer()
+    trainer._stock_mode = mode
+    trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
+    content, seen = queue_content(), []
+    stock = get_trainer_cls("sync")
+    monkeypatch.setattr(stock, "_step_once", lambda self, *args: self._balance_batch(trained, metrics={}))
+    monkeypatch.setattr(stock, "step", lambda self, metrics, timing_raw: self._step_once(metrics, timing_raw, 1))
+    monkeypatch.setattr(stock, "_save_checkpoint", lambda self: seen.append(set(queue_content())))
+    for _ in range(2):
+        trainer.step({}, {})
+    trainer._save_checkpoint()
+    assert queue_content() == content, "verl's metrics and its dump need the rows afterwards"
+    assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
+    tq.kv_clear(keys=list(content), partition_id=PARTITION)
+
+
+def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
+    trainer = padded_trainer()
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    tq.kv_put(key=batch.keys[0].split("_")[0], partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
+    tq.kv_put(key=batch.keys[2].split("_")[0], partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
+    content = queue_content()
+    clear = tq.kv_clear
+
+    def step_and_lose_the_queue(self, *args):
+        self._balance_batch(batch, metrics={})
+        monkeypatch.setattr(tq, "kv_clear", unreachable)
+        raise RuntimeError("a worker died")
+
+    def unreachable(**kwargs):
+        raise ConnectionError("TransferQueue is gone")
+
+    stock = get_trainer_cls("sync")
+    monkeypatch.setattr(stock, "_step_once", step_and_lose_the_queue)
+    with pytest.raises(RuntimeError, match="a worker died"):
+        trainer._step_once({}, {}, 1)
+    monkeypatch.setattr(tq, "kv_clear", clear)
+    left = len(queue_content()) - len(content)
+    assert left > 0
+    assert any("could not be cleared" in record.getMessage() for record in caplog.records)
+
+    monkeypatch.setattr(stock, "_setup", lambda self: None)
+    trainer = padded_trainer()
+    trainer.actor_rollout_wg = SimpleNamespace(execute_with_func_generator=lambda function: None)
+    with caplog.at_level(logging.WARNING):
+        trainer._setup()
+    assert queue_content() == content
+    assert any(f"cleared {left} pads" in record.getMessage() for record in caplog.records)
+    tq.kv_clear(keys=list(content), partition_id=PARTITION)
+
+
 def test_a_batch_without_real_rows_is_refused():
     empty = KVBatchMeta(keys=[], tags=[], partition_id=PARTITION)
     refused(padded_trainer(), empty, r"^step 7: no real row in the batch")

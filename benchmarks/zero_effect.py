@@ -1,0 +1,359 @@
+"""What pads do to a training step: stock verl's padding and ours, each against the same rows without pads.
+
+    python -m benchmarks.zero_effect
+
+61 rows of a mini-batch for 120 on two ranks, in the real TransferQueue, in float64. Stock verl's pads, order and
+advantages come from verl's own methods, ours from the padded trainer; both go through verl's registered losses, in
+micro-batches of six. The reference is verl's loss on the same micro-batches with the pads taken out and with the number
+of real rows as the batch size: what is left of a difference is what the pads do. An error is that of the gradient with
+respect to the model's outputs, the length of the difference over the length of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import typer
+
+from benchmarks.results import show, write
+from tests.cluster import ray_and_queue
+
+PROMPTS, SESSIONS, REAL, MICRO, RANKS = 30, 4, 61, 6, 2
+NOMINAL = PROMPTS * SESSIONS
+MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+COMPUTED = ("old_log_probs", "ref_log_prob", "values")
+READ = (
+    *COMPUTED,
+    "rollout_log_probs",
+    "prompts",
+    "responses",
+    "response_mask",
+    "loss_mask",
+    "advantages",
+    "returns",
+    "teacher_logprobs",
+)
+
+Outcome = float | str
+"""A relative error, or the name of what verl raised."""
+
+
+@dataclass
+class Side:
+    """One way of padding, and the same rows in the same micro-batches without pads."""
+
+    name: str
+    trainer: Any
+    wraps_loss: bool
+    keys: list[str] = field(default_factory=list)
+    """Rows in the order in which ranks and micro-batches get them."""
+    pads: list[bool] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def micro_batches(self, *, with_pads: bool) -> list[list[int]]:
+        """Row numbers of each micro-batch, rank after rank."""
+        cut = [list(range(start, start + MICRO)) for start in range(0, len(self.keys), MICRO)]
+        if with_pads:
+            return cut
+        return [rows for micro in cut if (rows := [row for row in micro if not self.pads[row]])]
+
+
+def put_rows_without_pads() -> Any:
+    """Rows as they are before an advantage is computed: 28 of 30 prompts have come, with one to four rows each."""
+    from tests.pads.rows_in_queue import put_rows
+
+    draw = torch.Generator().manual_seed(0)
+    keys = [f"p{row % 28}_{row // 28}_0" for row in range(REAL)]
+    lengths = [(int(torch.randint(2, 9, (), generator=draw)), 1 + row * 7 % 13) for row in range(REAL)]
+    teacher = [torch.randn(sum(length), 1, generator=draw).double() - 2 for length in lengths]
+    batch = put_rows(lengths, keys, teacher_logprobs=teacher)
+    put_computed(batch.keys, [response for _, response in lengths], draw)
+    return batch
+
+
+def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -> None:
+    """Puts what the workers compute of rows before an advantage."""
+    import transfer_queue as tq
+    from tensordict import TensorDict
+
+    from tests.pads.rows_in_queue import PARTITION
+
+    columns = {
+        name: torch.nested.as_nested_tensor(
+            [torch.randn(length, generator=draw).double() * 0.3 - 1.0 for length in responses],
+            layout=torch.jagged,
+        )
+        for name in COMPUTED
+    }
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=TensorDict(columns, batch_size=len(keys)))
+
+
+def make_trainer(estimator: str) -> Any:
+    """A padded trainer without workers; verl's own methods are its base's."""
+    from verl.trainer.ppo.core_algos import AdaptiveKLController
+
+    from tests.trainer.trainer_without_workers import padded_trainer
+    from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+
+    trainer = padded_trainer(
+        "padding.denominator=rows",
+        f"algorithm.adv_estimator={estimator}",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.rollout_correction.rollout_is=token",
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={SESSIONS}",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={MICRO}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={MICRO}",
+        f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={MICRO}",
+        *([f"critic.ppo_mini_batch_size={PROMPTS}"] if estimator == "gae" else []),
+    )
+    trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), RANKS)
+    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=1000)
+    return trainer
+
+
+def pad_as_verl(estimator: str) -> Side:
+    """Stock verl's pads and order, advantages of its padded batch.
+
+    Raises:
+        Exception: whatever verl's estimator raises on it.
+    """
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    stock, side = get_trainer_cls("sync"), Side("stock verl", make_trainer(estimator), wraps_loss=False)
+    batch = stock._balance_batch(side.trainer, put_rows_without_pads(), {})
+    side.keys, side.pads = list(batch.keys), [bool(tag.get("is_padding")) for tag in batch.tags]
+    pad_keys = [key for key, pad in zip(side.keys, side.pads, strict=True) if pad]
+    assert len(pad_keys) == NOMINAL - REAL
+    put_computed(pad_keys, [1] * len(pad_keys), torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    stock._compute_advantage(side.trainer, batch, side.metrics)
+    return side
+
+
+def pad_as_we_do(estimator: str) -> Side:
+    """Our pads and plan, advantages of verl's method in the padded trainer."""
+    side = Side("verl_padding", make_trainer(estimator), wraps_loss=True)
+    batch = side.trainer._balance_batch(put_rows_without_pads(), {})
+    torch.manual_seed(0)
+    batch = side.trainer._compute_advantage(batch, side.metrics)
+    rows = side.trainer._padded_batch.update_call("actor", batch)
+    side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
+    assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + REAL
+    return side
+
+
+def read(side: Side, *, columns: bool) -> Any:
+    """The rows of a side as a worker gets them, and the columns of ours."""
+    import transfer_queue as tq
+
+    from tests.pads.rows_in_queue import PARTITION
+    from verl_padding.pads.columns import OWN_COLUMNS
+
+    data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
+    names = [*READ, "rollout_is_weights", *(OWN_COLUMNS if columns else ())]
+    return data.select(*[name for name in names if name in data.keys()])  # noqa: SIM118  (a TensorDict)
+
+
+def gradient(loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool, output_name: str) -> torch.Tensor:
+    """The gradient of a step with respect to the model's outputs for the real rows, by key, (T,) float64."""
+    from verl.utils import tensordict_utils as tu
+
+    from tests.trainer.losses_on_rows import nested
+
+    lengths = [len(p) + len(r) for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)]
+    leaves = {
+        key: (
+            torch.randn(length, generator=torch.Generator().manual_seed(sum(key.encode()))).double() * 0.3 - 1.0
+        ).requires_grad_()
+        for key, length in zip(side.keys, lengths, strict=True)
+    }
+    for rows in side.micro_batches(with_pads=with_pads):
+        micro = tu.index_select_tensor_dict(data, rows)
+        tokens = int(data["loss_mask"].values().sum())
+        size = NOMINAL if with_pads else REAL
+        tu.assign_non_tensor(micro, dp_size=RANKS, batch_num_tokens=tokens, global_batch_size=size)
+        outputs = [leaves[side.keys[row]] for row in rows]
+        model_output = {output_name: nested(outputs)}
+        if output_name == "log_probs":
+            model_output["distillation_losses"] = nested(output * output - output for output in outputs)
+            for mass in ("student_mass", "teacher_mass"):
+                model_output[mass] = nested(output.detach().exp() for output in outputs)
+        # Some losses draw tokens: the same ones whenever they meet the same rows.
+        torch.manual_seed(int(micro["returns"].values().nan_to_num().sum().abs() * 1e6) % 2**31)
+        value, _ = loss(model_output=model_output, data=micro, dp_group=None)
+        (value / RANKS).backward()
+    real = sorted(key for key, pad in zip(side.keys, side.pads, strict=True) if not pad)
+    grads = [leaves[key].grad for key in real]
+    return torch.cat(
+        [g if g is not None else torch.zeros_like(leaves[key]) for g, key in zip(grads, real, strict=True)]
+    )
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+def error_of_loss(inner: Callable[..., Any], side: Side, output_name: str) -> Outcome:
+    """Error of one loss on one side; the name of the exception if verl raises one because of the pads."""
+    from verl_padding.trainer.losses import RealRowsLoss
+
+    data = read(side, columns=side.wraps_loss)
+    want = gradient(inner, side, read(side, columns=False), with_pads=False, output_name=output_name)
+    loss = RealRowsLoss(inner, "rows") if side.wraps_loss else inner
+    try:
+        return relative_error(gradient(loss, side, data, with_pads=True, output_name=output_name), want)
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__
+
+
+def registered_losses() -> dict[str, tuple[str, Callable[[str], Callable[..., Any]]]]:
+    """Name -> (model output, mode -> loss): verl's policy and distillation losses, and its value loss."""
+    from functools import partial
+
+    from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    from tests.trainer.losses_on_rows import critic_loss, distilling_loss, policy_loss
+
+    losses: dict[str, tuple[str, Callable[[str], Callable[..., Any]]]] = {}
+    for name in sorted(POLICY_LOSS_REGISTRY):
+        losses[name] = ("log_probs", partial(policy_loss, name=name))
+    for name in sorted(DISTILLATION_LOSS_REGISTRY):
+        distilling = partial(distilling_loss, name=name, policy_gradient=name == "k1", task_rewards=False)
+        losses[f"distillation {name}"] = ("log_probs", distilling)
+    losses["value loss"] = ("values", critic_loss)
+    return losses
+
+
+def worst(errors: list[Outcome]) -> Outcome:
+    raised = [error for error in errors if isinstance(error, str)]
+    return raised[0] if raised else max(error for error in errors if not isinstance(error, str))
+
+
+def shown(error: Outcome) -> str:
+    if isinstance(error, str):
+        return error
+    return "0" if error == 0 else f"{error:.1e}" if error < 1e-3 else f"{error:.1%}"
+
+
+def clear_queue() -> None:
+    import transfer_queue as tq
+
+    from tests.pads.rows_in_queue import PARTITION, queue_content
+
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def measure_losses() -> list[dict[str, Any]]:
+    lines: dict[str, dict[str, Any]] = {}
+    for make in (pad_as_verl, pad_as_we_do):
+        side = make("grpo")
+        for name, (output_name, loss) in registered_losses().items():
+            errors = {mode: error_of_loss(loss(mode), side, output_name) for mode in MODES}
+            lines.setdefault(name, {"loss": name})[side.name] = errors
+        clear_queue()
+    return list(lines.values())
+
+
+def measure_estimators() -> list[dict[str, Any]]:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from tests.trainer.losses_on_rows import policy_loss
+
+    stock = get_trainer_cls("sync")
+    lines = []
+    for name in sorted(ADV_ESTIMATOR_REGISTRY):
+        line: dict[str, Any] = {"estimator": name}
+        lines.append(line)
+        trainer, metrics = make_trainer(name), {}
+        batch = put_rows_without_pads()
+        torch.manual_seed(0)
+        try:
+            stock._compute_advantage(trainer, batch, metrics)
+        except Exception as error:  # it does not run in verl's v1 trainer at all, pads or not
+            line["without pads"] = type(error).__name__
+            clear_queue()
+            continue
+        reference = Side("without pads", trainer, wraps_loss=False, keys=list(batch.keys), pads=[False] * REAL)
+        loss = policy_loss("token-mean")
+        want = gradient(loss, reference, read(reference, columns=False), with_pads=False, output_name="log_probs")
+        want_kl = trainer.kl_ctrl_in_reward.value
+        clear_queue()
+        for make, label in ((pad_as_verl, "stock verl"), (pad_as_we_do, "verl_padding")):
+            try:
+                side = make(name)
+            except Exception as error:  # because of the pads: it ran without them
+                line[label] = {"gradient": type(error).__name__}
+                clear_queue()
+                continue
+            from verl_padding.trainer.losses import RealRowsLoss
+
+            wrapped = RealRowsLoss(loss, "rows") if side.wraps_loss else loss
+            data = read(side, columns=side.wraps_loss)
+            got = gradient(wrapped, side, data, with_pads=True, output_name="log_probs")
+            corrected = {key: value for key, value in metrics.items() if key.startswith("rollout_corr/")}
+            line[label] = {
+                "gradient": relative_error(got, want),
+                "kl_coefficient": abs(side.trainer.kl_ctrl_in_reward.value / want_kl - 1),
+                "rollout_corr_metrics_off": sum(side.metrics[key] != value for key, value in corrected.items()),
+                "rollout_corr_metrics": len(corrected),
+            }
+            clear_queue()
+    return lines
+
+
+def main() -> None:
+    """Measures every loss and estimator that the installed verl registers."""
+    with ray_and_queue():
+        losses, estimators = measure_losses(), measure_estimators()
+    show(
+        "gradient of a loss: relative error because of pads",
+        ["loss", "stock, token-mean", "stock, seq-mean-token-mean", "stock, worst mode", "ours, worst mode"],
+        [
+            [
+                line["loss"],
+                shown(line["stock verl"]["token-mean"]),
+                shown(line["stock verl"]["seq-mean-token-mean"]),
+                shown(worst(list(line["stock verl"].values()))),
+                shown(worst(list(line["verl_padding"].values()))),
+            ]
+            for line in losses
+        ],
+    )
+    show(
+        "gradient through an estimator (vanilla, token-mean): relative error because of pads",
+        ["estimator", "stock", "ours"],
+        [
+            [line["estimator"], f"{line['without pads']} without pads too", "the same"]
+            if "without pads" in line
+            else [line["estimator"], *[shown(line[side]["gradient"]) for side in ("stock verl", "verl_padding")]]
+            for line in estimators
+        ],
+    )
+    grpo = next(line for line in estimators if line["estimator"] == "grpo")
+    show(
+        "beside the gradient, with grpo",
+        ["", "stock", "ours"],
+        [
+            ["coefficient of the adaptive KL controller: error", *[shown(grpo[s]["kl_coefficient"]) for s in SIDES]],
+            [
+                f"metrics of the rollout correction that are off, of {grpo['stock verl']['rollout_corr_metrics']}",
+                *[str(grpo[s]["rollout_corr_metrics_off"]) for s in SIDES],
+            ],
+        ],
+    )
+    write({"losses": losses, "estimators": estimators})
+
+
+SIDES = ("stock verl", "verl_padding")
+
+if __name__ == "__main__":
+    typer.run(main)

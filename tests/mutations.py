@@ -1,0 +1,209 @@
+"""Breaks each guard of the project in turn, in a copy, and shows that a test fails for each.
+
+``python -m tests.mutations`` exits with 1 if a broken guard goes unnoticed. Generic mutation tools break every line;
+here are the faults that a padding can have, each the way someone could write it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("verl_padding", "configs", "recipes", "tests", "setup.cfg", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    fault: str
+    file: str
+    old: str
+    """Occurs once in the file."""
+    new: str
+    tests: str
+    """Tests that must notice, as arguments of pytest."""
+
+    def apply(self, root: Path) -> None:
+        """Breaks the guard in a copy of the project."""
+        path = root / self.file
+        text = path.read_text()
+        assert text.count(self.old) == 1, f"{self.file} holds {self.old!r} {text.count(self.old)} times"
+        path.write_text(text.replace(self.old, self.new))
+
+
+MUTATIONS = [
+    Mutation(
+        "the denominator counts pads",
+        "verl_padding/pads/columns.py",
+        "torch.tensor([layout.real_rows_M[m] for m in mini_batch_of])",
+        "torch.full((len(mini_batch_of),), layout.rows_per_cell * layout.dp_size)",
+        "tests/pads/test_padded_batch.py tests/equivalence/test_critic_update.py",
+    ),
+    Mutation(
+        "the denominator is the configured one",
+        "verl_padding/trainer/losses.py",
+        'int(data[REAL_ROWS][0]) if self.denominator == "rows" else None',
+        "None",
+        "tests/equivalence/test_registered_losses.py",
+    ),
+    Mutation(
+        "sessions of several rows weigh more than others",
+        "verl_padding/trainer/losses.py",
+        "sessions * split)",
+        "sessions)",
+        "tests/equivalence/test_session_weights.py",
+    ),
+    Mutation(
+        "the loss sees pads",
+        "verl_padding/trainer/losses.py",
+        "real = (~pads).nonzero().flatten().tolist()",
+        "real = list(range(len(pads)))",
+        "tests/equivalence/test_registered_losses.py",
+    ),
+    Mutation(
+        "a micro-batch of pads alone has a loss without a gradient",
+        "verl_padding/trainer/losses.py",
+        "return values.flatten()[:0].sum()",
+        "return values.detach().flatten()[:0].sum()",
+        "tests/trainer/test_losses.py",
+    ),
+    Mutation(
+        "a micro-batch of one row has as much say in a metric as one of twenty",
+        "verl_padding/trainer/loss_metrics.py",
+        "return RunningMetric(AggregationType.SUM, number * weight * share.reporting_ranks)",
+        "return RunningMetric(AggregationType.MEAN, number)",
+        "tests/trainer/test_losses.py",
+    ),
+    Mutation(
+        "the batch that advantages are computed from holds pads",
+        "verl_padding/trainer/mixin.py",
+        "        return batch\n\n    def _step_once",
+        "        return self._padded_batch.update_call(ACTOR, batch)\n\n    def _step_once",
+        "tests/equivalence/test_advantages.py",
+    ),
+    Mutation(
+        "the pads stay when the step ends",
+        "verl_padding/trainer/mixin.py",
+        "        strip(self._padded_batch)\n",
+        "",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "the pads stay when the step raises",
+        "verl_padding/trainer/mixin.py",
+        "strip_after_an_error(self._padded_batch)",
+        "pass",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "pads of an earlier run stay",
+        "verl_padding/trainer/mixin.py",
+        "        clear_leftovers(TRAIN_PARTITION)\n",
+        "",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "a checkpoint brings rows back that its weights were trained on",
+        "verl_padding/trainer/mixin.py",
+        'set_aside(self._trained if self.trainer_mode != "sync" else [])',
+        "set_aside([])",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "a pad has a mask of ones",
+        "verl_padding/pads/roles.py",
+        '"loss_mask": FieldRole(Role.RESPONSE),',
+        '"loss_mask": FieldRole(Role.RESPONSE, Fill.ONE),',
+        "tests/pads tests/equivalence/test_critic_update.py",
+    ),
+    Mutation(
+        "a pad lacks what the trainer has added to real rows",
+        "verl_padding/pads/padded_batch.py",
+        "        self._complete_pads(layout.n_pads)\n",
+        "",
+        "tests/pads/test_padded_batch.py",
+    ),
+    Mutation(
+        "pads gather in the last step",
+        "verl_padding/plan/mini_batches.py",
+        "rows_M = [[order[place] for place in part] for part in even_ranges(len(order), n_parts)]",
+        "size = mini_batch_rows or -(-len(order) // n_parts)\n"
+        "    rows_M = [list(order[start : start + size]) for start in range(0, len(order), size)]",
+        "tests/plan/test_promises.py",
+    ),
+    Mutation(
+        "verl shuffles rows into other mini-batches",
+        "verl_padding/pads/padded_batch.py",
+        '            "shuffle": False,\n',
+        "",
+        "tests/pads/test_padded_batch.py",
+    ),
+    Mutation(
+        "an answer of fewer rows goes unnoticed",
+        "verl_padding/trainer/worker_calls.py",
+        "if came != sent:",
+        "if came > sent:",
+        "tests/trainer/test_mixin.py",
+    ),
+]
+
+
+def copy_project(root: Path) -> None:
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        elif source.exists():
+            shutil.copy(source, root / name)
+
+
+def fails(tests: str, mutation: Mutation | None = None) -> bool:
+    """Whether a test fails in a copy of the project, with a guard broken there.
+
+    Raises:
+        RuntimeError: pytest could not run the tests at all.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        root = Path(folder)
+        copy_project(root)
+        if mutation is not None:
+            mutation.apply(root)
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+        )
+    if run.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {run.returncode}\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    return run.returncode == 1
+
+
+def main() -> int:
+    console = Console()
+    tests = sorted({argument for mutation in MUTATIONS for argument in mutation.tests.split()})
+    if fails(" ".join(tests)):
+        console.print("[red]The tests fail without any fault.[/red]")
+        return 1
+    table = Table("fault", "broken in", "a test fails")
+    unnoticed = 0
+    for mutation in MUTATIONS:
+        noticed = fails(mutation.tests, mutation)
+        unnoticed += not noticed
+        table.add_row(mutation.fault, mutation.file, "yes" if noticed else "[red]no[/red]")
+        console.print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutation.fault}")
+    console.print(table)
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
