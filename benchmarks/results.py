@@ -37,7 +37,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     """A table, numbers to the right."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
     for row in rows:
         table.add_row(*[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row])
     console.print(table)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.zero_effect
 
-61 rows of a mini-batch for 120 on two ranks, in the real TransferQueue, in float64. Stock verl's pads, order and
-advantages come from verl's own methods, ours from the padded trainer; both go through verl's registered losses, in
-micro-batches of six. The reference is verl's loss on the same micro-batches with the pads taken out and with the number
-of real rows as the batch size: what is left of a difference is what the pads do. An error is that of the gradient with
-respect to the model's outputs, the length of the difference over the length of the reference.
+61 rows of a mini-batch for 120 on two ranks (for estimators 119 as well), in the real TransferQueue, in float64. Stock
+verl's pads, order and advantages come from verl's own methods, ours from the padded trainer; both go through verl's
+registered losses, in micro-batches of six. The reference is verl's loss on the same micro-batches with the pads taken
+out and with the number of real rows as the batch size: what is left of a difference is what the pads do. An error is
+that of the gradient with respect to the model's outputs, the length of the difference over the length of the reference.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import typer
 from benchmarks.results import show, write
 from tests.cluster import ray_and_queue
 
-PROMPTS, SESSIONS, REAL, MICRO, RANKS = 30, 4, 61, 6, 2
+PROMPTS, SESSIONS, MICRO, RANKS = 30, 4, 6, 2
 NOMINAL = PROMPTS * SESSIONS
+HALF, ALL_BUT_ONE = 61, NOMINAL - 1
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 COMPUTED = ("old_log_probs", "ref_log_prob", "values")
 READ = (
@@ -36,6 +37,8 @@ READ = (
     "returns",
     "teacher_logprobs",
 )
+
+SIDES = ("stock verl", "verl_padding")
 
 Outcome = float | str
 """A relative error, or the name of what verl raised."""
@@ -55,20 +58,21 @@ class Side:
 
     def micro_batches(self, *, with_pads: bool) -> list[list[int]]:
         """Row numbers of each micro-batch, rank after rank."""
-        cut = [list(range(start, start + MICRO)) for start in range(0, len(self.keys), MICRO)]
+        cut = [[*range(len(self.keys))][start : start + MICRO] for start in range(0, len(self.keys), MICRO)]
         if with_pads:
             return cut
         return [rows for micro in cut if (rows := [row for row in micro if not self.pads[row]])]
 
 
-def put_rows_without_pads() -> Any:
-    """Rows as they are before an advantage is computed: 28 of 30 prompts have come, with one to four rows each."""
+def put_rows_without_pads(n_rows: int) -> Any:
+    """Rows as they are before an advantage is computed, of 30 prompts with two to four sessions each."""
     from tests.pads.rows_in_queue import put_rows
 
     draw = torch.Generator().manual_seed(0)
-    keys = [f"p{row % 28}_{row // 28}_0" for row in range(REAL)]
-    lengths = [(int(torch.randint(2, 9, (), generator=draw)), 1 + row * 7 % 13) for row in range(REAL)]
+    keys = [f"p{row % PROMPTS}_{row // PROMPTS}_0" for row in range(n_rows)]
+    lengths = [(int(torch.randint(2, 9, (), generator=draw)), 1 + row * 7 % 13) for row in range(n_rows)]
     teacher = [torch.randn(sum(length), 1, generator=draw).double() - 2 for length in lengths]
+    torch.manual_seed(0)  # put_rows draws the rest, and both sides must get the same
     batch = put_rows(lengths, keys, teacher_logprobs=teacher)
     put_computed(batch.keys, [response for _, response in lengths], draw)
     return batch
@@ -118,7 +122,7 @@ def make_trainer(estimator: str) -> Any:
     return trainer
 
 
-def pad_as_verl(estimator: str) -> Side:
+def pad_as_verl(estimator: str, n_rows: int) -> Side:
     """Stock verl's pads and order, advantages of its padded batch.
 
     Raises:
@@ -127,25 +131,25 @@ def pad_as_verl(estimator: str) -> Side:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     stock, side = get_trainer_cls("sync"), Side("stock verl", make_trainer(estimator), wraps_loss=False)
-    batch = stock._balance_batch(side.trainer, put_rows_without_pads(), {})
+    batch = stock._balance_batch(side.trainer, put_rows_without_pads(n_rows), {})
     side.keys, side.pads = list(batch.keys), [bool(tag.get("is_padding")) for tag in batch.tags]
     pad_keys = [key for key, pad in zip(side.keys, side.pads, strict=True) if pad]
-    assert len(pad_keys) == NOMINAL - REAL
+    assert len(pad_keys) == NOMINAL - n_rows
     put_computed(pad_keys, [1] * len(pad_keys), torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     stock._compute_advantage(side.trainer, batch, side.metrics)
     return side
 
 
-def pad_as_we_do(estimator: str) -> Side:
+def pad_as_we_do(estimator: str, n_rows: int) -> Side:
     """Our pads and plan, advantages of verl's method in the padded trainer."""
     side = Side("verl_padding", make_trainer(estimator), wraps_loss=True)
-    batch = side.trainer._balance_batch(put_rows_without_pads(), {})
+    batch = side.trainer._balance_batch(put_rows_without_pads(n_rows), {})
     torch.manual_seed(0)
     batch = side.trainer._compute_advantage(batch, side.metrics)
     rows = side.trainer._padded_batch.update_call("actor", batch)
     side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
-    assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + REAL
+    assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + n_rows
     return side
 
 
@@ -157,12 +161,13 @@ def read(side: Side, *, columns: bool) -> Any:
     from verl_padding.pads.columns import OWN_COLUMNS
 
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
-    names = [*READ, "rollout_is_weights", *(OWN_COLUMNS if columns else ())]
+    # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or not.
+    names = [*READ, *(OWN_COLUMNS if columns else ())]
     return data.select(*[name for name in names if name in data.keys()])  # noqa: SIM118  (a TensorDict)
 
 
 def gradient(loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool, output_name: str) -> torch.Tensor:
-    """The gradient of a step with respect to the model's outputs for the real rows, by key, (T,) float64."""
+    """The gradient of a step with respect to the model's outputs, real rows by key and then pads, (T,) float64."""
     from verl.utils import tensordict_utils as tu
 
     from tests.trainer.losses_on_rows import nested
@@ -177,7 +182,7 @@ def gradient(loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool
     for rows in side.micro_batches(with_pads=with_pads):
         micro = tu.index_select_tensor_dict(data, rows)
         tokens = int(data["loss_mask"].values().sum())
-        size = NOMINAL if with_pads else REAL
+        size = NOMINAL if with_pads else len(side.keys) - sum(side.pads)
         tu.assign_non_tensor(micro, dp_size=RANKS, batch_num_tokens=tokens, global_batch_size=size)
         outputs = [leaves[side.keys[row]] for row in rows]
         model_output = {output_name: nested(outputs)}
@@ -189,14 +194,13 @@ def gradient(loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool
         torch.manual_seed(int(micro["returns"].values().nan_to_num().sum().abs() * 1e6) % 2**31)
         value, _ = loss(model_output=model_output, data=micro, dp_group=None)
         (value / RANKS).backward()
-    real = sorted(key for key, pad in zip(side.keys, side.pads, strict=True) if not pad)
-    grads = [leaves[key].grad for key in real]
-    return torch.cat(
-        [g if g is not None else torch.zeros_like(leaves[key]) for g, key in zip(grads, real, strict=True)]
-    )
+    in_order = [leaves[key] for _, key in sorted(zip(side.pads, side.keys, strict=True))]
+    return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in in_order])
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Pads, at the end of ``got``, should have no gradient."""
+    want = torch.cat([want, want.new_zeros(len(got) - len(want))])
     return float((got - want).norm() / want.norm())
 
 
@@ -240,7 +244,13 @@ def worst(errors: list[Outcome]) -> Outcome:
 def shown(error: Outcome) -> str:
     if isinstance(error, str):
         return error
-    return "0" if error == 0 else f"{error:.1e}" if error < 1e-3 else f"{error:.1%}"
+    return "NaN" if error != error else "0" if error == 0 else f"{error:.1e}" if error < 1e-3 else f"{error:.1%}"
+
+
+def estimator_cells(line: dict[str, Any]) -> list[str]:
+    if "without pads" in line["59 pads"]:
+        return [f"{line['59 pads']['without pads']} without pads too", "", "", ""]
+    return [shown(line[pads][side]["gradient"]) for side in SIDES for pads in ("59 pads", "1 pads")]
 
 
 def clear_queue() -> None:
@@ -254,7 +264,7 @@ def clear_queue() -> None:
 def measure_losses() -> list[dict[str, Any]]:
     lines: dict[str, dict[str, Any]] = {}
     for make in (pad_as_verl, pad_as_we_do):
-        side = make("grpo")
+        side = make("grpo", HALF)
         for name, (output_name, loss) in registered_losses().items():
             errors = {mode: error_of_loss(loss(mode), side, output_name) for mode in MODES}
             lines.setdefault(name, {"loss": name})[side.name] = errors
@@ -264,50 +274,56 @@ def measure_losses() -> list[dict[str, Any]]:
 
 def measure_estimators() -> list[dict[str, Any]]:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-    from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from tests.trainer.losses_on_rows import policy_loss
-
-    stock = get_trainer_cls("sync")
     lines = []
     for name in sorted(ADV_ESTIMATOR_REGISTRY):
         line: dict[str, Any] = {"estimator": name}
+        for n_rows in (HALF, ALL_BUT_ONE):
+            line[f"{NOMINAL - n_rows} pads"] = measure_estimator(name, n_rows)
         lines.append(line)
-        trainer, metrics = make_trainer(name), {}
-        batch = put_rows_without_pads()
+    return lines
+
+
+def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from tests.trainer.losses_on_rows import policy_loss
+    from verl_padding.trainer.losses import RealRowsLoss
+
+    loss = policy_loss("token-mean")
+    stock = get_trainer_cls("sync")
+    reference = Side("without pads", make_trainer(name), wraps_loss=False)
+    try:
+        batch = put_rows_without_pads(n_rows)
+        reference.keys, reference.pads = list(batch.keys), [False] * n_rows
         torch.manual_seed(0)
         try:
-            stock._compute_advantage(trainer, batch, metrics)
+            stock._compute_advantage(reference.trainer, batch, reference.metrics)
         except Exception as error:  # it does not run in verl's v1 trainer at all, pads or not
-            line["without pads"] = type(error).__name__
-            clear_queue()
-            continue
-        reference = Side("without pads", trainer, wraps_loss=False, keys=list(batch.keys), pads=[False] * REAL)
-        loss = policy_loss("token-mean")
+            return {"without pads": type(error).__name__}
         want = gradient(loss, reference, read(reference, columns=False), with_pads=False, output_name="log_probs")
-        want_kl = trainer.kl_ctrl_in_reward.value
+    finally:
         clear_queue()
-        for make, label in ((pad_as_verl, "stock verl"), (pad_as_we_do, "verl_padding")):
-            try:
-                side = make(name)
-            except Exception as error:  # because of the pads: it ran without them
-                line[label] = {"gradient": type(error).__name__}
-                clear_queue()
-                continue
-            from verl_padding.trainer.losses import RealRowsLoss
-
+    told: dict[str, Any] = {}
+    for make, label in zip((pad_as_verl, pad_as_we_do), SIDES, strict=True):
+        try:
+            side = make(name, n_rows)
             wrapped = RealRowsLoss(loss, "rows") if side.wraps_loss else loss
             data = read(side, columns=side.wraps_loss)
             got = gradient(wrapped, side, data, with_pads=True, output_name="log_probs")
-            corrected = {key: value for key, value in metrics.items() if key.startswith("rollout_corr/")}
-            line[label] = {
-                "gradient": relative_error(got, want),
-                "kl_coefficient": abs(side.trainer.kl_ctrl_in_reward.value / want_kl - 1),
-                "rollout_corr_metrics_off": sum(side.metrics[key] != value for key, value in corrected.items()),
-                "rollout_corr_metrics": len(corrected),
-            }
+        except Exception as error:  # because of the pads: it ran without them
+            told[label] = {"gradient": type(error).__name__}
+            continue
+        finally:
             clear_queue()
-    return lines
+        corrected = {key: value for key, value in reference.metrics.items() if key.startswith("rollout_corr/")}
+        told[label] = {
+            "gradient": relative_error(got, want),
+            "kl_coefficient": abs(side.trainer.kl_ctrl_in_reward.value / reference.trainer.kl_ctrl_in_reward.value - 1),
+            "rollout_corr_metrics_off": sum(side.metrics[key] != value for key, value in corrected.items()),
+            "rollout_corr_metrics": len(corrected),
+        }
+    return told
 
 
 def main() -> None:
@@ -316,7 +332,7 @@ def main() -> None:
         losses, estimators = measure_losses(), measure_estimators()
     show(
         "gradient of a loss: relative error because of pads",
-        ["loss", "stock, token-mean", "stock, seq-mean-token-mean", "stock, worst mode", "ours, worst mode"],
+        ["loss", "stock: token-mean", "seq-mean-token-mean", "worst mode", "ours: worst mode"],
         [
             [
                 line["loss"],
@@ -330,30 +346,23 @@ def main() -> None:
     )
     show(
         "gradient through an estimator (vanilla, token-mean): relative error because of pads",
-        ["estimator", "stock", "ours"],
-        [
-            [line["estimator"], f"{line['without pads']} without pads too", "the same"]
-            if "without pads" in line
-            else [line["estimator"], *[shown(line[side]["gradient"]) for side in ("stock verl", "verl_padding")]]
-            for line in estimators
-        ],
+        ["estimator", "stock: 59 pads", "1 pad", "ours: 59 pads", "1 pad"],
+        [[line["estimator"], *estimator_cells(line)] for line in estimators],
     )
-    grpo = next(line for line in estimators if line["estimator"] == "grpo")
+    many = next(line for line in estimators if line["estimator"] == "grpo")["59 pads"]
     show(
-        "beside the gradient, with grpo",
+        "beside the gradient, with grpo and 59 pads",
         ["", "stock", "ours"],
         [
-            ["coefficient of the adaptive KL controller: error", *[shown(grpo[s]["kl_coefficient"]) for s in SIDES]],
+            ["coefficient of the adaptive KL controller: error", *[shown(many[s]["kl_coefficient"]) for s in SIDES]],
             [
-                f"metrics of the rollout correction that are off, of {grpo['stock verl']['rollout_corr_metrics']}",
-                *[str(grpo[s]["rollout_corr_metrics_off"]) for s in SIDES],
+                f"metrics of the rollout correction that are off, of {many[SIDES[0]]['rollout_corr_metrics']}",
+                *[str(many[s]["rollout_corr_metrics_off"]) for s in SIDES],
             ],
         ],
     )
     write({"losses": losses, "estimators": estimators})
 
-
-SIDES = ("stock verl", "verl_padding")
 
 if __name__ == "__main__":
     typer.run(main)
