@@ -153,7 +153,7 @@ def planned_update(workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, fl
     )
     started = time.perf_counter()
     plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, pad_length=2))
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2))
     ready = time.perf_counter()
     batch.extra_info.update(EXTRA_INFO)
     output = PaddedWorkerGroup(workers, lambda: padded).update_actor(batch)

@@ -48,7 +48,7 @@ def with_ours(batch: Any, pads: int) -> None:
     from verl_padding.pads.template import PadTemplate
 
     plan: Any = SimpleNamespace(n_pads=pads, layouts={}, packer="verl")
-    strip(upsample(batch, plan, PadTemplate(eos_token_id=EOS, pad_length=2)))
+    strip(upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2)))
 
 
 def timed(function: Callable[[Any, int], None], batch: Any, pads: int) -> float:

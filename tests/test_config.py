@@ -30,7 +30,7 @@ def test_the_config_is_frozen():
         ({"strategy": "prompts"}, r"^padding.strategy='prompts': not a choice. Choices: prompt, rows, lcm\.$"),
         ({"denominator": 3}, r"^padding.denominator=3: not a choice. Choices: rows, nominal\.$"),
         ({"cost_model": "flops"}, r"^padding.cost_model='flops': not a choice. Choices: tokens, attention, model\.$"),
-        ({"pad_length": 1}, r"^padding.pad_length=1: must be a whole number of at least 2\.$"),
+        ({"pad_length": 1}, r"^padding.pad_length=1: must be a whole number of at least 2, or auto\.$"),
         ({"seed": -1}, r"^padding.seed=-1: must be a whole number of at least 0\.$"),
         ({"seed": True}, r"^padding.seed=True: must be a whole number"),
         ({"stratgy": "rows"}, r"^padding.stratgy='rows': unknown key. Choices: strategy, denominator, weighting,"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.pads.roles import FieldRole, Fill, Role
 
 Strategy = Literal["prompt", "rows", "lcm"]
 Denominator = Literal["rows", "nominal"]
 CostModel = Literal["tokens", "attention", "model"]
 Packer = Literal["verl", "plan"]
 Weighting = Literal["row", "session"]
+Multimodal = Literal["auto", "empty", "minimal"]
 
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
@@ -37,8 +40,16 @@ class PaddingConfig:
     seed: int = 0
     """Seeds the planner's shuffle (``actor.shuffle``, ``critic.shuffle``), together with the global step."""
 
-    pad_length: int = MIN_PAD_LENGTH
-    """Tokens of a pad row, prompt and response together."""
+    pad_length: int | Literal["auto"] = "auto"
+    """Tokens of a pad row, prompt and response together; ``auto`` for the fewest that the job's engines do not round
+    up."""
+
+    multimodal: Multimodal = "auto"
+    """What pads show the vision tower of a model: nothing (``empty``), the smallest image (``minimal``), or what its
+    type needs so that the tower runs on every rank (``auto``)."""
+
+    fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
+    """Roles of fields that neither verl nor their shapes explain: name -> role, or ``{role: .., fill: ..}``."""
 
     cost_model: CostModel = "attention"
     """What the planner balances over the ranks: ``tokens`` (L), ``attention`` (24576 L + L^2), or the operations
@@ -55,7 +66,9 @@ class PaddingConfig:
         _refuse_unless_one_of("cost_model", self.cost_model, get_args(CostModel))
         _refuse_unless_one_of("packer", self.packer, get_args(Packer))
         _refuse_unless_int_at_least("seed", self.seed, 0)
-        _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
+        _refuse_unless_one_of("multimodal", self.multimodal, get_args(Multimodal))
+        if self.pad_length != "auto":
+            _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH, ", or auto")
 
     @classmethod
     def from_section(cls, section: Any) -> PaddingConfig:
@@ -72,11 +85,35 @@ class PaddingConfig:
                 f"+padding={', +padding='.join(get_args(Strategy))}, with verl_padding installed where the "
                 "job is started."
             )
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in dataclasses.fields(cls)]
         for key in section:
             if key not in known:
                 raise PaddingConfigError(f"padding.{key}={section[key]!r}: unknown key. Choices: {', '.join(known)}.")
-        return cls(**{str(key): value for key, value in section.items()})
+        values = {str(key): value for key, value in section.items()}
+        if "fields" in values:
+            values["fields"] = _read_fields(values["fields"])
+        return cls(**values)
+
+
+def _read_fields(section: Any) -> dict[str, FieldRole]:
+    """``padding.fields``: name -> role, or name -> {role: .., fill: ..}."""
+    if not isinstance(section, Mapping):
+        raise PaddingConfigError(
+            f"padding.fields={section!r}: not a mapping. Name a field and its role, such as "
+            "+padding.fields.my_weights=response."
+        )
+    return {str(name): _read_field(f"fields.{name}", value) for name, value in section.items()}
+
+
+def _read_field(key: str, value: Any) -> FieldRole:
+    parts = value if isinstance(value, Mapping) else {"role": value}
+    for part in parts:
+        if part not in ("role", "fill"):
+            raise PaddingConfigError(f"padding.{key}.{part}={parts[part]!r}: unknown key. Choices: role, fill.")
+    _refuse_unless_one_of(key, parts.get("role"), tuple(role.value for role in Role))
+    fill = parts.get("fill", Fill.ZERO.value)
+    _refuse_unless_one_of(f"{key}.fill", fill, tuple(fill.value for fill in Fill))
+    return FieldRole(Role(parts["role"]), Fill(fill))
 
 
 def _refuse_unless_one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
@@ -84,7 +121,7 @@ def _refuse_unless_one_of(key: str, value: object, choices: tuple[str, ...]) -> 
         raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(choices)}.")
 
 
-def _refuse_unless_int_at_least(key: str, value: object, least: int) -> None:
+def _refuse_unless_int_at_least(key: str, value: object, least: int, otherwise: str = "") -> None:
     # bool is an int to Python, not to a user.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}.")
+        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}{otherwise}.")

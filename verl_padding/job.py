@@ -7,15 +7,17 @@ config are named where they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import verl
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.config import PaddingConfig
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.pad_length import pad_length
 from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
-from verl_padding.role_pass import engine_section, model_parallel_size, pass_fields, read_model_cost
+from verl_padding.role_pass import engine_section, model_parallel_size, pass_fields, read_model_config, read_model_cost
 
 MODE_PREFIX = "padded_"
 STOCK_MODES = ("sync", "colocate_async", "separate_async")
@@ -114,10 +116,34 @@ class JobReader:
             dp_sizes[call] = n_gpus // model_parallel_size(role) or 1
         return dp_sizes
 
-    def step_job(self, *, dp_sizes: Mapping[str, int], updates_actor: bool, seed: int) -> Job:
+    @cached_property
+    def model_config(self) -> dict[str, Any]:
+        """The actor's Hugging Face config, with the job's overrides.
+
+        Raises:
+            PaddingConfigError: it cannot be read.
+        """
+        return read_model_config(self._config.actor_rollout_ref.model, "actor_rollout_ref")
+
+    @cached_property
+    def n_experts(self) -> int | None:
+        """Routed experts of a layer of the actor, as verl counts them; None for a dense model."""
+        from verl.trainer.ppo.metric_utils import infer_moe_num_experts
+
+        return infer_moe_num_experts(OmegaConf.create({"hf_config": self.model_config}))
+
+    def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
+        """Tokens of a pad, ``at_least`` so many; see :func:`~verl_padding.pad_length.pad_length`."""
+        roles = [self._actor, *([self._ref] if self._uses_ref else []), *([self._critic] if self._uses_critic else [])]
+        return pad_length(self._padding, roles, at_least)
+
+    def step_job(
+        self, *, dp_sizes: Mapping[str, int], updates_actor: bool, seed: int, pad_tokens: int | None = None
+    ) -> Job:
         """The planner's job of one local update.
 
         Args:
+            pad_tokens: tokens of a pad; None for those of a pad that shows the model nothing.
             dp_sizes: data-parallel size of each worker call, by the names of this module.
             updates_actor: False while ``trainer.critic_warmup`` lasts.
             seed: of the planner's shuffle.
@@ -153,7 +179,7 @@ class JobReader:
                 sessions_per_prompt=self._rollout.n,
                 updates=updates,
                 inference=inference,
-                pad_tokens=self._padding.pad_length,
+                pad_tokens=pad_tokens or self.pad_length(),
                 # With "model", each call brings its own.
                 cost_model="attention" if self._padding.cost_model == "model" else self._padding.cost_model,
                 packer=self._padding.packer,

@@ -10,11 +10,11 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.plan import PlanError, TransformerCost
 
 
-def read_model_cost(model: DictConfig, section: str) -> TransformerCost:
-    """What rows cost the model that ``section`` (``actor_rollout_ref`` or ``critic``) names.
+def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
+    """The Hugging Face config of the model of ``section`` (``actor_rollout_ref`` or ``critic``), with its overrides.
 
     Raises:
-        PaddingConfigError: its config cannot be read, or is one whose operations are not known.
+        PaddingConfigError: it cannot be read.
     """
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
@@ -26,16 +26,29 @@ def read_model_cost(model: DictConfig, section: str) -> TransformerCost:
         ).to_dict()
     except (OSError, ValueError) as error:
         raise PaddingConfigError(
-            f"padding.cost_model='model': the config of {section}.model.path={path} cannot be read ({error}). Correct "
-            "the path, or set padding.cost_model=attention."
+            f"the config of {section}.model.path={path} cannot be read ({error}). Correct the path."
         ) from error
     override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
     assert isinstance(override, dict)
-    config |= override.get("model_config", override)
+    return config | override.get("model_config", override)
+
+
+def read_model_cost(model: DictConfig, section: str) -> TransformerCost:
+    """What rows cost the model of a section.
+
+    Raises:
+        PaddingConfigError: its config cannot be read, or is one whose operations are not known.
+    """
     try:
-        return TransformerCost.from_config(config, lm_head=section != "critic")
+        return TransformerCost.from_config(read_model_config(model, section), lm_head=section != "critic")
+    except PaddingConfigError as refusal:
+        raise PaddingConfigError(
+            f"padding.cost_model='model': {refusal} Or set padding.cost_model=attention."
+        ) from refusal
     except PlanError as refusal:
-        raise PaddingConfigError(f"padding.cost_model='model': {refusal} ({section}.model.path={path})") from refusal
+        raise PaddingConfigError(
+            f"padding.cost_model='model': {refusal} ({section}.model.path={model.path})"
+        ) from refusal
 
 
 def pass_fields(

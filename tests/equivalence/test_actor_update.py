@@ -111,7 +111,7 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer,
     one_rank.compute_log_prob(call(batch, batch.keys, **asked))
     want = log_probs()
     plan = plan_of(batch, packer)
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, pad_length=2))
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
     output = PaddedWorkerGroup(padded_ranks, lambda: padded).compute_log_prob(call(batch, batch.keys, **asked))
     got = log_probs()
     strip(padded)

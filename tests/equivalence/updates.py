@@ -115,7 +115,7 @@ def update_both(
     before = weights_of(padded_ranks)
     assert torch.equal(before, weights_of(one_rank))
 
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, pad_length=2))
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(

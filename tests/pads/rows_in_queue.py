@@ -43,20 +43,37 @@ def put_rows(
 
     Without ``keys``, two rows a session and one session a prompt.
     """
-    uids = [uuid4().hex for _ in lengths]
-    keys = [f"{uids[i - i % 2]}_0_{i % 2}" for i in range(len(lengths))] if keys is None else list(keys)
-    fields, tags = [], []
-    for i, (prompt, response) in enumerate(lengths):
-        uid = keys[i].rsplit("_", 2)[0]
-        row = row_fields(prompt, response, uid)
-        row.update({name: values[i] for name, values in extra_fields.items()})
-        fields.append(row)
-        tags.append({"status": "success", "prompt_len": prompt, "response_len": response, "seq_len": prompt + response,
-                     "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1})  # fmt: skip
+    rows = [{name: values[i] for name, values in extra_fields.items()} for i in range(len(lengths))]
+    keys = default_keys(len(lengths)) if keys is None else list(keys)
+    fields = [
+        row_fields(*length, key.rsplit("_", 2)[0]) | row for length, key, row in zip(lengths, keys, rows, strict=True)
+    ]
+    tags = [row_tag(*length) for length in lengths]
     meta = tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
     return KVBatchMeta(
         keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info=dict(meta.extra_info or {})
     )
+
+
+def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) -> KVBatchMeta:
+    """Puts rows one by one, as sessions end, each with fields of its own beside those of a text row."""
+    keys, tags = default_keys(len(lengths)), [row_tag(*length) for length in lengths]
+    for length, key, tag, row in zip(lengths, keys, tags, rows, strict=True):
+        fields = list_of_dict_to_tensordict([row_fields(*length, key.rsplit("_", 2)[0]) | row])
+        tq.kv_batch_put(keys=[key], partition_id=PARTITION, fields=fields, tags=[tag])
+    return KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
+
+
+def default_keys(n_rows: int) -> list[str]:
+    """Two rows a session and one session a prompt."""
+    uids = [uuid4().hex for _ in range(n_rows)]
+    return [f"{uids[i - i % 2]}_0_{i % 2}" for i in range(n_rows)]
+
+
+def row_tag(prompt: int, response: int) -> dict:
+    """What verl's agent loop says of a row."""
+    lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
+    return {"status": "success", **lengths, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
 
 
 def queue_content() -> dict[str, dict]:

@@ -19,7 +19,7 @@ from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 EOS = 3
-TEMPLATE = PadTemplate(eos_token_id=EOS, pad_length=4)
+TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
 
 

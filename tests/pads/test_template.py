@@ -6,7 +6,9 @@ import torch
 
 from tests.pads.rows_in_queue import row_fields
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.roles import KNOWN_FIELDS, Role
+from verl_padding.pads.pictures import Picture
+from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
+from verl_padding.pads.schema import Schema
 from verl_padding.pads.template import PadTemplate
 
 EOS = 7
@@ -21,8 +23,10 @@ def rows_with(**fields):
     ]
 
 
-def pad_of(rows, pad_length=4):
-    return PadTemplate(eos_token_id=EOS, pad_length=pad_length).fields(rows, list(rows[0]))
+def pad_of(rows, pad_length=4, declared=None):
+    template = PadTemplate(eos_token_id=EOS, length=pad_length, schema=Schema(declared))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return template.fields(rows, names).shared
 
 
 @pytest.mark.parametrize("pad_length", [2, 3, 16])
@@ -83,15 +87,98 @@ def test_numpy_arrays_stay_numpy_arrays():
     assert (custom.shape, custom.dtype) == ((4, 2), np.float16)
 
 
-def test_a_field_that_fits_two_roles_or_none_is_refused_with_its_name_and_shapes():
+def test_a_field_that_fits_two_roles_or_none_is_refused_with_its_name_shapes_and_the_setting():
     alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4)}]
-    with pytest.raises(
-        PaddingDataError, match=r"^field 'custom': role unknown, shapes \[\(4,\)\].* PROMPT and RESPONSE"
-    ):
+    with pytest.raises(PaddingDataError, match=r"^field 'custom': role unclear.* \[\(4,\)\].* fit prompt and response"):
         pad_of(alike)
     odd = rows_with(custom=lambda p, r: torch.ones(p * r))
-    with pytest.raises(PaddingDataError, match=r"^field 'custom': role unknown, shapes \[\(15,\), .* fit no role"):
+    with pytest.raises(
+        PaddingDataError, match=r"^field 'custom': .* \[\(15,\), .* fit no role\. .*\+padding\.fields\.custom="
+    ):
         pad_of(odd)
+    shared_prompt = [row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)]
+    with pytest.raises(PaddingDataError, match=r"fit prompt and row\."):
+        pad_of(shared_prompt)
+
+
+def test_a_declared_role_goes_before_what_shapes_say_and_may_fill_with_something_else():
+    shared_prompt = [row_fields(4, r, "u") | {"custom": torch.full((4,), 9)} for r in (2, 3)]
+    assert pad_of(shared_prompt, declared={"custom": FieldRole(Role.ROW)})["custom"].tolist() == [0] * 4
+    prompt = FieldRole(Role.PROMPT, Fill.EOS)
+    assert pad_of(shared_prompt, declared={"custom": prompt})["custom"].tolist() == [EOS] * 3
+    with pytest.raises(PaddingDataError, match=r"are not those of padding\.fields\.custom=response\."):
+        pad_of(shared_prompt, declared={"custom": FieldRole(Role.RESPONSE)})
+
+
+def test_lists_stay_lists_and_hold_a_value_a_token_if_they_are_said_to():
+    rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
+    assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
+    assert pad_of(rows, declared={"custom": FieldRole(Role.RESPONSE)})["custom"] == [0.0]
+    with pytest.raises(PaddingDataError, match=r"^field 'tools': a list is no list of numbers"):
+        pad_of(rows_with(tools=lambda p, r: [{}] * r), declared={"tools": FieldRole(Role.RESPONSE)})
+
+
+def test_what_a_batch_of_several_lengths_has_told_holds_for_one_that_tells_nothing():
+    schema = Schema()
+    template = PadTemplate(eos_token_id=EOS, length=4, schema=schema)
+    template.fields(rows_with(custom=lambda p, r: torch.ones(r)), ["custom"])
+    alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4)}]
+    assert template.fields(alike, ["custom"]).shared["custom"].shape == (1,)
+
+
+def test_a_field_that_verl_writes_in_another_length_follows_that_length():
+    rows = rows_with(rollout_is_weights=lambda p, r: torch.ones(p + r))
+    assert pad_of(rows)["rollout_is_weights"].shape == (4,)
+
+
+def test_a_field_of_some_rows_is_shaped_from_those():
+    rows = rows_with()
+    rows[2]["teacher_ids"] = torch.full((10, 5), 8, dtype=torch.int32)
+    pad = pad_of(rows)
+    assert pad["teacher_ids"].tolist() == [[EOS] * 5] * 4
+    assert pad["teacher_ids"].dtype == torch.int32
+
+
+@pytest.mark.parametrize("as_array", [False, True], ids=["tensor", "array"])
+def test_routes_are_distinct_in_range_and_as_even_over_the_experts_as_can_be(as_array):
+    shape = (48, 8)
+    rows = rows_with(routed_experts=lambda p, r: torch.zeros((p + r, *shape), dtype=torch.uint8))
+    if as_array:
+        for row in rows:
+            row["routed_experts"] = row["routed_experts"].numpy()
+    template = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda: 128)
+    parts = [template.fields(rows, ["routed_experts"], n_pads=n, first=first) for n, first in ((3, 0), (30, 3))]
+    routes = np.concatenate([np.asarray(part.per_pad["routed_experts"]) for part in parts])
+    assert isinstance(parts[0].per_pad["routed_experts"], np.ndarray if as_array else torch.Tensor)
+    assert (routes.shape, routes.dtype) == ((33, 4, *shape), np.uint8)
+    assert all(len(set(slots)) == 8 for slots in routes.reshape(-1, 8).tolist())
+    for layer in range(shape[0]):
+        load = np.bincount(routes[:, :, layer].ravel(), minlength=128)
+        assert len(load) == 128
+        assert load.max() - load.min() <= 1
+        # The 16 slots of two tokens: no expert-parallel rank of 16 experts gets more than its share by more than one.
+        few = np.bincount(routes[0, :2, layer].ravel() // 16, minlength=8)
+        assert few.max() <= 3
+
+
+def test_routes_of_a_model_of_unknown_size_stay_among_the_experts_that_were_met():
+    rows = rows_with(routed_experts=lambda p, r: torch.tensor([3, 11, 6, 9]).expand(p + r, 2, 4))
+    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"]).per_pad["routed_experts"]
+    assert int(routes.max()) <= 11
+    too_few = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda: 3)
+    with pytest.raises(PaddingDataError, match=r"^field 'routed_experts': 4 experts a token, but the model has 3"):
+        too_few.fields(rows, ["routed_experts"])
+
+
+def test_a_pads_picture_is_in_its_inputs_and_at_the_end_of_its_prompt():
+    picture = Picture({"pixel_values": torch.zeros(4, 6), "image_grid_thw": torch.tensor([[1, 2, 2]])}, (90, 91, 92))
+    template = PadTemplate(eos_token_id=EOS, length=6, picture=picture)
+    pad = template.fields(rows_with(), list(row_fields(1, 1, "u"))).shared
+    assert pad["prompts"].tolist() == [EOS, EOS, 90, 91, 92]
+    assert pad["input_ids"].tolist() == [EOS, EOS, 90, 91, 92, EOS]
+    assert pad["multi_modal_inputs"].keys() == picture.inputs.keys()
+    with pytest.raises(PaddingDataError, match=r"^padding\.pad_length=3: the smallest image .* at least 4\."):
+        PadTemplate(eos_token_id=EOS, length=3, picture=picture)
 
 
 def test_a_value_without_a_neutral_one_is_refused_with_its_type():

@@ -6,6 +6,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.verl_config import compose_job
 from verl_padding.job import JobReader, check_job
+from verl_padding.pads.schema import Schema
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 
@@ -29,6 +30,8 @@ def padded_trainer(*overrides, dp_size=2):
     trainer._stock_mode = "sync"
     trainer._padded_batch = None
     trainer._trained = []
+    trainer._schema = Schema(trainer._padding.fields)
+    trainer.processor = None
     trainer.config = config
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.use_critic = trainer.use_reference_policy = trainer.ref_in_actor = False

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 from uuid import uuid4
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_column
-from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, read_rows
+from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies
+from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
-from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.template import PadFields, PadTemplate
 from verl_padding.plan import BatchPlan, Layout
 
 logger = logging.getLogger(__name__)
-
-SCHEMA_ROWS = 4
-"""Real rows, of different lengths where there are any, that are read to tell what an unknown field means."""
 
 
 class PaddedBatch:
@@ -26,12 +23,15 @@ class PaddedBatch:
     in which verl deals them out. Made by :func:`upsample`, undone by :func:`strip`.
     """
 
-    def __init__(self, batch: KVBatchMeta, plan: BatchPlan, pad_keys: list[str], pad_tag: dict, maker: _PadMaker):
+    def __init__(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate):
+        uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
         self.batch = batch
         self.plan = plan
-        self.pad_keys = pad_keys
-        self._pad_tag = pad_tag
-        self._maker = maker
+        self.pad_keys = [f"{uid}_{session}_0" for session in range(plan.n_pads)]
+        self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
+        self._template = template
+        self._source = SourceRows(batch) if plan.n_pads else None
+        self._made: set[str] = set()
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; ``batch`` brings fields and extra_info."""
@@ -87,9 +87,31 @@ class PaddedBatch:
         TransferQueue hands workers the fields that all rows of a call have: without this, ``advantages`` would
         vanish from every rank that holds a pad.
         """
-        fields = self._maker.new_fields() if n_pads else {}
-        if fields:
-            put_copies(self.pad_keys[:n_pads], self.batch.partition_id, fields)
+        if n_pads:
+            fields = self._new_fields(n_pads)
+            if fields.shared or fields.per_pad:
+                put_copies(self.pad_keys[:n_pads], self.batch.partition_id, fields.shared, per_row=fields.per_pad)
+
+    def _new_fields(self, n_pads: int) -> PadFields:
+        assert self._source is not None
+        rows = self._source.read()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return self._template.fields(rows, [name for name in names if name not in self._made | OWN_COLUMNS], n_pads)
+
+    def put_pads(self) -> None:
+        """Puts all pads, with the fields that real rows have by now, in one put."""
+        if not self.pad_keys:
+            return
+        fields = self._new_fields(len(self.pad_keys))
+        self._made = {*fields.shared, *fields.per_pad}
+        uid = self.pad_keys[0].rsplit("_", 2)[0]
+        put_copies(
+            self.pad_keys,
+            self.batch.partition_id,
+            fields.shared | {"uid": uid},
+            tags=[self._pad_tag] * len(self.pad_keys),
+            per_row=fields.per_pad | {"session_id": list(range(len(self.pad_keys)))},
+        )
 
 
 def upsample(batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
@@ -104,25 +126,13 @@ def upsample(batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> Padd
                 f"row {key!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
                 "another padding, is still in TransferQueue: clear it, or take the tag off."
             )
-    maker = _PadMaker(batch, template)
-    uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
-    pad_keys = [f"{uid}_{session}_0" for session in range(plan.n_pads)]
-    pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
-    padded = PaddedBatch(batch, plan, pad_keys, pad_tag, maker)
-    if pad_keys:
-        fields = maker.first_fields() | {"uid": uid}
-        try:
-            put_copies(
-                pad_keys,
-                batch.partition_id,
-                fields,
-                tags=[pad_tag] * len(pad_keys),
-                session_id=range(len(pad_keys)),
-            )
-        except BaseException:
-            # A put may fail half way, some keys written: leave nothing behind.
-            strip_after_an_error(padded)
-            raise
+    padded = PaddedBatch(batch, plan, template)
+    try:
+        padded.put_pads()
+    except BaseException:
+        # A put may fail half way, some keys written: leave nothing behind.
+        strip_after_an_error(padded)
+        raise
     return padded
 
 
@@ -143,34 +153,3 @@ def strip_after_an_error(padded: PaddedBatch) -> None:
             len(padded.pad_keys),
             padded.pad_keys[0],
         )
-
-
-class _PadMaker:
-    """Reads real rows from TransferQueue and makes pad fields of them, new ones as the step goes on."""
-
-    def __init__(self, batch: KVBatchMeta, template: PadTemplate):
-        self._partition_id = batch.partition_id
-        self._template = template
-        self._source_keys = _rows_of_different_lengths(batch, SCHEMA_ROWS)
-        self._first: set[str] = set()
-
-    def first_fields(self) -> dict[str, Any]:
-        rows = self._read()
-        names = [name for name in rows[0] if all(name in row for row in rows)]
-        self._first = set(names)
-        return self._template.fields(rows, names)
-
-    def new_fields(self) -> dict[str, Any]:
-        rows = self._read()
-        names = [name for name in rows[0] if name not in self._first | OWN_COLUMNS and all(name in row for row in rows)]
-        return self._template.fields(rows, names)
-
-    def _read(self) -> list[dict[str, Any]]:
-        return read_rows(self._source_keys, self._partition_id)
-
-
-def _rows_of_different_lengths(batch: KVBatchMeta, most: int) -> list[str]:
-    keys: dict[tuple[int, int], str] = {}
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        keys.setdefault((tag["prompt_len"], tag["response_len"]), key)
-    return list(keys.values())[:most]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -29,11 +30,41 @@ def tags_of(partition_id: str) -> dict[str, dict[str, Any]]:
     return dict((tq.kv_list(partition_id) or {}).get(partition_id, {}))
 
 
-def read_rows(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
-    """The fields of some rows, by name: those that all of them have."""
-    rows = tq.kv_batch_get(keys=list(keys), partition_id=partition_id).unbind(0)
+def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The fields of some rows, by name: ``names``, or else those that all of them have."""
+    rows = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=names).unbind(0)
     # By name: items() would give tensordict's wrappers of plain values.
     return [{name: row[name] for name in list(row.keys())} for row in rows]
+
+
+def keys_by_fields(keys: Sequence[str], partition_id: str) -> dict[frozenset[str], list[str]]:
+    """Rows grouped by the fields that they have, the largest group first.
+
+    TransferQueue tells which rows have a field, but not which fields there are: its controller is asked for that.
+    """
+    if not keys:
+        return {}
+    controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    names = ray.get(controller.__ray_call__.remote(_field_names, partition_id))
+    client = tq.get_client()
+    indexes, has_RF = client.get_production_status(names, partition_id)
+    place_of = {int(index): place for place, index in enumerate(indexes)}
+    rows = client.kv_retrieve_meta(keys=list(keys), partition_id=partition_id).global_indexes
+    assert len(rows) == len(keys), "rows of the batch that are not in TransferQueue"
+    has_field_R = has_RF[[place_of[index] for index in rows]].bool()
+    patterns, pattern_R, sizes = torch.unique(has_field_R, dim=0, return_inverse=True, return_counts=True)
+    groups: dict[int, list[str]] = {int(pattern): [] for pattern in sizes.argsort(descending=True)}
+    for key, pattern in zip(keys, pattern_R.tolist(), strict=True):
+        groups[pattern].append(key)
+    return {
+        frozenset(name for name, has in zip(names, patterns[pattern].tolist(), strict=True) if has): group
+        for pattern, group in groups.items()
+    }
+
+
+def _field_names(controller: Any, partition_id: str) -> list[str]:
+    # Runs in TransferQueue's controller; its snapshot of a partition holds the same, and much more.
+    return list(controller.partitions[partition_id].field_name_mapping)
 
 
 def put_copies(
@@ -41,14 +72,17 @@ def put_copies(
     partition_id: str,
     fields: Mapping[str, Any],
     tags: Sequence[dict[str, Any]] | None = None,
-    **per_row: Sequence[Any],
+    per_row: Mapping[str, Any] | None = None,
 ) -> None:
-    """Puts the same row under each key, in one put; ``per_row`` are the fields in which they differ."""
-    columns: dict[str, Any] = {}
+    """Puts the same row under each key, in one put; ``per_row`` are the fields in which they differ, a value a row."""
+    columns: dict[str, Any] = {
+        name: values if isinstance(values, torch.Tensor) else NonTensorStack(*values)
+        for name, values in (per_row or {}).items()
+    }
     for name, value in fields.items():
-        if name in per_row:
-            columns[name] = NonTensorStack(*per_row[name])
-        elif not isinstance(value, torch.Tensor):
+        if name in columns:
+            continue
+        if not isinstance(value, torch.Tensor):
             # Wrapped once: left to the stack, wrapping each anew would take most of the time of an upsample.
             columns[name] = NonTensorStack(*[NonTensorData(value)] * len(keys))
         else:

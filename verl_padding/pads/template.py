@@ -2,72 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.roles import FieldRole, Fill, Role, role_of
+from verl_padding.pads.pictures import Picture
+from verl_padding.pads.roles import FieldRole, Fill, Role
+from verl_padding.pads.routes import spread_routes
+from verl_padding.pads.schema import Row, Schema, expected_length, length_of
 
 PAD_RESPONSE_LENGTH = 1
 
 
-class PadTemplate:
-    """Makes the fields of a pad from those of real rows.
+@dataclass(frozen=True)
+class PadFields:
+    """Fields of some pads."""
 
-    A pad has ``pad_length - 1`` prompt tokens and one response token, all end-of-sequence, and masks of zero.
+    shared: dict[str, Any] = field(default_factory=dict)
+    """The same for all of them."""
+    per_pad: dict[str, Any] = field(default_factory=dict)
+    """One value a pad, along the first dimension."""
+
+
+class PadTemplate:
+    """Makes the fields of pads from those of real rows.
+
+    A pad has ``length - 1`` prompt tokens and one response token, all end-of-sequence but for those of a picture, and
+    masks of zero.
 
     Example:
-        A source row of 5 prompt and 3 response tokens, ``pad_length=4``: ``input_ids`` (8,) -> (4,),
-        ``rm_scores`` (3,) -> (1,), ``position_ids`` (3, 8) -> (3, 4), ``teacher_ids`` (8, 20) -> (4, 20).
+        A source row of 5 prompt and 3 response tokens, ``length=4``: ``input_ids`` (8,) -> (4,), ``rm_scores`` (3,) ->
+        (1,), ``position_ids`` (3, 8) -> (3, 4), ``teacher_ids`` (8, 20) -> (4, 20).
+
+    Args:
+        eos_token_id: of the tokenizer.
+        length: tokens of a pad.
+        schema: the roles of fields.
+        n_experts: gives the routed experts of a layer of the model, None if that is not known; asked for if needed.
+        picture: what pads show the model's vision tower; None for nothing.
     """
 
-    def __init__(self, *, eos_token_id: int, pad_length: int):
+    def __init__(
+        self,
+        *,
+        eos_token_id: int,
+        length: int,
+        schema: Schema | None = None,
+        n_experts: Callable[[], int | None] = lambda: None,
+        picture: Picture | None = None,
+    ):
+        if picture is not None and len(picture.token_ids) > length - PAD_RESPONSE_LENGTH:
+            raise PaddingDataError(
+                f"padding.pad_length={length}: the smallest image of this model takes {len(picture.token_ids)} tokens "
+                "of a prompt. Set padding.pad_length=auto, or to at least "
+                f"{len(picture.token_ids) + PAD_RESPONSE_LENGTH}."
+            )
+        self.length = length
         self._eos_token_id = eos_token_id
-        self._lengths = {
-            Role.PROMPT: pad_length - PAD_RESPONSE_LENGTH,
-            Role.RESPONSE: PAD_RESPONSE_LENGTH,
-            Role.SEQUENCE: pad_length,
-            Role.POSITIONS: pad_length,
-        }
+        self._schema = schema or Schema()
+        self._n_experts = n_experts
+        self._picture = picture
 
     @property
     def tag_lengths(self) -> dict[str, int]:
         """The length tags that verl keeps for each row."""
-        return {
-            "prompt_len": self._lengths[Role.PROMPT],
-            "response_len": self._lengths[Role.RESPONSE],
-            "seq_len": self._lengths[Role.SEQUENCE],
-        }
+        prompt = self.length - PAD_RESPONSE_LENGTH
+        return {"prompt_len": prompt, "response_len": PAD_RESPONSE_LENGTH, "seq_len": self.length}
 
-    def fields(self, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-        """A pad's fields ``names``, shaped from ``rows[0]``; the other rows help to tell what a field means.
+    def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1, first: int = 0) -> PadFields:
+        """Fields of ``n_pads`` pads, shaped from the first of ``rows`` that has them; the others tell what they mean.
+
+        Args:
+            rows: real rows, each with ``prompts`` and ``responses``.
+            names: which fields; each is in one of the rows at least.
+            first: number of the first of the pads, so that those of several calls differ.
 
         Raises:
-            PaddingDataError: a field whose role is unknown, or whose type has no neutral value.
+            PaddingDataError: a field whose role is unclear, or whose type has no neutral value.
         """
-        return {name: self._neutral(name, rows[0][name], role_of(name, rows)) for name in names}
+        pads = PadFields()
+        for name in names:
+            having = [row for row in rows if name in row]
+            value, role = having[0][name], self._schema.role_of(name, having)
+            if role.fill is Fill.ROUTES and value.ndim > 1:
+                pads.per_pad[name] = self._routes(value, n_pads, first)
+                made = pads.per_pad[name][0]
+            else:
+                made = pads.shared[name] = self._neutral(name, value, role)
+            self._check(name, made, role)
+        return pads
+
+    def _check(self, name: str, made: Any, field: FieldRole) -> None:
+        """Here, where the pad is made, rather than in a worker that trips over it."""
+        if field.role not in (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE, Role.POSITIONS):
+            return
+        tags = self.tag_lengths
+        wanted = expected_length(field.role, tags["prompt_len"], tags["response_len"])
+        if length_of(field.role, made) != wanted:
+            raise PaddingDataError(
+                f"field {name!r}: a pad's {type(made).__name__} speaks of {length_of(field.role, made)} tokens instead "
+                f"of {wanted} (role {field.role.value}, pad of {tags['prompt_len']} + {tags['response_len']} tokens). "
+                f"Set padding.fields.{name} to the role that it has."
+            )
 
     def _neutral(self, name: str, value: Any, field: FieldRole) -> Any:
-        if field.role is Role.OBJECT:
+        if field.role is Role.MULTIMODAL and self._picture is not None:
+            return dict(self._picture.inputs)
+        if field.role in (Role.OBJECT, Role.MULTIMODAL):
             return _neutral_object(name, value)
-        fill = self._eos_token_id if field.fill is Fill.EOS else field.fill.value
+        fill = {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
         if field.role is Role.ROW:
-            return _full_like(value, tuple(value.shape), fill)
-        length = self._lengths[field.role]
+            return _filled(name, value, tuple(value.shape), fill)
+        tags = self.tag_lengths
+        length = expected_length(field.role, tags["prompt_len"], tags["response_len"])
         if field.role is Role.POSITIONS:
             # Every axis of M-RoPE counts a text token alike.
             positions = torch.arange(length, dtype=value.dtype, device=value.device)
             return positions.expand(*value.shape[:-1], length).clone()
-        return _full_like(value, (length, *value.shape[1:]), fill)
+        made = _filled(name, value, (length, *np.shape(value)[1:]), fill)
+        if name in ("prompts", "input_ids") and self._picture is not None:
+            # The picture's tokens end the prompt: what is left before them is end-of-sequence.
+            ids = torch.tensor(self._picture.token_ids, dtype=made.dtype)
+            made[tags["prompt_len"] - len(ids) : tags["prompt_len"]] = ids
+        return made
+
+    def _routes(self, value: Any, n_pads: int, first: int) -> Any:
+        """(n_pads, L, layers, top-k) of the dtype and kind of ``value``."""
+        layers, top_k = value.shape[1:]
+        n_experts = self._n_experts() or int(value.max()) + 1
+        routes = spread_routes(
+            tokens=n_pads * self.length, layers=layers, top_k=top_k, n_experts=n_experts, first=first * self.length
+        ).reshape(n_pads, self.length, layers, top_k)
+        return routes.astype(value.dtype) if isinstance(value, np.ndarray) else torch.from_numpy(routes).to(value.dtype)
 
 
-def _full_like(value: Any, shape: tuple[int, ...], fill: Any) -> Any:
+def _filled(name: str, value: Any, shape: tuple[int, ...], fill: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.full(shape, fill, dtype=value.dtype)
-    return value.new_full(shape, fill)
+    if isinstance(value, torch.Tensor):
+        return value.new_full(shape, fill)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], bool | int | float):
+        return type(value)([type(value[0])(fill)] * shape[0])
+    raise PaddingDataError(
+        f"field {name!r}: a {type(value).__name__} is no list of numbers, so it cannot hold one value a token. Set "
+        f"padding.fields.{name}=object, or store it as a tensor or an array."
+    )
 
 
 def _neutral_object(name: str, value: Any) -> Any:

@@ -10,10 +10,14 @@ import numpy as np
 from omegaconf import DictConfig
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
+from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
 from verl_padding.pads.padded_batch import PaddedBatch, strip, strip_after_an_error, upsample
+from verl_padding.pads.pictures import picture_for
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers, set_aside
+from verl_padding.pads.schema import Schema
+from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
 from verl_padding.trainer.losses import wrap_worker_loss
@@ -52,6 +56,7 @@ class PaddedTrainer(VerlTrainer):
         self._stock_mode = stock_mode(config.trainer.v1.trainer_mode)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
+        self._schema = Schema(self._padding.fields)
         super().__init__(config)
 
     @property
@@ -95,10 +100,12 @@ class PaddedTrainer(VerlTrainer):
         """
         started = time.perf_counter()
         tokens_R = [tag["seq_len"] for tag in batch.tags]
+        template = self._pad_template(batch)
         job = self._job_reader.step_job(
             dp_sizes=self._dp_sizes(),
             updates_actor=self.config.trainer.critic_warmup <= self.global_steps,
             seed=self._step_seed(),
+            pad_tokens=template.length,
         )
         try:
             plan = plan_batch(Rows.from_keys(batch.keys, tokens_R), job)
@@ -107,12 +114,8 @@ class PaddedTrainer(VerlTrainer):
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         planned = time.perf_counter()
-        template = PadTemplate(
-            eos_token_id=self.tokenizer.eos_token_id,
-            pad_length=self._padding.pad_length,
-        )
         self._padded_batch = upsample(batch, plan, template)
-        metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=self._padding.pad_length))
+        metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
         metrics[PLAN_SECONDS] = planned - started
         metrics[UPSAMPLE_SECONDS] = time.perf_counter() - planned
         if plan.layouts:  # none while a warm-up trains nothing and no pass runs
@@ -144,6 +147,20 @@ class PaddedTrainer(VerlTrainer):
         # weights have been trained on back into a resumed run. Its metrics and its dump still need them afterwards.
         with set_aside(self._trained if self.trainer_mode != "sync" else []):
             super()._save_checkpoint()
+
+    def _pad_template(self, batch: KVBatchMeta) -> PadTemplate:
+        picture = None
+        # Text models have no processor; of the others, only rows tell whether this batch shows them anything.
+        images = find_images(batch) if self.processor is not None else None
+        if images is not None:
+            picture = picture_for(self._padding.multimodal, self._job_reader.model_config, images)
+        return PadTemplate(
+            eos_token_id=self.tokenizer.eos_token_id,
+            length=self._job_reader.pad_length(1 + len(picture.token_ids) if picture else MIN_PAD_LENGTH),
+            schema=self._schema,
+            n_experts=lambda: self._job_reader.n_experts,
+            picture=picture,
+        )
 
     def _dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the worker groups have it."""

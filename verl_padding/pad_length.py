@@ -1,0 +1,55 @@
+"""How long a pad has to be: what the engines of a job make of a row's length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import lcm
+
+from omegaconf import DictConfig
+
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.errors import PaddingConfigError
+
+FP8_ROW_MULTIPLE = 16
+
+
+def row_multiple(role: DictConfig) -> int:
+    """What the engine of a role rounds the length of every row up to (verl 0.9, models/mcore/util.py).
+
+    Megatron: the tensor-parallel size, twice the context-parallel size as often if that is more than one, and 16 with
+    FP8. FSDP, FSDP2 and VeOmni pack rows and round the whole micro-batch up (Ulysses, utils/ulysses.py): 1.
+    """
+    if role.strategy != "megatron":
+        return 1
+    megatron = role.megatron
+    context = int(megatron.context_parallel_size)
+    multiple = int(megatron.tensor_model_parallel_size) * (2 * context if context > 1 else 1)
+    fp8 = (megatron.get("override_transformer_config") or {}).get("fp8")
+    return lcm(FP8_ROW_MULTIPLE, multiple) if fp8 in ("e4m3", "hybrid") else multiple
+
+
+def pad_length(padding: PaddingConfig, roles: Iterable[DictConfig], at_least: int = MIN_PAD_LENGTH) -> int:
+    """Tokens of a pad.
+
+    With ``auto`` the shortest that no engine rounds up: rounding would cost the same and count less. An explicit length
+    is checked against the same rule.
+
+    Args:
+        roles: the sections of actor, reference and critic, as far as the job has them.
+        at_least: tokens that a pad needs for what it shows the model.
+
+    Raises:
+        PaddingConfigError: an explicit length that an engine would round up, or that is too short.
+    """
+    multiple = lcm(*(row_multiple(role) for role in roles))
+    shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
+    if padding.pad_length == "auto":
+        return shortest
+    length = int(padding.pad_length)
+    if length < shortest or length % multiple:
+        fitting = -(-max(length, shortest) // multiple) * multiple
+        raise PaddingConfigError(
+            f"padding.pad_length={length}: the job's engines take rows in multiples of {multiple} tokens, and a pad "
+            f"has at least {shortest}. Set padding.pad_length=auto, or {fitting}."
+        )
+    return length

@@ -1,0 +1,86 @@
+"""The smallest image that a model's vision tower takes, for models that may not leave it out on one rank only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from verl_padding.errors import PaddingConfigError
+
+Inputs = Mapping[str, torch.Tensor]
+"""``multi_modal_inputs`` of a row: name -> tensor."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a pad shows the vision tower."""
+
+    inputs: dict[str, torch.Tensor]
+    """``multi_modal_inputs`` of the pad."""
+    token_ids: tuple[int, ...]
+    """Tokens of its prompt that stand for the image."""
+
+
+def _of_patches(config: Mapping[str, Any], source: Inputs) -> Picture:
+    """Qwen2-VL and Qwen2.5-VL: rows of patches, of which a square of ``spatial_merge_size`` becomes one token."""
+    merge = int(config["vision_config"]["spatial_merge_size"])
+    patches = source["pixel_values"] if "pixel_values" in source else source["pixel_values_videos"]
+    return Picture(
+        inputs={
+            "pixel_values": patches.new_zeros(merge * merge, patches.shape[1]),
+            "image_grid_thw": torch.tensor([[1, merge, merge]], dtype=torch.int64),
+        },
+        token_ids=(
+            int(config["vision_start_token_id"]),
+            int(config["image_token_id"]),
+            int(config["vision_end_token_id"]),
+        ),
+    )
+
+
+def _of_pixels(config: Mapping[str, Any], source: Inputs) -> Picture:
+    """Gemma 3: whole images of one size, (images, channels, height, width), ``mm_tokens_per_image`` tokens each."""
+    pixels = source["pixel_values"]
+    n_tokens = int(config["mm_tokens_per_image"])
+    image = int(config["image_token_id"] if "image_token_id" in config else config["image_token_index"])
+    begin, end = int(config["boi_token_index"]), int(config["eoi_token_index"])
+    return Picture(
+        inputs={"pixel_values": pixels.new_zeros(1, *pixels.shape[1:])}, token_ids=(begin, *[image] * n_tokens, end)
+    )
+
+
+RUNS_WITHOUT_IMAGES = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+"""Model types that verl 0.9 feeds a dummy image where a micro-batch has none (models/transformers/qwen3_vl.py)."""
+
+SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], Picture]] = {
+    "qwen2_vl": _of_patches,
+    "qwen2_5_vl": _of_patches,
+    "gemma3": _of_pixels,
+}
+"""Model types whose vision tower has to run on every rank -> how their smallest image is made."""
+
+
+def picture_for(choice: str, config: Mapping[str, Any], source: Inputs) -> Picture | None:
+    """What pads must show a model, if anything.
+
+    Args:
+        choice: ``padding.multimodal``.
+        config: the model's Hugging Face config.
+        source: ``multi_modal_inputs`` of a real row that has an image or a video.
+
+    Raises:
+        PaddingConfigError: a model of a type that is not known.
+    """
+    model_type = str(config.get("model_type"))
+    if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):
+        return None
+    if model_type not in SMALLEST:
+        raise PaddingConfigError(
+            f"padding.multimodal={choice!r}: what an image of model type {model_type!r} must look like is not known. "
+            f"Known: {', '.join(sorted(SMALLEST))}; without an image run {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. Set "
+            "padding.multimodal=empty if the model runs on text alone on some ranks and with images on others."
+        )
+    return SMALLEST[model_type](config, source)

@@ -1,0 +1,111 @@
+"""What each field of a row means for a pad: known by name, declared by the user, or seen in real rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Role
+
+Row = Mapping[str, Any]
+"""Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
+
+TOKEN_ROLES = (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE)
+
+
+class Schema:
+    """Field name -> role, for one job: what was found once holds, as long as later rows agree.
+
+    A batch may be one row, whose lengths tell little; the batches before it have told more.
+
+    Args:
+        declared: roles from ``padding.fields``, which go before all else.
+    """
+
+    def __init__(self, declared: Mapping[str, FieldRole] | None = None):
+        self._declared = dict(declared or {})
+        self._found: dict[str, FieldRole] = {}
+
+    def role_of(self, name: str, rows: Sequence[Row]) -> FieldRole:
+        """The role of a field, from the table or from its shapes in real rows that all have it.
+
+        Args:
+            rows: real rows; rows of different lengths tell most.
+
+        Raises:
+            PaddingDataError: no role fits, or several do and nothing says which.
+        """
+        values = [row[name] for row in rows]
+        if name in self._declared:
+            field = self._declared[name]
+            if not _fits(field.role, values, rows):
+                raise self._unclear(name, rows, f"are not those of padding.fields.{name}={field.role.value}.")
+            return field
+        known = KNOWN_FIELDS.get(name) or self._found.get(name)
+        if known is not None and _fits(known.role, values, rows):
+            return known
+        fitting = _roles_that_fit(values, rows)
+        if len(fitting) != 1:
+            fit = f"fit {' and '.join(role.value for role in fitting)}" if fitting else "fit no role"
+            raise self._unclear(name, rows, f"{fit}.")
+        self._found[name] = FieldRole(fitting[0]) if known is None else FieldRole(fitting[0], known.fill)
+        return self._found[name]
+
+    def _unclear(self, name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
+        shapes = [_shape(row[name]) for row in rows]
+        return PaddingDataError(
+            f"field {name!r}: role unclear. Its shapes {shapes} in rows of (prompt, response) lengths "
+            f"{[_lengths(row) for row in rows]} {what} Say what it follows, on the command line "
+            f"+padding.fields.{name}=response (or prompt, sequence, row, object), or do not put it into the rows."
+        )
+
+
+def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
+    if not isinstance(values[0], torch.Tensor | np.ndarray):
+        return [Role.OBJECT]
+    if values[0].ndim == 0:
+        return [Role.ROW]
+    fitting = [role for role in TOKEN_ROLES if _fits(role, values, rows)]
+    # A length that follows the tokens of rows of different lengths is no accident; one that never changes may be.
+    same_shape = len({_shape(value) for value in values}) == 1
+    if same_shape and (len(rows) > 1 or not fitting):
+        fitting.append(Role.ROW)
+    return fitting
+
+
+def _fits(role: Role, values: Sequence[Any], rows: Sequence[Row]) -> bool:
+    if role in (Role.OBJECT, Role.MULTIMODAL):
+        return True
+    if role is Role.ROW:
+        return len({_shape(value) for value in values}) == 1
+    return all(
+        length_of(role, value) == expected_length(role, *_lengths(row)) for value, row in zip(values, rows, strict=True)
+    )
+
+
+def expected_length(role: Role, prompt: int, response: int) -> int:
+    """Tokens that a field of a per-token role has in a row of ``prompt`` + ``response`` tokens."""
+    return {Role.PROMPT: prompt, Role.RESPONSE: response}.get(role, prompt + response)
+
+
+def length_of(role: Role, value: Any) -> int | None:
+    """Tokens that a value speaks of: its first dimension, of position ids the last one; None if it has none."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if value.ndim == 0:
+            return None
+        return int(value.shape[-1 if role is Role.POSITIONS else 0])
+    return len(value) if isinstance(value, list | tuple) else None
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return tuple(value.shape)
+    return (len(value),) if isinstance(value, list | tuple) else None
+
+
+def _lengths(row: Row) -> tuple[int, int]:
+    return len(row["prompts"]), len(row["responses"])
