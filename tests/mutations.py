@@ -92,7 +92,7 @@ MUTATIONS = [
     Mutation(
         "the pads stay when the step ends",
         "verl_padding/trainer/mixin.py",
-        "        strip(self._padded_batch)\n",
+        "            strip(self._padded_batch)\n",
         "",
         "tests/trainer/test_mixin.py",
     ),
@@ -102,6 +102,34 @@ MUTATIONS = [
         "strip_after_an_error(self._padded_batch)",
         "pass",
         "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "the pads stay when the step is interrupted",
+        "verl_padding/trainer/mixin.py",
+        "except BaseException:",
+        "except Exception:",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "a checkpoint of stock verl brings pads and trained rows along",
+        "verl_padding/trainer/mixin.py",
+        "        super()._setup()\n        clear_leftovers(TRAIN_PARTITION)\n",
+        "        clear_leftovers(TRAIN_PARTITION)\n        super()._setup()\n",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "a loss that is a mean of rows weighs them by their micro-batch",
+        "verl_padding/trainer/losses.py",
+        "self.inner = over_the_mini_batch(inner)",
+        "self.inner = inner",
+        "tests/equivalence/test_registered_losses.py",
+    ),
+    Mutation(
+        "a pad lacks a field that only some rows have",
+        "verl_padding/pads/source.py",
+        "for keys in keys_by_fields(batch.keys, batch.partition_id).values()",
+        "for keys in list(keys_by_fields(batch.keys, batch.partition_id).values())[:1]",
+        "tests/pads/test_random_schemas.py",
     ),
     Mutation(
         "pads of an earlier run stay",

@@ -243,6 +243,14 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
             ),
             r"loss_mode=kl_cov is no sum over rows",
         ),
+        (
+            (
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+                "algorithm.rollout_correction.bypass_mode=true",
+                "algorithm.rollout_correction.rollout_is_batch_normalize=true",
+            ),
+            "rollout_is_batch_normalize",
+        ),
         (("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "distillation.enabled=true"), "distillation"),
     ],
 )

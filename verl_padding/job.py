@@ -31,9 +31,9 @@ LOG_PROB, REF, VALUES = "log_prob", "ref", "values"
 KNOWN_VERL = "0.9."
 """Versions of verl whose packer the plan's micro-batches may take the place of."""
 
-NOT_BY_ROWS = ("clip_cov", "geo_mean", "kl_cov")
+NOT_BY_ROWS = ("clip_cov", "kl_cov")
 """Policy losses of verl that are not a sum over rows divided by the rows of the mini-batch: they pick tokens among all
-of a micro-batch, or take its mean."""
+of a micro-batch."""
 
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
 
@@ -131,6 +131,12 @@ class JobReader:
         from verl.trainer.ppo.metric_utils import infer_moe_num_experts
 
         return infer_moe_num_experts(OmegaConf.create({"hf_config": self.model_config}))
+
+    @property
+    def rejects_tokens(self) -> bool:
+        """Whether the trainer, and not the loss, takes tokens out of the response masks before an update."""
+        correction = self._config.algorithm.get("rollout_correction") or {}
+        return bool(correction.get("rollout_rs")) and not self._bypasses_log_prob
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad, ``at_least`` so many; see :func:`~verl_padding.pad_length.pad_length`."""
@@ -266,6 +272,13 @@ def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
         raise PaddingConfigError(
             f"padding.weighting='session': actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} is no sum over "
             "rows. Choose another loss, or padding.weighting=row."
+        )
+    correction = config.algorithm.get("rollout_correction") or {}
+    if correction.get("bypass_mode", False) and correction.get("rollout_is_batch_normalize", False):
+        raise PaddingConfigError(
+            "padding.weighting='session': algorithm.rollout_correction.rollout_is_batch_normalize=True normalizes over "
+            "the rows that a loss is called for, and sessions are called by their number of rows. Set it to False, or "
+            "padding.weighting=row."
         )
     if (config.get("distillation") or {}).get("enabled", False):
         raise PaddingConfigError(

@@ -127,10 +127,12 @@ def _watch_levels(module) -> None:
         log(self, data, step, *args, **kwargs)
         # fit logs a step when it has cleared the step's rows: all that is left now stays for good.
         gc.collect()
+        content = tq.kv_list() or {}
         _note(
             kind="level",
             step=step,
-            keys=sum(map(len, (tq.kv_list() or {}).values())),
+            keys=sum(map(len, content.values())),
+            rows=[key for key, tag in content.get("train", {}).items() if not tag.get("is_prompt", False)],
             objects=_ray_objects(),
             memory=_memory_by_process(),
         )

@@ -73,11 +73,28 @@ def assert_snapshots_hold_no_trained_row(facts: JobFacts, checkpoints: Path, ste
             tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
+def finished_rows_of_snapshot(folder: Path) -> set[str]:
+    """Rows of the groups that were finished as a snapshot was taken."""
+    tq.load_checkpoint(folder / "transfer_queue")
+    try:
+        content = queue_content()
+        finished = {key for key, tag in content.items() if tag.get("is_prompt") and tag["status"] == "finished"}
+        return {key for key in content if key not in finished and key.split("_")[0] in finished}
+    finally:
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
 def test_a_resumed_run_trains_no_row_twice_and_loses_none(tmp_path):
     killed, resumed, checkpoints = run_killed_and_resumed(tmp_path, "update", *COLOCATE)
     assert_each_prompt_counts_once(killed, resumed)
     assert_snapshots_hold_no_trained_row(killed, checkpoints, [SAVED])
     assert_snapshots_hold_no_trained_row(resumed, checkpoints, [KILLED, LAST])
+    finished = finished_rows_of_snapshot(checkpoints / f"global_step_{SAVED}")
+    trained = [key for note in resumed.batches for key in note["keys"]]
+    assert finished, "no group was finished ahead of its step"
+    assert all(trained.count(key) == 1 for key in finished), "a row of a finished group was lost"
+    assert len({key.split("_")[0] for key in trained} & {key.split("_")[0] for key in finished}) >= 1
+    assert {key for key in trained if key.split("_")[0] in {key.split("_")[0] for key in finished}} == finished
     assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])
     assert sorted(resumed.rows) == list(range(SAVED + 1, LAST + 1)), "the dump has its rows, though they were set aside"
     assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0

@@ -38,11 +38,51 @@ def test_queue_objects_and_memory_come_back_to_their_level_after_every_step(tmp_
     levels = {level["step"]: level for level in facts.levels}
     assert sorted(levels) == list(range(1, STEPS + 1))
     assert {level["keys"] for level in levels.values()} == {0}
+    assert_level(levels, warm=WARM, look=LOOK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_so_do_those_of_a_job_that_saves_its_queue_at_every_step(tmp_path: Path):
+    steps = 30
+    facts = run_job(
+        tmp_path,
+        "+padding=rows",
+        "trainer.v1.trainer_mode=colocate_async",
+        "trainer.v1.colocate_async.num_warmup_batches=1",
+        "trainer.save_freq=1",
+        "trainer.max_actor_ckpt_to_keep=2",
+        f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=many_rows",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+        "data.train_batch_size=10",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=5",
+        "actor_rollout_ref.rollout.n=5",
+        steps=steps,
+        levels=True,
+    )
+    levels = {level["step"]: level for level in facts.levels}
+    assert sorted(levels) == list(range(1, steps + 1))
+    assert sum(metrics["padding/pad_rows/total"] for metrics in facts.metrics.values()) > steps
+    trained = {key for note in facts.batches for key in note["keys"]}
+    assert len(trained) > 1000
+    left = {key for level in levels.values() for key in level["rows"] if key in trained or key.startswith("pad")}
+    for step, level in levels.items():
+        gone = {key for note in facts.batches if note["step"] <= step for key in note["keys"]}
+        assert not gone & set(level["rows"])
+        assert not [key for key in level["rows"] if key.startswith("pad")]
+    assert left, "no row was ever in flight"
+    assert_level(levels, warm=10, look=10)
+
+
+def assert_level(levels: dict[int, dict], *, warm: int, look: int) -> None:
+    """Ray's objects and the memory of each process are once warm what they are at the end."""
+    steps = max(levels)
     objects = [levels[step]["objects"] for step in sorted(levels)]
-    assert max(objects[WARM:]) <= max(objects[:WARM]), objects
-    lasting = set(levels[WARM]["memory"]) & set(levels[STEPS]["memory"])
-    assert len(lasting) >= 5, levels[STEPS]["memory"]
+    assert max(objects[warm:]) <= max(objects[:warm]), objects
+    lasting = set(levels[warm]["memory"]) & set(levels[steps]["memory"])
+    assert len(lasting) >= 5, levels[steps]["memory"]
     for name in lasting:
-        once_warm = median(levels[step]["memory"][name] for step in range(WARM + 1, WARM + LOOK + 1))
-        at_the_end = median(levels[step]["memory"][name] for step in range(STEPS - LOOK + 1, STEPS + 1))
+        once_warm = median(levels[step]["memory"][name] for step in range(warm + 1, warm + look + 1))
+        at_the_end = median(levels[step]["memory"][name] for step in range(steps - look + 1, steps + 1))
         assert at_the_end <= MEMORY_GROWTH * once_warm, (name, once_warm, at_the_end)

@@ -83,6 +83,13 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, pa
         assert efficiency == pytest.approx(both.plan.figures["actor"].packing_efficiency)
 
 
+@pytest.mark.parametrize("policy_loss", ["gspo", "geo_mean", "sapo", "cispo"])
+def test_so_do_ranks_with_other_policy_losses(policy_loss, actors):
+    for workers in actors:
+        start_over(workers, "seq-mean-token-mean", policy_loss=policy_loss)
+    assert_metrics_agree(update_both(*actors))
+
+
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, actors):
     padded_ranks, one_rank = actors

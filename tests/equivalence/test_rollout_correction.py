@@ -11,7 +11,10 @@ from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
 from tests.equivalence.advantages_in_queue import without_and_with_pads
-from tests.equivalence.test_registered_losses import assert_the_gradient_is_that_of_a_batch_without_pads
+from tests.equivalence.test_registered_losses import (
+    assert_the_gradient_is_that_of_a_batch_without_pads,
+    assert_the_metrics_are_those_of_all_rows_at_once,
+)
 from tests.trainer.losses_on_rows import LAYOUTS, MODES, policy_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -68,3 +71,22 @@ def test_every_rejection_rejects_what_it_rejects_without_pads(option):
 def test_a_bypass_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
     loss = policy_loss(mode, "bypass_mode", rollout_correction=PRESETS[name])
     assert_the_gradient_is_that_of_a_batch_without_pads(loss, layout)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("rollout_is", ["token", "sequence"])
+@pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
+def test_what_a_bypass_tells_of_its_correction_is_that_of_all_real_rows_at_once(option, rollout_is, layout):
+    correction = RolloutCorrectionConfig(
+        bypass_mode=True,
+        loss_type="reinforce",
+        rollout_is=rollout_is,
+        rollout_rs=option,
+        rollout_rs_threshold="0.9_1.1" if option.endswith("k1") else "0.05",
+    )
+    # The mask of what is left after the rejection is known inside the loss only, so its tokens cannot weigh.
+    of_the_rest = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower", "clipfrac")
+    # Of rows with one way of weighting and of tokens with the other, under one name.
+    ambiguous = ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low") if rollout_is == "sequence" else ()
+    loss = policy_loss("token-mean", "bypass_mode", rollout_correction=correction)
+    assert_the_metrics_are_those_of_all_rows_at_once(loss, layout, but=(*of_the_rest, *ambiguous))

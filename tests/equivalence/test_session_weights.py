@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
+from tests.equivalence.test_registered_losses import POLICY_LOSSES
 from tests.tolerance import RELATIVE_FLOAT64
 from tests.trainer.losses_on_rows import LAYOUTS, PAD, Rows, policy_loss, run_as_verl_does
 from verl_padding.job import NOT_BY_ROWS
@@ -46,7 +46,7 @@ def weighted(gradients, weights):
 
 @LAYOUTS
 @pytest.mark.parametrize("mode", SEQ_MEAN_MODES)
-@pytest.mark.parametrize("name", sorted(set(POLICY_LOSS_REGISTRY) - set(NOT_BY_ROWS)))
+@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(NOT_BY_ROWS)))
 def test_every_session_weighs_the_same(name, mode, layout):
     rows, loss = SessionRows(), policy_loss(mode, name)
     # 1 / S x 1 / k_s for each row of session s.
@@ -67,9 +67,9 @@ def test_the_nominal_denominator_counts_the_configured_sessions():
         torch.testing.assert_close(a * N_SESSIONS, b * 7, rtol=RELATIVE_FLOAT64, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
+@pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_losses_that_are_no_sum_over_rows_are_known_by_name(name):
-    rows, loss = Rows(), policy_loss("seq-mean-token-mean", name)
+    rows, loss = Rows(), RealRowsLoss(policy_loss("seq-mean-token-mean", name), "rows").inner
     # More than the rows that are there: the loss must divide by what it is told.
     nominal = 7
     want = weighted(gradients_of_the_rows(loss, rows), [1 / nominal] * rows.n_real)

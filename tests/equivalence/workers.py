@@ -81,8 +81,12 @@ def make_value_model(language_model: Path, folder: Path) -> Path:
     return folder
 
 
-def start_over(workers: RayWorkerGroup, loss_agg_mode: str, micro_batch_rows: int | None = None) -> None:
-    """Gives the workers the model's weights and a new optimizer again, and their losses another mode.
+def start_over(
+    workers: RayWorkerGroup, loss_agg_mode: str, micro_batch_rows: int | None = None, policy_loss: str = "vanilla"
+) -> None:
+    """Gives the workers the model's weights and a new optimizer again, and verl's loss with other modes.
+
+    What was wrapped around verl's loss is made anew around it.
 
     Args:
         micro_batch_rows: rows of a micro-batch; None for as many as the token budget allows.
@@ -91,8 +95,14 @@ def start_over(workers: RayWorkerGroup, loss_agg_mode: str, micro_batch_rows: in
     def reset(worker: Any) -> DataProto:
         trainee = getattr(worker, "actor", worker)
         trainee.reset()
-        verls_loss = getattr(trainee.loss_fn, "inner", trainee.loss_fn)
-        object.__setattr__(verls_loss.keywords["config"], "loss_agg_mode", loss_agg_mode)
+        wrapper = trainee.loss_fn if hasattr(trainee.loss_fn, "inner") else None
+        verls_loss = wrapper.inner if wrapper else trainee.loss_fn
+        config = verls_loss.keywords["config"]
+        object.__setattr__(config, "loss_agg_mode", loss_agg_mode)
+        if hasattr(config, "policy_loss"):
+            object.__setattr__(config.policy_loss, "loss_mode", policy_loss)
+        if wrapper:
+            trainee.set_loss_fn(type(wrapper)(verls_loss, wrapper.denominator, wrapper.weighting))
         object.__setattr__(trainee.engine_config, "use_dynamic_bsz", micro_batch_rows is None)
         object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", micro_batch_rows)
         return DataProto()

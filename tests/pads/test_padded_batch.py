@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
-from verl_padding.pads.padded_batch import strip, upsample
+from verl_padding.pads.columns import IS_PADDING, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
+from verl_padding.pads.padded_batch import padded_batch, strip, upsample
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 
@@ -109,6 +109,26 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
             for place in places:
                 assert data[SESSIONS][place] == len(sessions)
                 assert data[SESSION_ROWS][place] == sessions[session_of.get(rows.keys[place], "")]
+    finally:
+        strip(padded)
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_after_rejection_sampling_an_update_carries_the_tokens_that_were_kept():
+    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)])
+    masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1] * 9, [1])]
+    nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({"response_mask": nested}, len(batch)))
+    padded = padded_batch(batch, plan_for(batch), TEMPLATE, rejects_tokens=True)
+    try:
+        padded.put_pads()
+        rows = padded.update_call("actor", batch)
+        data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
+        kept = dict(zip(batch.keys, [2, 0, 9, 1], strict=True))
+        for ranks in padded.plan.layouts["actor"].cells:
+            keys = [batch.keys[row] for cell in ranks for row in cell if row < len(batch)]
+            for key in keys:
+                assert data[LOSS_TOKENS][rows.keys.index(key)] == sum(kept[other] for other in keys)
     finally:
         strip(padded)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

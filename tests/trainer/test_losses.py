@@ -9,6 +9,7 @@ from verl.utils.metric import Metric
 
 from tests.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from tests.trainer.losses_on_rows import LAYOUTS, MODES, PAD, SPREAD, Rows, critic_loss, policy_loss, run_as_verl_does
+from verl_padding.pads.columns import LOSS_TOKENS
 from verl_padding.trainer.losses import MICRO_BATCHES, RealRowsLoss
 
 LOSSES = {"log_probs": policy_loss, "values": critic_loss}
@@ -68,6 +69,37 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
     assert loss.requires_grad
     assert list(metrics) == [MICRO_BATCHES]
     loss.backward()
+
+
+class RowsWithRejectedTokens(Rows):
+    """Rows of which rejection sampling kept some tokens: verl then writes response masks anew, and no loss masks."""
+
+    KEPT = ((0, 1, 1, 0), (0,), (1, 1, 1, 1, 0, 0), (0, 1), (1, 0, 1))
+
+    def __init__(self):
+        super().__init__()
+        for row, kept in zip(self.fields, self.KEPT, strict=True):
+            row["response_mask"] = torch.tensor(kept)
+
+    def micro_batch(self, rows, leaves, output_name, **shape):
+        output, data = super().micro_batch(rows, leaves, output_name, **shape)
+        data[LOSS_TOKENS] = torch.full((len(rows),), sum(map(sum, self.KEPT)))
+        return output, data
+
+
+@LAYOUTS
+@pytest.mark.parametrize("output_name", ["log_probs", "values"])
+def test_after_rejection_sampling_the_kept_tokens_weigh_in_a_metric(output_name, layout):
+    rows, loss = RowsWithRejectedTokens(), LOSSES[output_name]("token-mean")
+    n = rows.n_real
+    output, data = rows.micro_batch(
+        range(n), rows.leaves(), output_name, dp_size=1, real_rows=n, reporting_ranks=1, nominal=n
+    )
+    want = loss(model_output=output, data=data, dp_group=None)[1]
+    _, got = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
+    for name, value in want.items():
+        number = value.aggregate() if isinstance(value, Metric) else value
+        assert math.isclose(got[name], number, rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), name
 
 
 def test_a_batch_without_the_columns_reaches_the_inner_loss_untouched():

@@ -43,7 +43,8 @@ def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_pl
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
-def test_a_step_that_raises_leaves_no_pad_behind(monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
+def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkeypatch):
     trainer = padded_trainer()
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     content = queue_content()
@@ -51,10 +52,10 @@ def test_a_step_that_raises_leaves_no_pad_behind(monkeypatch):
     def failing_step(self, *args, **kwargs):
         self._balance_batch(batch, metrics={})
         assert len(queue_content()) > len(content)
-        raise RuntimeError("a worker died")
+        raise error
 
     monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", failing_step)
-    with pytest.raises(RuntimeError, match="a worker died"):
+    with pytest.raises(type(error), match="a worker died"):
         trainer._step_once({}, {}, 1)
     assert queue_content() == content
     assert trainer._padded_batch is None
@@ -112,6 +113,25 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     assert queue_content() == content
     assert any(f"cleared {left} pads" in record.getMessage() for record in caplog.records)
     tq.kv_clear(keys=list(content), partition_id=PARTITION)
+
+
+def test_what_a_checkpoint_of_stock_verl_carries_along_is_cleared_once_it_is_loaded(monkeypatch, caplog):
+    def load_checkpoint_of_stock_verl(self):
+        rows = put_rows([(5, 3), (7, 2)])
+        pad = put_rows([(1, 1)], keys=["pad0_0_0"])
+        tags = [{**pad.tags[0], "is_padding": True}]
+        tq.kv_batch_put(keys=pad.keys, partition_id=PARTITION, tags=tags)
+        assert len(queue_content()) == len(rows) + 1
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", load_checkpoint_of_stock_verl)
+    trainer = padded_trainer()
+    trainer.actor_rollout_wg = SimpleNamespace(execute_with_func_generator=lambda function: None)
+    with caplog.at_level(logging.WARNING):
+        trainer._setup()
+    assert queue_content() == {}
+    told = "\n".join(record.getMessage() for record in caplog.records)
+    assert "cleared 1 pads" in told
+    assert "cleared 2 rows whose prompt has been sampled already" in told
 
 
 def test_a_batch_without_real_rows_is_refused():

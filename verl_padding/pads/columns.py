@@ -21,12 +21,21 @@ SESSIONS = "mini_batch_sessions"
 """Column (R,) int64 in an update: sessions that have a row in the row's mini-batch."""
 MICRO_BATCH = "micro_batch"
 """Column (R,) int64 in every call of a plan that cuts the micro-batches: number of the row's one in its cell."""
+LOSS_TOKENS = "mini_batch_loss_tokens"
+"""Column (R,) int64 in an update after rejection sampling: response tokens of the row's mini-batch that were kept."""
 
-OWN_COLUMNS = frozenset({IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH})
+OWN_COLUMNS = frozenset({IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH, LOSS_TOKENS})
 
 
-def loss_columns(layout: Layout, keys: Sequence[str]) -> dict[str, torch.Tensor]:
-    """What the loss must know of each row's mini-batch, in the order of ``layout``; ``keys`` are the real rows'."""
+def loss_columns(
+    layout: Layout, keys: Sequence[str], kept_tokens_R: Sequence[int] | None = None
+) -> dict[str, torch.Tensor]:
+    """What the loss must know of each row's mini-batch, in the order of ``layout``.
+
+    Args:
+        keys: of the real rows.
+        kept_tokens_R: response tokens of each real row that rejection sampling has kept; None if there was none.
+    """
     n_rows = len(keys)
     mini_batch_of = [
         mini_batch
@@ -38,7 +47,7 @@ def loss_columns(layout: Layout, keys: Sequence[str]) -> dict[str, torch.Tensor]
     rows_of_sessions_M = [
         Counter(session_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells
     ]
-    return {
+    columns = {
         IS_PADDING: torch.tensor([row >= n_rows for row in layout.order]),
         REAL_ROWS: torch.tensor([layout.real_rows_M[m] for m in mini_batch_of]),
         REPORTING_RANKS: torch.tensor([layout.reporting_ranks_M[m] for m in mini_batch_of]),
@@ -50,6 +59,10 @@ def loss_columns(layout: Layout, keys: Sequence[str]) -> dict[str, torch.Tensor]
         ),
         SESSIONS: torch.tensor([len(rows_of_sessions_M[m]) for m in mini_batch_of]),
     }
+    if kept_tokens_R is not None:
+        kept_M = [sum(kept_tokens_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells]
+        columns[LOSS_TOKENS] = torch.tensor([kept_M[m] for m in mini_batch_of])
+    return columns
 
 
 def micro_batch_column(plan: BatchPlan, layout: Layout) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_column
-from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies
+from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, tokens_of_masks
 from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import PadFields, PadTemplate
@@ -23,13 +23,14 @@ class PaddedBatch:
     in which verl deals them out. Made by :func:`upsample`, undone by :func:`strip`.
     """
 
-    def __init__(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate):
+    def __init__(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False):
         uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
         self.batch = batch
         self.plan = plan
         self.pad_keys = [f"{uid}_{session}_0" for session in range(plan.n_pads)]
         self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
         self._template = template
+        self._rejects_tokens = rejects_tokens
         self._source = SourceRows(batch) if plan.n_pads else None
         self._made: set[str] = set()
 
@@ -49,7 +50,9 @@ class PaddedBatch:
         layout = self.plan.layouts[call]
         self._complete_pads(layout.n_pads)
         rows = self._rows_of(layout, batch)
-        put_columns(rows, loss_columns(layout, self.batch.keys) | micro_batch_column(self.plan, layout))
+        kept_tokens_R = tokens_of_masks(self.batch) if self._rejects_tokens else None
+        columns = loss_columns(layout, self.batch.keys, kept_tokens_R)
+        put_columns(rows, columns | micro_batch_column(self.plan, layout))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = {
@@ -120,20 +123,33 @@ def upsample(batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> Padd
     Raises:
         PaddingDataError: a real row tagged as padding, or a field that no pad can be made for.
     """
+    padded = padded_batch(batch, plan, template)
+    try:
+        padded.put_pads()
+    except BaseException:  # a put may fail half way, some keys written
+        strip_after_an_error(padded)
+        raise
+    return padded
+
+
+def padded_batch(
+    batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False
+) -> PaddedBatch:
+    """A padded batch whose pads have their keys and are not put yet.
+
+    Args:
+        rejects_tokens: whether the trainer takes tokens out of the response masks before an update.
+
+    Raises:
+        PaddingDataError: a real row tagged as padding.
+    """
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         if is_padding(tag):
             raise PaddingDataError(
                 f"row {key!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
                 "another padding, is still in TransferQueue: clear it, or take the tag off."
             )
-    padded = PaddedBatch(batch, plan, template)
-    try:
-        padded.put_pads()
-    except BaseException:
-        # A put may fail half way, some keys written: leave nothing behind.
-        strip_after_an_error(padded)
-        raise
-    return padded
+    return PaddedBatch(batch, plan, template, rejects_tokens=rejects_tokens)
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -97,6 +97,12 @@ def put_copies(
     )
 
 
+def tokens_of_masks(batch: KVBatchMeta) -> list[int]:
+    """Tokens of each row's ``response_mask``."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+    return [int(mask.sum()) for mask in data["response_mask"].unbind()]
+
+
 def put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:
     """Puts columns in the order of ``rows``, and has a call with ``rows`` read them."""
     if not columns:
@@ -131,8 +137,10 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
             clear(batch.keys, batch.partition_id)
         yield
     finally:
-        for batch, data, tags_R in kept:
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data, tags=tags_R)
+        with ExitStack() as each_in_turn:  # a put that fails keeps the others from nothing
+            for batch, data, tags_R in kept:
+                put = {"keys": batch.keys, "partition_id": batch.partition_id, "fields": data, "tags": tags_R}
+                each_in_turn.callback(tq.kv_batch_put, **put)
 
 
 def clear_leftovers(partition_id: str) -> None:

@@ -54,9 +54,24 @@ class RunningMetric(Metric):
 
 
 # verl says by name alone what a metric is: an extreme, as in its reduce_metrics, or a mean over rows, as the metrics of
-# a rollout correction that are perplexities or of sequences. All other means are over tokens.
-_EXTREME = re.compile(r"(?:^|[_/])(min|max)(?:$|_)")
+# a rollout correction that are perplexities or of sequences. All other means are over tokens. The option of a
+# rejection, as in rollout_rs_seq_max_k2_mean, says nothing of that but for the fractions of rejected rows.
+_OPTION = re.compile(r"(rollout_rs)_(token|seq)(?:_sum|_mean|_max)?_k[123](_.*)")
+_EXTREME = re.compile(r"(?:^|[_/])(min|max)(?:_deviation)?$|/(min|max)_")
 _OF_ROWS = re.compile(r"(?:^|[_/])(?:ppl|seq)(?:$|_)")
+
+
+def _kind_of_mean(name: str) -> str:
+    """``min`` or ``max`` for an extreme, else what the mean is of: ``rows`` or ``tokens``."""
+    option = _OPTION.search(name)
+    if option is not None:
+        if option[2] == "seq" and option[3].startswith("_fraction"):
+            return "rows"
+        name = option[1] + option[3]
+    extreme = _EXTREME.search(name)
+    if extreme is not None:
+        return extreme[1] or extreme[2]
+    return "rows" if _OF_ROWS.search(name) else "tokens"
 
 
 def share_metrics(metrics: dict[str, Any], share: MicroBatchShare) -> dict[str, Any]:
@@ -78,9 +93,9 @@ def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
         # verl: mean over ranks of sums. Absent ranks would add a zero to that mean.
         return RunningMetric(AggregationType.SUM, number * share.reporting_ranks / share.dp_size)
     if aggregation is AggregationType.MEAN:
-        extreme = _EXTREME.search(name)
-        if extreme is None:
-            weight = share.of_rows if _OF_ROWS.search(name) else share.of_tokens
+        kind = _kind_of_mean(name)
+        if kind in ("rows", "tokens"):
+            weight = share.of_rows if kind == "rows" else share.of_tokens
             return RunningMetric(AggregationType.SUM, number * weight * share.reporting_ranks)
-        aggregation = AggregationType(extreme[1])
+        aggregation = AggregationType(kind)
     return RunningMetric(aggregation, number)

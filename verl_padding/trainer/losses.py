@@ -11,8 +11,9 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
 from verl_padding.config import Denominator, Weighting
-from verl_padding.pads.columns import IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
+from verl_padding.pads.columns import IS_PADDING, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
 from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
+from verl_padding.trainer.row_means import over_the_mini_batch
 
 Loss = Callable[..., Any]
 
@@ -40,7 +41,7 @@ class RealRowsLoss:
     """
 
     def __init__(self, inner: Loss, denominator: Denominator, weighting: Weighting = "row"):
-        self.inner = inner
+        self.inner = over_the_mini_batch(inner)
         self.denominator = denominator
         self.weighting = weighting
 
@@ -91,9 +92,10 @@ class RealRowsLoss:
 
 
 def _share_of(data: TensorDict) -> MicroBatchShare:
+    rejected = LOSS_TOKENS in data.keys()  # noqa: SIM118  (a TensorDict)
     return MicroBatchShare(
-        tokens=int(data["loss_mask"].sum()),
-        mini_batch_tokens=int(data["batch_num_tokens"]),
+        tokens=int(data["response_mask" if rejected else "loss_mask"].sum()),
+        mini_batch_tokens=int(data[LOSS_TOKENS][0] if rejected else data["batch_num_tokens"]),
         rows=len(data),
         mini_batch_rows=int(data[REAL_ROWS][0]),
         reporting_ranks=int(data[REPORTING_RANKS][0]),

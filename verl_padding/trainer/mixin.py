@@ -13,7 +13,7 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
-from verl_padding.pads.padded_batch import PaddedBatch, strip, strip_after_an_error, upsample
+from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.pictures import picture_for
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers, set_aside
 from verl_padding.pads.schema import Schema
@@ -114,7 +114,9 @@ class PaddedTrainer(VerlTrainer):
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         planned = time.perf_counter()
-        self._padded_batch = upsample(batch, plan, template)
+        # Known before they are put: whatever interrupts the step from here on takes them out again.
+        self._padded_batch = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
+        self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
         metrics[PLAN_SECONDS] = planned - started
         metrics[UPSAMPLE_SECONDS] = time.perf_counter() - planned
@@ -130,14 +132,14 @@ class PaddedTrainer(VerlTrainer):
         seconds_before = dict(timing_raw)
         try:
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+            assert self._padded_batch is not None, "a step without a plan"
+            strip(self._padded_batch)
         except BaseException:
             if self._padded_batch is not None:
                 strip_after_an_error(self._padded_batch)
-                self._padded_batch = None
             raise
-        assert self._padded_batch is not None, "a step without a plan"
-        strip(self._padded_batch)
-        self._padded_batch = None
+        finally:
+            self._padded_batch = None
         metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
         self._trained.append(batch)
         return batch
