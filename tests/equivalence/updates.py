@@ -35,10 +35,15 @@ def put_trained_rows() -> KVBatchMeta:
     """Rows with all that an update of actor or critic reads."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    batch = put_rows(LENGTHS)
+    return with_trained_fields(put_rows(LENGTHS), generator)
+
+
+def with_trained_fields(batch: KVBatchMeta, generator: torch.Generator) -> KVBatchMeta:
+    """Puts what trainer and workers add to rows before an update."""
+    responses = [tag["response_len"] for tag in batch.tags]
 
     def column(scale: float, shift: float) -> torch.Tensor:
-        parts = [torch.randn(response, generator=generator) * scale + shift for _, response in LENGTHS]
+        parts = [torch.randn(response, generator=generator) * scale + shift for response in responses]
         return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
 
     fields = {
@@ -86,7 +91,7 @@ def plan_of(batch: KVBatchMeta, packer: str, update: str = "actor", micro_batch_
         inference={"log_prob": Pass(**shape)},
         packer=packer,
     )
-    return plan_batch(Rows.from_keys(batch.keys, [prompt + response for prompt, response in LENGTHS]), job)
+    return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
 
 
 @dataclass(frozen=True)
@@ -109,13 +114,25 @@ def update_both(
     """Trains both on the same rows, and asserts that they end with the same weights."""
     batch = put_trained_rows()
     plan = plan_of(batch, packer, UPDATE_CALLS[method], micro_batch_rows)
+    assert plan.layouts[UPDATE_CALLS[method]].n_mini_batches == 3
+    return update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2), method)
+
+
+def update_both_with(
+    padded_ranks: RayWorkerGroup,
+    one_rank: RayWorkerGroup,
+    batch: KVBatchMeta,
+    plan: BatchPlan,
+    template: PadTemplate,
+    method: str = "update_actor",
+) -> BothUpdates:
+    """The same for rows, a plan and pads of any kind."""
     layout = plan.layouts[UPDATE_CALLS[method]]
-    assert layout.n_mini_batches == 3
     assert layout.n_pads > 0
     before = weights_of(padded_ranks)
     assert torch.equal(before, weights_of(one_rank))
 
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
+    padded = upsample(batch, plan, template)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(

@@ -20,6 +20,7 @@ from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
+from verl_padding.trainer import position_ids
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.plan_packer import install_in_worker
 from verl_padding.trainer.step_metrics import (
@@ -80,6 +81,8 @@ class PaddedTrainer(VerlTrainer):
             names.append("ref_policy_wg")
         for name in names:
             worker_group = getattr(self, name)
+            if self.processor is not None and id(worker_group) not in wrapped:
+                worker_group.execute_with_func_generator(position_ids.install_in_worker)
             if self._padding.packer == "plan" and id(worker_group) not in wrapped:
                 worker_group.execute_with_func_generator(install_in_worker)
             # Actor and reference may be one object, and verl asks whether they are.

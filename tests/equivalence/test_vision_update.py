@@ -1,0 +1,63 @@
+"""Zero effect on vision models: two ranks, one with pads alone, end with the weights of one rank without pads."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transfer_queue as tq
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.updates import ADAM_EPS, update_both_with, with_trained_fields
+from tests.equivalence.vision_rows import FAMILIES, make_vision_model, put_vision_rows
+from tests.equivalence.workers import start_actor, stop
+from tests.pads.rows_in_queue import PARTITION, queue_content
+from verl_padding.pads.pictures import picture_for
+from verl_padding.pads.source import find_images
+from verl_padding.pads.template import PadTemplate
+from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.trainer import position_ids
+from verl_padding.trainer.losses import wrap_worker_loss
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+
+NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
+"""Families whose packed attention verl 0.9.1 has for flash-attn alone (models/transformers/qwen2_vl.py)."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
+    """Family, config, two ranks that get pads, and one that does not."""
+    model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
+    overrides = [f"+actor_rollout_ref.actor.optim.{ADAM_EPS}"]
+    if request.param in NEED_FLASH_ATTENTION_TO_PACK:
+        overrides.append("actor_rollout_ref.model.use_remove_padding=false")
+    padded_ranks, one_rank = start_actor(model, 2, *overrides), start_actor(model, 1, *overrides)
+    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    for workers in (padded_ranks, one_rank):  # one row a mini-batch is a case of rows of one length
+        workers.execute_with_func_generator(position_ids.install_in_worker)
+    yield request.param, json.loads((model / "config.json").read_text()), padded_ranks, one_rank
+    stop(padded_ranks)
+    stop(one_rank)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
+    family, config, padded_ranks, one_rank = actors
+    torch.manual_seed(0)
+    batch = with_trained_fields(put_vision_rows(family, config, [True] * 3), torch.Generator().manual_seed(0))
+    picture = picture_for("auto", config, find_images(batch))
+    length = 1 + len(picture.token_ids) if picture else 2
+    job = Job(
+        strategy="prompt",
+        prompts=3,
+        sessions_per_prompt=1,
+        updates={"actor": Update(dp_size=2, token_budget=64, prompts_per_mini_batch=1)},
+        inference={},
+        pad_tokens=length,
+    )
+    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+    layout = plan.layouts["actor"]
+    assert layout.reporting_ranks_M == (1, 1, 1), "one rank was meant to have pads alone"
+    update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=length, picture=picture))

@@ -1,0 +1,133 @@
+"""Tiny vision models of four families, and rows with and without images for them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+import transformers
+from transfer_queue import KVBatchMeta
+
+from tests.pads.rows_in_queue import put_rows
+from verl_padding.local.tiny_models import make_byte_tokenizer
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")
+IMAGE_SIDE = 28
+"""Pixels of a side, for the family that takes whole images."""
+
+
+def make_vision_model(family: str, folder: Path) -> Path:
+    """A random model of two text and two vision layers, with the byte tokenizer and a few ids for images behind it."""
+    tokenizer = make_byte_tokenizer()
+    names = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+    tokenizer.add_tokens(names, special_tokens=True)
+    start, image, end, video = tokenizer.convert_tokens_to_ids(names)
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    ids = {
+        "image_token_id": image,
+        "video_token_id": video,
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+    }
+    patches = {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        match family:
+            case "qwen2_vl":
+                config: Any = transformers.Qwen2VLConfig(
+                    text_config=text | {"rope_parameters": rope},
+                    vision_config=patches | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14},
+                    **ids,
+                )
+                model: Any = transformers.Qwen2VLForConditionalGeneration(config)
+            case "qwen2_5_vl":
+                vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 14}
+                window = {"window_size": 112, "fullatt_block_indexes": [1]}
+                config = transformers.Qwen2_5_VLConfig(
+                    text_config=text | {"rope_parameters": rope}, vision_config=patches | vision | window, **ids
+                )
+                model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+            case "qwen3_vl":
+                vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16}
+                deep = {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+                config = transformers.Qwen3VLConfig(
+                    text_config=text | {"head_dim": 16, "rope_parameters": rope | {"mrope_interleaved": True}},
+                    vision_config=patches | vision | deep,
+                    **ids,
+                )
+                model = transformers.Qwen3VLForConditionalGeneration(config)
+            case "gemma3":
+                vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+                config = transformers.Gemma3Config(
+                    text_config=text | {"head_dim": 16, "sliding_window": 512},
+                    vision_config=vision | {"image_size": IMAGE_SIDE, "patch_size": 14},
+                    mm_tokens_per_image=4,
+                    boi_token_index=start,
+                    eoi_token_index=end,
+                    image_token_index=image,
+                    # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's embedding twice.
+                    tie_word_embeddings=True,
+                    **{name: ids[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+                )
+                model = transformers.Gemma3ForConditionalGeneration(config)
+            case _:
+                raise ValueError(f"unknown family: {family!r}")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def put_vision_rows(family: str, config: dict[str, Any], with_image: Sequence[bool]) -> KVBatchMeta:
+    """One row a prompt, some with an image of 4 x 4 patches (or a whole one), positions of the family's rank."""
+    draw = torch.Generator().manual_seed(0)
+    lengths, rows = [], []
+    for number, has_image in enumerate(with_image):
+        ids = torch.randint(5, 200, (4 + number,), generator=draw)
+        inputs = {}
+        if has_image:
+            inputs, image_ids = _image(family, config, draw)
+            ids = torch.cat([ids, torch.tensor(image_ids), ids[:2]])
+        response = torch.randint(5, 200, (3 + number,), generator=draw)
+        lengths.append((len(ids), len(response)))
+        whole = torch.cat([ids, response])
+        positions = torch.arange(len(whole))
+        rows.append(
+            {
+                "prompts": ids,
+                "responses": response,
+                "input_ids": whole,
+                "position_ids": positions if family == "gemma3" else positions.expand(4, -1).clone(),
+                "multi_modal_inputs": inputs,
+            }
+        )
+    keys = [f"{uuid4().hex}_0_0" for _ in rows]
+    return put_rows(lengths, keys, **{name: [row[name] for row in rows] for name in rows[0]})
+
+
+def _image(family: str, config: dict[str, Any], draw: torch.Generator) -> tuple[dict[str, torch.Tensor], list[int]]:
+    if family == "gemma3":
+        ids = [config["boi_token_index"], *[config["image_token_index"]] * 4, config["eoi_token_index"]]
+        return {"pixel_values": torch.randn(1, 3, IMAGE_SIDE, IMAGE_SIDE, generator=draw)}, ids
+    dimension = 3 * config["vision_config"]["temporal_patch_size"] * config["vision_config"]["patch_size"] ** 2
+    ids = [config["vision_start_token_id"], *[config["image_token_id"]] * 4, config["vision_end_token_id"]]
+    return {
+        "pixel_values": torch.randn(16, dimension, generator=draw),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+    }, ids
