@@ -5,7 +5,9 @@ and in one micro-batch, with their number as ``global_batch_size``. Both sides s
 same AdamW steps.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -125,8 +127,9 @@ def update_both_with(
     plan: BatchPlan,
     template: PadTemplate,
     method: str = "update_actor",
+    said: Mapping[str, Any] = MappingProxyType({}),
 ) -> BothUpdates:
-    """The same for rows, a plan and pads of any kind."""
+    """The same for rows, a plan and pads of any kind; ``said`` goes to the workers with each call."""
     layout = plan.layouts[UPDATE_CALLS[method]]
     assert layout.n_pads > 0
     before = weights_of(padded_ranks)
@@ -136,7 +139,7 @@ def update_both_with(
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(
-        getattr(group, method)(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=EPOCHS))
+        getattr(group, method)(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=EPOCHS, **said))
     )
     strip(padded)
 
@@ -144,7 +147,7 @@ def update_both_with(
     for _ in range(EPOCHS):
         for ranks in layout.cells:
             keys = [batch.keys[row] for cell in ranks for row in cell if row < len(batch.keys)]
-            rows = call(batch, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1)
+            rows = call(batch, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1, **said)
             want.append(_metrics(getattr(one_rank, method)(rows)))
 
     after, reference = weights_of(padded_ranks), weights_of(one_rank)

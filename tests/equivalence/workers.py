@@ -32,7 +32,10 @@ def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
     workers = RayWorkerGroup(
         resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
         ray_cls_with_init=RayClassWithInitArgs(
-            cls=ray.remote(ActorRolloutRefWorker), config=config.actor_rollout_ref, role="actor"
+            cls=ray.remote(ActorRolloutRefWorker),
+            config=config.actor_rollout_ref,
+            role="actor",
+            distillation_config=config.distillation,
         ),
         device_name="cpu",
     )

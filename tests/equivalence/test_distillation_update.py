@@ -1,0 +1,75 @@
+"""Zero effect on distillation: two padded ranks end with the weights of one rank that never saw a pad.
+
+verl's engine asks a top-k loss for its values token by token, pads and all, before the loss sums them up.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.updates import ADAM_EPS, BUDGET, plan_of, put_trained_rows, update_both_with
+from tests.equivalence.workers import start_actor, stop
+from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.tolerance import RELATIVE_METRIC
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.template import PadTemplate
+from verl_padding.trainer.losses import wrap_worker_loss
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+TOP_K = 5
+
+
+@pytest.fixture(scope="module")
+def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    """Two ranks that get pads, and one that does not."""
+    model = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+    overrides = (
+        f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+        "distillation.enabled=true",
+        "distillation.n_gpus_per_node=2",
+        "distillation.nnodes=1",
+        "distillation.teacher_models.teacher_model.inference.name=vllm",  # is not started here
+        f"distillation.teacher_models.teacher_model.model_path={model}",
+        "distillation.teacher_models.teacher_model.num_replicas=1",
+        "distillation.distillation_loss.loss_mode=forward_kl_topk",
+        f"distillation.distillation_loss.topk={TOP_K}",
+        "distillation.distillation_loss.use_policy_gradient=false",
+    )
+    padded_ranks = start_actor(model, 2, *overrides, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
+    one_rank = start_actor(model, 1, *overrides)
+    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    yield padded_ranks, one_rank
+    stop(padded_ranks)
+    stop(one_rank)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def put_taught_rows():
+    """Rows with a teacher's most likely tokens at each place."""
+    batch, draw = put_trained_rows(), torch.Generator().manual_seed(3)
+    lengths = [tag["seq_len"] for tag in batch.tags]
+    log_probs = [torch.randn(length, 256, generator=draw).log_softmax(-1).topk(TOP_K) for length in lengths]
+    fields = {
+        "teacher_logprobs": torch.nested.as_nested_tensor([top.values for top in log_probs], layout=torch.jagged),
+        "teacher_ids": torch.nested.as_nested_tensor([top.indices for top in log_probs], layout=torch.jagged),
+    }
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, len(batch)), tags=batch.tags
+    )
+
+
+def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(actors):
+    batch = put_taught_rows()
+    template = PadTemplate(eos_token_id=3, length=2)
+    said = {"distillation_use_topk": True}
+    both = update_both_with(*actors, batch, plan_of(batch, "verl"), template, said=said)
+    for name in ("distillation/loss", "actor/pg_loss", "grad_norm", "distillation/student_mass"):
+        plain = [np.ravel(step[name])[0] for step in both.plain]
+        np.testing.assert_allclose(both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+    assert min(np.ravel(step["distillation/loss"])[0] for step in both.plain) > 0
