@@ -4,9 +4,10 @@
 
 61 rows of a mini-batch for 120 on two ranks (for estimators 119 as well), in the real TransferQueue, in float64. Stock
 verl's pads, order and advantages come from verl's own methods, ours from the padded trainer; both go through verl's
-registered losses, in micro-batches of six. The reference is verl's loss on the same micro-batches with the pads taken
-out and with the number of real rows as the batch size: what is left of a difference is what the pads do. An error is
-that of the gradient with respect to the model's outputs, the length of the difference over the length of the reference.
+registered losses, in micro-batches of six. The reference is verl's loss on one rank, called once for all real rows,
+with their number as the batch size; for losses that choose tokens inside a micro-batch it is the same micro-batches
+with the pads taken out. An error is that of the gradient with respect to the model's outputs, the length of the
+difference over the length of the reference.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ READ = (
     "teacher_logprobs",
 )
 
+PACKING_MATTERS = ("clip_cov", "kl_cov")
+"""Losses of verl that choose tokens inside a micro-batch."""
 SIDES = ("stock verl", "verl_padding")
 
 Outcome = float | str
@@ -56,8 +59,10 @@ class Side:
     pads: list[bool] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
 
-    def micro_batches(self, *, with_pads: bool) -> list[list[int]]:
-        """Row numbers of each micro-batch, rank after rank."""
+    def micro_batches(self, *, with_pads: bool, at_once: bool = False) -> list[list[int]]:
+        """Row numbers of each micro-batch, rank after rank; without pads all in one if that is asked for."""
+        if at_once:
+            return [[row for row, pad in enumerate(self.pads) if not pad]]
         cut = [[*range(len(self.keys))][start : start + MICRO] for start in range(0, len(self.keys), MICRO)]
         if with_pads:
             return cut
@@ -166,7 +171,9 @@ def read(side: Side, *, columns: bool) -> Any:
     return data.select(*[name for name in names if name in data.keys()])  # noqa: SIM118  (a TensorDict)
 
 
-def gradient(loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool, output_name: str) -> torch.Tensor:
+def gradient(
+    loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool, output_name: str, at_once: bool = False
+) -> torch.Tensor:
     """The gradient of a step with respect to the model's outputs, real rows by key and then pads, (T,) float64."""
     from verl.utils import tensordict_utils as tu
 
@@ -179,11 +186,12 @@ def gradient(loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool
         ).requires_grad_()
         for key, length in zip(side.keys, lengths, strict=True)
     }
-    for rows in side.micro_batches(with_pads=with_pads):
+    ranks = 1 if at_once else RANKS
+    for rows in side.micro_batches(with_pads=with_pads, at_once=at_once):
         micro = tu.index_select_tensor_dict(data, rows)
         tokens = int(data["loss_mask"].values().sum())
         size = NOMINAL if with_pads else len(side.keys) - sum(side.pads)
-        tu.assign_non_tensor(micro, dp_size=RANKS, batch_num_tokens=tokens, global_batch_size=size)
+        tu.assign_non_tensor(micro, dp_size=ranks, batch_num_tokens=tokens, global_batch_size=size)
         outputs = [leaves[side.keys[row]] for row in rows]
         model_output = {output_name: nested(outputs)}
         if output_name == "log_probs":
@@ -193,7 +201,7 @@ def gradient(loss: Callable[..., Any], side: Side, data: Any, *, with_pads: bool
         # Some losses draw tokens: the same ones whenever they meet the same rows.
         torch.manual_seed(int(micro["returns"].values().nan_to_num().sum().abs() * 1e6) % 2**31)
         value, _ = loss(model_output=model_output, data=micro, dp_group=None)
-        (value / RANKS).backward()
+        (value / ranks).backward()
     in_order = [leaves[key] for _, key in sorted(zip(side.pads, side.keys, strict=True))]
     return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in in_order])
 
@@ -204,12 +212,13 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
-def error_of_loss(inner: Callable[..., Any], side: Side, output_name: str) -> Outcome:
+def error_of_loss(inner: Callable[..., Any], side: Side, output_name: str, *, at_once: bool) -> Outcome:
     """Error of one loss on one side; the name of the exception if verl raises one because of the pads."""
     from verl_padding.trainer.losses import RealRowsLoss
 
     data = read(side, columns=side.wraps_loss)
-    want = gradient(inner, side, read(side, columns=False), with_pads=False, output_name=output_name)
+    plain = read(side, columns=False)
+    want = gradient(inner, side, plain, with_pads=False, output_name=output_name, at_once=at_once)
     loss = RealRowsLoss(inner, "rows") if side.wraps_loss else inner
     try:
         return relative_error(gradient(loss, side, data, with_pads=True, output_name=output_name), want)
@@ -225,9 +234,10 @@ def registered_losses() -> dict[str, tuple[str, Callable[[str], Callable[..., An
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     from tests.trainer.losses_on_rows import critic_loss, distilling_loss, policy_loss
+    from verl_padding.trainer.row_means import PREFIX
 
     losses: dict[str, tuple[str, Callable[[str], Callable[..., Any]]]] = {}
-    for name in sorted(POLICY_LOSS_REGISTRY):
+    for name in sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX)):
         losses[name] = ("log_probs", partial(policy_loss, name=name))
     for name in sorted(DISTILLATION_LOSS_REGISTRY):
         distilling = partial(distilling_loss, name=name, policy_gradient=name == "k1", task_rewards=False)
@@ -266,7 +276,8 @@ def measure_losses() -> list[dict[str, Any]]:
     for make in (pad_as_verl, pad_as_we_do):
         side = make("grpo", HALF)
         for name, (output_name, loss) in registered_losses().items():
-            errors = {mode: error_of_loss(loss(mode), side, output_name) for mode in MODES}
+            at_once = name not in PACKING_MATTERS
+            errors = {mode: error_of_loss(loss(mode), side, output_name, at_once=at_once) for mode in MODES}
             lines.setdefault(name, {"loss": name})[side.name] = errors
         clear_queue()
     return list(lines.values())

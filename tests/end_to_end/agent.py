@@ -23,11 +23,13 @@ class VaryingTurns(AgentLoopBase):
 
     Args:
         mishaps: whether the lonely and the failing step are as their names say.
+        routes: (layers, top-k, experts) of a mixture whose routes each row records; None for none.
     """
 
-    def __init__(self, *args: Any, mishaps: bool, **kwargs: Any):
+    def __init__(self, *args: Any, mishaps: bool, routes: tuple[int, int, int] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.mishaps = mishaps
+        self.routes = routes
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -53,6 +55,7 @@ class VaryingTurns(AgentLoopBase):
                     num_turns=2,
                     metrics={},
                     extra_fields=dict(answer.extra_fields),
+                    routed_experts=self._draw_routes(len(prompt_ids) + len(ids), index, session, turn),
                 )
             )
         if outputs:
@@ -60,6 +63,13 @@ class VaryingTurns(AgentLoopBase):
             outputs[-1].reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
             outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
         return outputs
+
+    def _draw_routes(self, tokens: int, *seed: object) -> list[list[list[int]]] | None:
+        if self.routes is None:
+            return None
+        layers, top_k, experts = self.routes
+        draw = random.Random(_hash("routes", *seed))
+        return [[draw.sample(range(experts), top_k) for _ in range(layers)] for _ in range(tokens)]
 
     def first_prompts_of(self, step: int) -> range:
         """Indices of the prompts of a training step (no shuffle; validation does not get here at such a step)."""

@@ -12,7 +12,7 @@ import pandas as pd
 
 from tests.end_to_end import probe
 from verl_padding.local.launch import LOG, run_local_job
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.report import ROLLOUTS, StepRows, read_metrics, read_rows
 
 HERE = Path(__file__).parent
@@ -28,6 +28,8 @@ class OptimizerStep:
     """Those that had a token with a loss."""
     moved: bool
     """Whether the weights changed, on any rank."""
+    pad_routes: list[list[int]]
+    """Experts of each token and layer of rows without a loss, where routes are recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,14 @@ class JobFacts:
         return [text for note in self.batches if note["step"] in steps for text in sorted(set(note["questions"]))]
 
 
-def run_job(folder: Path, *overrides: str, steps: int, kill: str | None = None, levels: bool = False) -> JobFacts:
+def run_job(
+    folder: Path,
+    *overrides: str,
+    steps: int,
+    kill: str | None = None,
+    levels: bool = False,
+    model_kind: TinyModelKind = "qwen2",
+) -> JobFacts:
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
     Args:
@@ -62,7 +71,7 @@ def run_job(folder: Path, *overrides: str, steps: int, kill: str | None = None, 
     """
     facts = folder / "probe"
     facts.mkdir(parents=True)
-    model = make_tiny_model("qwen2", folder / "models")
+    model = make_tiny_model(model_kind, folder / "models")
     data = folder / "train.parquet"
     rows = [
         {
@@ -132,6 +141,7 @@ def _read_probe(folder: Path) -> dict:
                 rows=sum(note["rows"] for note in notes_of_step),
                 real_rows=sum(note["real_rows"] for note in notes_of_step),
                 moved=any(note["moved"] for note in notes_of_step),
+                pad_routes=[slots for note in notes_of_step for slots in note["routes"]],
             )
             for notes_of_step in zip(*ranks, strict=True)
         ]

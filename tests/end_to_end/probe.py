@@ -50,10 +50,19 @@ def _watch_optimizer_steps(module) -> None:
             rows=len(data),
             real_rows=rows_with_loss,
             moved=moved,
+            routes=_routes_of_pads(data),
         )
         return output
 
     module.TrainingWorker.train_batch = watched
+
+
+def _routes_of_pads(data) -> list:
+    """Experts of each token and layer of the rows without a loss, if routes came along: what pads say they took."""
+    if "routed_experts" not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return []
+    pairs = zip(data["routed_experts"].unbind(), data["loss_mask"].unbind(), strict=True)
+    return [slots for routes, mask in pairs if not mask.any() for slots in routes.flatten(0, 1).tolist()]
 
 
 def _watch_steps(module) -> None:

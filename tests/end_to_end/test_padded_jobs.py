@@ -237,6 +237,27 @@ def test_the_plans_micro_batches_hold_through_mishaps_under_every_strategy(strat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_mixture_of_experts_trains_with_recorded_routes_and_pads_take_valid_ones(tmp_path):
+    facts = run_job(
+        tmp_path,
+        "+padding=prompt",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_routes",
+        steps=3,
+        model_kind="qwen3_moe",
+    )
+    assert_no_pad_outside_worker_calls(facts)
+    assert_finite_and_agreeing(facts)
+    real = [facts.rows[step].real for step in (1, 2, 3)]
+    assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real)
+    routes = [slots for m in facts.optimizer_steps[ACTOR] for slots in m.pad_routes]
+    assert routes, "no pad reached an update with its routes"
+    assert all(len(set(slots)) == 2 and set(slots) <= set(range(4)) for slots in routes)
+    load = [sum(slots.count(expert) for slots in routes) for expert in range(4)]
+    assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch(tmp_path: Path):
     """dp 2, 45 prompts, mini-batch 15, n 8, a varying number of rows."""
