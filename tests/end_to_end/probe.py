@@ -151,9 +151,12 @@ def _watch_levels(module) -> None:
 
 def _ray_objects() -> int:
     """Objects in Ray's store, over all nodes."""
+    import ray
     from ray._private.internal_api import memory_summary
 
-    return int(re.search(r"Plasma memory usage .*?, (\d+) objects", memory_summary(stats_only=True)).group(1))
+    # The address, since other clusters may run on the machine.
+    summary = memory_summary(address=ray.get_runtime_context().gcs_address, stats_only=True)
+    return int(re.search(r"Plasma memory usage .*?, (\d+) objects", summary).group(1))
 
 
 def _memory_by_process() -> dict[str, int]:
