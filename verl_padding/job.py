@@ -126,6 +126,11 @@ class JobReader:
         return read_model_config(self._config.actor_rollout_ref.model, "actor_rollout_ref")
 
     @cached_property
+    def has_vision(self) -> bool:
+        """Whether the actor has a vision tower. verl knows no processor for some models that have (Gemma 3)."""
+        return self.model_config.get("vision_config") is not None
+
+    @cached_property
     def n_experts(self) -> int | None:
         """Routed experts of a layer of the actor, as verl counts them; None for a dense model."""
         from verl.trainer.ppo.metric_utils import infer_moe_num_experts

@@ -31,7 +31,7 @@ def padded_trainer(*overrides, dp_size=2):
     trainer._padded_batch = None
     trainer._trained = []
     trainer._schema = Schema(trainer._padding.fields)
-    trainer.processor = None
+    trainer._job_reader.has_vision = False  # there is no model to ask
     trainer.config = config
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.use_critic = trainer.use_reference_policy = trainer.ref_in_actor = False

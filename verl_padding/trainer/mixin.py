@@ -81,7 +81,7 @@ class PaddedTrainer(VerlTrainer):
             names.append("ref_policy_wg")
         for name in names:
             worker_group = getattr(self, name)
-            if self.processor is not None and id(worker_group) not in wrapped:
+            if self._job_reader.has_vision and id(worker_group) not in wrapped:
                 worker_group.execute_with_func_generator(position_ids.install_in_worker)
             if self._padding.packer == "plan" and id(worker_group) not in wrapped:
                 worker_group.execute_with_func_generator(install_in_worker)
@@ -155,8 +155,8 @@ class PaddedTrainer(VerlTrainer):
 
     def _pad_template(self, batch: KVBatchMeta) -> PadTemplate:
         picture = None
-        # Text models have no processor; of the others, only rows tell whether this batch shows them anything.
-        images = find_images(batch) if self.processor is not None else None
+        # Of a model that can see, only its rows tell whether this batch shows it anything.
+        images = find_images(batch) if self._job_reader.has_vision else None
         if images is not None:
             picture = picture_for(self._padding.multimodal, self._job_reader.model_config, images)
         return PadTemplate(

@@ -3,7 +3,7 @@
 TransferQueue packs the (4, L) ids of rows as a jagged tensor, ragged in the dimension in which they differ. Where they
 do not differ, as in a rank of pads alone or of a single row, it is ragged in the first, and verl 0.9's
 ``maybe_fix_3d_position_ids`` says that it is ragged in the second without moving a value: ids are cut off, or the
-worker stops. This module replaces that function where verl's workers and engines use it, for jobs with a processor
+worker stops. This module replaces that function where verl's workers and engines use it, for vision models
 alone. It can go when verl packs such rows right; tests/trainer/test_position_ids.py says when.
 """
 
