@@ -19,13 +19,13 @@ from tests.equivalence.updates import (
     put_trained_rows,
     update_both,
 )
-from tests.equivalence.workers import start_actor, start_over, stop
-from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.equivalence.workers import padded_and_plain, start_actor, start_over
+from tests.pads.rows_in_queue import PARTITION
 from tests.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import strip, upsample
 from verl_padding.pads.template import PadTemplate
-from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, wrap_worker_loss
+from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.trainer.plan_packer import install_in_worker
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
@@ -47,13 +47,8 @@ def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, R
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
         f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
     ]
-    padded_ranks = start_actor(model, 2, *overrides, *budgets)
-    one_rank = start_actor(model, 1, *overrides)
-    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    yield padded_ranks, one_rank
-    stop(padded_ranks)
-    stop(one_rank)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    with padded_and_plain(start_actor, model, *overrides, padded=budgets) as both:
+        yield both
 
 
 def assert_metrics_agree(both: BothUpdates) -> None:

@@ -4,15 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import transfer_queue as tq
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ADAM_EPS, BUDGET, update_both
-from tests.equivalence.workers import make_value_model, start_critic, start_over, stop
-from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.equivalence.workers import make_value_model, padded_and_plain, start_critic, start_over
 from tests.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.trainer.losses import wrap_worker_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -23,13 +20,11 @@ def critics(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, 
     folder = tmp_path_factory.mktemp("model")
     model = make_value_model(make_tiny_model("qwen2", folder), folder / "critic")
     overrides = (f"+critic.optim.{ADAM_EPS}", "critic.cliprange_value=0.5")
-    padded_ranks = start_critic(model, 2, *overrides, f"+critic.ppo_infer_max_token_len_per_gpu={BUDGET}")
-    one_rank = start_critic(model, 1, *overrides, "+critic.ppo_infer_max_token_len_per_gpu=4096")
-    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    yield padded_ranks, one_rank
-    stop(padded_ranks)
-    stop(one_rank)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    budget = "+critic.ppo_infer_max_token_len_per_gpu"
+    with padded_and_plain(
+        start_critic, model, *overrides, padded=[f"{budget}={BUDGET}"], plain=[f"{budget}=4096"]
+    ) as both:
+        yield both
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])

@@ -13,12 +13,11 @@ from tensordict import TensorDict
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ADAM_EPS, BUDGET, plan_of, put_trained_rows, update_both_with
-from tests.equivalence.workers import start_actor, stop
-from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.equivalence.workers import padded_and_plain, start_actor
+from tests.pads.rows_in_queue import PARTITION
 from tests.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
-from verl_padding.trainer.losses import wrap_worker_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -41,13 +40,9 @@ def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, R
         f"distillation.distillation_loss.topk={TOP_K}",
         "distillation.distillation_loss.use_policy_gradient=false",
     )
-    padded_ranks = start_actor(model, 2, *overrides, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
-    one_rank = start_actor(model, 1, *overrides)
-    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    yield padded_ranks, one_rank
-    stop(padded_ranks)
-    stop(one_rank)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
+    with padded_and_plain(start_actor, model, *overrides, padded=[budget]) as both:
+        yield both
 
 
 def put_taught_rows():

@@ -6,17 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ADAM_EPS, BUDGET, update_both
-from tests.equivalence.workers import start_actor, start_over, stop, weights_of
-from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.equivalence.workers import padded_and_plain, start_actor, start_over, weights_of
 from tests.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.trainer.losses import wrap_worker_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -46,13 +43,9 @@ def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, R
         f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(model, folder / 'adapter')}",
         f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
     )
-    padded_ranks = start_actor(model, 2, *overrides, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
-    one_rank = start_actor(model, 1, *overrides)
-    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    yield padded_ranks, one_rank
-    stop(padded_ranks)
-    stop(one_rank)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
+    with padded_and_plain(start_actor, model, *overrides, padded=[budget]) as both:
+        yield both
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])

@@ -5,19 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import transfer_queue as tq
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ADAM_EPS, update_both_with, with_trained_fields
 from tests.equivalence.vision_rows import FAMILIES, make_vision_model, put_vision_rows
-from tests.equivalence.workers import start_actor, start_over, stop
-from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.equivalence.workers import padded_and_plain, start_actor, start_over
 from verl_padding.pads.pictures import RUNS_WITHOUT_IMAGES, picture_for
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.trainer import position_ids
-from verl_padding.trainer.losses import wrap_worker_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -33,14 +30,11 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
     overrides = [f"+actor_rollout_ref.actor.optim.{ADAM_EPS}"]
     if request.param in NEED_FLASH_ATTENTION_TO_PACK:
         overrides.append("actor_rollout_ref.model.use_remove_padding=false")
-    padded_ranks, one_rank = start_actor(model, 2, *overrides), start_actor(model, 1, *overrides)
-    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    for workers in (padded_ranks, one_rank):  # one row a mini-batch is a case of rows of one length
-        workers.execute_with_func_generator(position_ids.install_in_worker)
-    yield request.param, json.loads((model / "config.json").read_text()), padded_ranks, one_rank
-    stop(padded_ranks)
-    stop(one_rank)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    config = json.loads((model / "config.json").read_text())
+    with padded_and_plain(start_actor, model, *overrides) as both:
+        for workers in both:  # one row a mini-batch is a case of rows of one length
+            workers.execute_with_func_generator(position_ids.install_in_worker)
+        yield request.param, config, *both
 
 
 def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):

@@ -1,5 +1,7 @@
 """verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from uuid import uuid4
 
 import ray
 import torch
+import transfer_queue as tq
 from tensordict import TensorDict
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 from verl.protocol import DataProto
@@ -16,7 +19,9 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
+from tests.pads.rows_in_queue import PARTITION, queue_content
 from tests.verl_config import compose_job
+from verl_padding.trainer.losses import wrap_worker_loss
 
 
 def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
@@ -111,6 +116,28 @@ def start_over(
         return DataProto()
 
     workers.execute_with_func_generator(reset)
+
+
+@contextmanager
+def padded_and_plain(
+    start: Callable[..., RayWorkerGroup],
+    model: Path,
+    *overrides: str,
+    padded: Sequence[str] = (),
+    plain: Sequence[str] = (),
+) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    """Two ranks that get pads and see real rows, and one that does not; ends them and empties the queue.
+
+    Args:
+        start: :func:`start_actor` or :func:`start_critic`.
+        padded: overrides of the two, ``plain`` of the one.
+    """
+    padded_ranks, one_rank = start(model, 2, *overrides, *padded), start(model, 1, *overrides, *plain)
+    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    yield padded_ranks, one_rank
+    stop(padded_ranks)
+    stop(one_rank)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 def stop(workers: RayWorkerGroup) -> None:
