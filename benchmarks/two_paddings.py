@@ -1,4 +1,4 @@
-"""The same rows with stock verl's pads and with ours, in the real TransferQueue, as benchmarks.zero_effect measures them.
+"""The same rows in the real TransferQueue with stock verl's pads and with ours, for benchmarks.zero_effect.
 
 Stock verl's pads, order and advantages come from verl's own methods, ours from the padded trainer.
 """
