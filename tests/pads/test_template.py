@@ -55,7 +55,10 @@ def test_nothing_of_the_source_row_is_left_in_plain_values():
 @pytest.mark.parametrize("prefix", [(), (3,), (4,)])
 def test_position_ids_keep_their_rank(prefix):
     rows = rows_with(position_ids=lambda p, r: torch.arange(p + r, dtype=torch.int32).expand(*prefix, p + r))
+    as_arrays = [row | {"position_ids": row["position_ids"].numpy()} for row in rows]
+    assert pad_of(as_arrays)["position_ids"].dtype == np.int32
     positions = pad_of(rows)["position_ids"]
+    assert np.array_equal(pad_of(as_arrays)["position_ids"], positions.numpy())
     assert positions.shape == (*prefix, 4)
     assert positions.dtype == torch.int32
     assert torch.equal(positions, torch.arange(4, dtype=torch.int32).expand(*prefix, 4))
@@ -118,6 +121,13 @@ def test_lists_stay_lists_and_hold_a_value_a_token_if_they_are_said_to():
         pad_of(rows_with(tools=lambda p, r: [{}] * r), declared={"tools": FieldRole(Role.RESPONSE)})
 
 
+def test_a_plain_value_may_be_declared_one_a_row_and_routes_of_another_form_are_no_routes():
+    rows = rows_with(budget=lambda p, r: 3.5, routed_experts=lambda p, r: torch.ones(p + r, 6))
+    pad = pad_of(rows, declared={"budget": FieldRole(Role.ROW)})
+    assert pad["budget"] == 0.0
+    assert pad["routed_experts"].tolist() == [[0.0] * 6] * 4
+
+
 def test_what_a_batch_of_several_lengths_has_told_holds_for_one_that_tells_nothing():
     schema = Schema()
     template = PadTemplate(eos_token_id=EOS, length=4, schema=schema)
@@ -147,9 +157,9 @@ def test_routes_are_distinct_in_range_and_as_even_over_the_experts_as_can_be(as_
         for row in rows:
             row["routed_experts"] = row["routed_experts"].numpy()
     template = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda: 128)
-    parts = [template.fields(rows, ["routed_experts"], n_pads=n, first=first) for n, first in ((3, 0), (30, 3))]
-    routes = np.concatenate([np.asarray(part.per_pad["routed_experts"]) for part in parts])
-    assert isinstance(parts[0].per_pad["routed_experts"], np.ndarray if as_array else torch.Tensor)
+    made = template.fields(rows, ["routed_experts"], n_pads=33).per_pad["routed_experts"]
+    assert isinstance(made, np.ndarray if as_array else torch.Tensor)
+    routes = np.asarray(made)
     assert (routes.shape, routes.dtype) == ((33, 4, *shape), np.uint8)
     assert all(len(set(slots)) == 8 for slots in routes.reshape(-1, 8).tolist())
     for layer in range(shape[0]):

@@ -134,6 +134,29 @@ def test_what_a_checkpoint_of_stock_verl_carries_along_is_cleared_once_it_is_loa
     assert "cleared 2 rows whose prompt has been sampled already" in told
 
 
+def test_a_put_that_fails_half_way_in_a_step_leaves_no_pad_behind(monkeypatch):
+    trainer = padded_trainer()
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    content, put, written = queue_content(), tq.kv_batch_put, []
+
+    def put_and_fail(**kwargs):
+        put(**kwargs)
+        written.append(len(queue_content()) - len(content))
+        raise RuntimeError("storage gone")
+
+    def step(self, *args):
+        monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
+        return self._balance_batch(batch, metrics={})
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", step)
+    with pytest.raises(RuntimeError, match="storage gone"):
+        trainer._step_once({}, {}, 1)
+    assert written[0] > 0, "no pad was ever written"
+    assert queue_content() == content
+    assert trainer._padded_batch is None
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
 def test_a_batch_without_real_rows_is_refused():
     empty = KVBatchMeta(keys=[], tags=[], partition_id=PARTITION)
     refused(padded_trainer(), empty, r"^step 7: no real row in the batch")

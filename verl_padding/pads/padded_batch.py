@@ -20,7 +20,8 @@ class PaddedBatch:
     """A batch of real rows, its plan, and the pads that wait in TransferQueue for the worker calls.
 
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
-    in which verl deals them out. Made by :func:`upsample`, undone by :func:`strip`.
+    in which verl deals them out. Made by :func:`padded_batch`, filled by :meth:`put_pads`, undone by :func:`strip`;
+    :func:`upsample` is the first two at once.
     """
 
     def __init__(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False):

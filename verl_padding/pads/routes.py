@@ -13,15 +13,12 @@ GOLDEN = 0.618
 """Share of the experts between one and the next: the first few are then far apart, whatever their number."""
 
 
-def spread_routes(*, tokens: int, layers: int, top_k: int, n_experts: int, first: int = 0) -> npt.NDArray[np.int64]:
+def spread_routes(*, tokens: int, layers: int, top_k: int, n_experts: int) -> npt.NDArray[np.int64]:
     """Distinct experts for each token and layer, all met as often in each layer, give or take once.
 
     The experts are walked in steps that share no divisor with their number, so that every expert comes once a round,
     and those of a few pads lie far apart, on different expert-parallel ranks. Each layer starts somewhere else. For 2
     tokens, top-2 of 8 experts, in steps of 5: layer 0 has (0, 5), (2, 7), layer 1 has (5, 2), (7, 4).
-
-    Args:
-        first: number of the first token: a later call goes on where an earlier one stopped.
 
     Returns:
         (tokens, layers, top_k), each below ``n_experts``.
@@ -36,4 +33,4 @@ def spread_routes(*, tokens: int, layers: int, top_k: int, n_experts: int, first
         )
     step = next(step for step in range(max(1, round(GOLDEN * n_experts)), n_experts + 1) if gcd(step, n_experts) == 1)
     token, layer, slot = np.ogrid[:tokens, :layers, :top_k]
-    return ((first + token) * top_k + layer + slot) * step % n_experts
+    return (token * top_k + layer + slot) * step % n_experts

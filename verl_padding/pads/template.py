@@ -73,13 +73,12 @@ class PadTemplate:
         prompt = self.length - PAD_RESPONSE_LENGTH
         return {"prompt_len": prompt, "response_len": PAD_RESPONSE_LENGTH, "seq_len": self.length}
 
-    def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1, first: int = 0) -> PadFields:
+    def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1) -> PadFields:
         """Fields of ``n_pads`` pads, shaped from the first of ``rows`` that has them; the others tell what they mean.
 
         Args:
             rows: real rows, each with ``prompts`` and ``responses``.
             names: which fields; each is in one of the rows at least.
-            first: number of the first of the pads, so that those of several calls differ.
 
         Raises:
             PaddingDataError: a field whose role is unclear, or whose type has no neutral value.
@@ -88,8 +87,8 @@ class PadTemplate:
         for name in names:
             having = [row for row in rows if name in row]
             value, role = having[0][name], self._schema.role_of(name, having)
-            if role.fill is Fill.ROUTES and value.ndim > 1:
-                pads.per_pad[name] = self._routes(value, n_pads, first)
+            if role.fill is Fill.ROUTES and getattr(value, "ndim", 0) == 3:
+                pads.per_pad[name] = self._routes(value, n_pads)
                 made = pads.per_pad[name][0]
             else:
                 made = pads.shared[name] = self._neutral(name, value, role)
@@ -112,17 +111,22 @@ class PadTemplate:
     def _neutral(self, name: str, value: Any, field: FieldRole) -> Any:
         if field.role is Role.MULTIMODAL and self._picture is not None:
             return dict(self._picture.inputs)
-        if field.role in (Role.OBJECT, Role.MULTIMODAL):
+        no_tensor = not isinstance(value, torch.Tensor | np.ndarray)
+        if field.role in (Role.OBJECT, Role.MULTIMODAL) or (field.role is Role.ROW and no_tensor):
             return _neutral_object(name, value)
         fill = {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
         if field.role is Role.ROW:
             return _filled(name, value, tuple(value.shape), fill)
         tags = self.tag_lengths
         length = expected_length(field.role, tags["prompt_len"], tags["response_len"])
-        if field.role is Role.POSITIONS:
+        if field.role is Role.POSITIONS and not no_tensor:
             # Every axis of M-RoPE counts a text token alike.
-            positions = torch.arange(length, dtype=value.dtype, device=value.device)
-            return positions.expand(*value.shape[:-1], length).clone()
+            positions = np.broadcast_to(np.arange(length), (*value.shape[:-1], length)).copy()
+            return (
+                positions.astype(value.dtype)
+                if isinstance(value, np.ndarray)
+                else torch.from_numpy(positions).to(value)
+            )
         made = _filled(name, value, (length, *np.shape(value)[1:]), fill)
         if name in ("prompts", "input_ids") and self._picture is not None:
             # The picture's tokens end the prompt: what is left before them is end-of-sequence.
@@ -130,13 +134,13 @@ class PadTemplate:
             made[tags["prompt_len"] - len(ids) : tags["prompt_len"]] = ids
         return made
 
-    def _routes(self, value: Any, n_pads: int, first: int) -> Any:
+    def _routes(self, value: Any, n_pads: int) -> Any:
         """(n_pads, L, layers, top-k) of the dtype and kind of ``value``."""
         layers, top_k = value.shape[1:]
         n_experts = self._n_experts() or int(value.max()) + 1
-        routes = spread_routes(
-            tokens=n_pads * self.length, layers=layers, top_k=top_k, n_experts=n_experts, first=first * self.length
-        ).reshape(n_pads, self.length, layers, top_k)
+        tokens = n_pads * self.length
+        routes = spread_routes(tokens=tokens, layers=layers, top_k=top_k, n_experts=n_experts)
+        routes = routes.reshape(n_pads, self.length, layers, top_k)
         return routes.astype(value.dtype) if isinstance(value, np.ndarray) else torch.from_numpy(routes).to(value.dtype)
 
 
