@@ -11,7 +11,7 @@ def test_the_command_passes_on_its_options_and_the_jobs_exit_code(monkeypatch, t
     monkeypatch.setattr(demo, "run_demo", lambda **options: seen.update(options) or 7)
     result = CliRunner().invoke(app, ["demo", "--steps", "3", "--out", str(tmp_path / "a"), "--stock"])
     assert result.exit_code == 7
-    assert seen == {"steps": 3, "out": tmp_path / "a", "stock": True}
+    assert seen == {"steps": 3, "out": tmp_path / "a", "stock": True, "pictures": False}
 
 
 def test_a_failed_job_is_told_with_its_log_and_other_peoples_files_stay(monkeypatch, tmp_path, capsys):

@@ -18,11 +18,14 @@ def demo(
         "demo_out"
     ),
     stock: Annotated[bool, typer.Option("--stock", help="verl's own trainer and padding, to compare.")] = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="A model that sees: sessions start with a picture (extra: vision).")
+    ] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks."""
     from verl_padding.demo import run_demo
 
-    sys.exit(run_demo(steps=steps, out=out, stock=stock))
+    sys.exit(run_demo(steps=steps, out=out, stock=stock, pictures=pictures))
 
 
 @app.command()

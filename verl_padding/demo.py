@@ -42,7 +42,7 @@ COLUMNS = {
 optimizer step ("update"); stock verl has no ``padding/`` metrics."""
 
 
-def run_demo(*, steps: int, out: Path, stock: bool) -> int:
+def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False) -> int:
     """Runs the job, tells its steps, writes the picture; returns the job's exit code."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
@@ -50,7 +50,7 @@ def run_demo(*, steps: int, out: Path, stock: bool) -> int:
     out = out.resolve()
     _remove_old(out)
     overrides = [
-        *tiny_job(out / ASSETS),
+        *tiny_job(out / ASSETS, pictures=pictures),
         f"trainer.total_training_steps={steps}",
         *([] if stock else ["+padding=prompt"]),
         f"trainer.rollout_data_dir={out / ROLLOUTS}",

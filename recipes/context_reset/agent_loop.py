@@ -35,7 +35,10 @@ class ContextResetAgentLoop(AgentLoopBase):
         task = task_of(kwargs)
         outputs: list[AgentLoopOutput] = []
         while not task.done and len(outputs) < self.max_turns:
-            prompt_ids = await self.ct_build_initial_tokens(task.messages())
+            messages = task.messages()
+            media = await self.process_multi_modal_info(messages)
+            self._assert_mm_supported(bool(media))
+            prompt_ids = await self.ct_build_initial_tokens(messages, images=media.get("images"))
             limit = self.rollout_config.prompt_length
             if len(prompt_ids) > limit:
                 if outputs:
@@ -44,7 +47,7 @@ class ContextResetAgentLoop(AgentLoopBase):
                     f"data.max_prompt_length={limit}: row {kwargs.get('index')} of {kwargs['data_source']} starts with "
                     f"a context of {len(prompt_ids)} tokens. Raise the setting, or drop such rows."
                 )
-            output = await self._turn(prompt_ids, sampling_params)
+            output = await self._turn(prompt_ids, media, sampling_params)
             if not output.response_ids:
                 break
             outputs.append(output)
@@ -59,12 +62,17 @@ class ContextResetAgentLoop(AgentLoopBase):
         # verl's own cuts a long prompt from the left, which would leave an agent without its question, and unseen.
         return prompt_ids
 
-    async def _turn(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> AgentLoopOutput:
+    async def _turn(
+        self, prompt_ids: list[int], media: dict[str, Any], sampling_params: dict[str, Any]
+    ) -> AgentLoopOutput:
         metrics: dict[str, Any] = {}
         with simple_timer("generate_sequences", metrics):
             # A request id of its own: the server must not take the turn for a continuation of the last one.
             answer = await self.server_manager.generate(
-                request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=dict(sampling_params)
+                request_id=uuid4().hex,
+                prompt_ids=prompt_ids,
+                sampling_params=dict(sampling_params),
+                image_data=media.get("images"),
             )
         length = self.rollout_config.response_length
         ids = answer.token_ids[:length]
@@ -74,6 +82,7 @@ class ContextResetAgentLoop(AgentLoopBase):
             response_mask=[1] * len(ids),
             response_logprobs=answer.log_probs[:length] if answer.log_probs else None,
             routed_experts=answer.routed_experts,
+            multi_modal_data=media,
             num_turns=2,
             metrics=metrics,
             extra_fields=dict(answer.extra_fields),

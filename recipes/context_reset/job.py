@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
@@ -11,13 +13,16 @@ from verl_padding.recipes.context_reset.make_data import write_tiny_data
 HERE = Path(__file__).resolve().parent
 
 
-def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
+def tiny_job(assets: Path, *, seed: int = 0, pictures: bool = False) -> list[str]:
     """Makes model and data in ``assets``, if they are not there, and gives the overrides that name them.
+
+    Args:
+        pictures: a model that sees, and sessions that start with a picture; needs the extra ``vision``.
 
     What is learned and how is in ``configs/recipe/context_reset_tiny.yaml``.
     """
-    model = make_tiny_model("qwen2", assets, seed=seed)
-    train, val = write_tiny_data(assets, seed=seed)
+    model = make_tiny_model("qwen3_vl" if pictures else "qwen2", assets, seed=seed)
+    train, val = write_tiny_data(assets, seed=seed, pictures=pictures)
     return [
         "+recipe=context_reset_tiny",
         f"actor_rollout_ref.model.path={model}",
@@ -27,5 +32,10 @@ def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
     ]
 
 
+def main(assets: Annotated[Path, typer.Argument(help="Where model and data go.")], pictures: bool = False) -> None:
+    """Makes model and data, and prints the overrides, one a line."""
+    typer.echo("\n".join(tiny_job(assets.resolve(), pictures=pictures)))
+
+
 if __name__ == "__main__":
-    print("\n".join(tiny_job(Path(sys.argv[1]).resolve())))
+    typer.run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from typing import Annotated
@@ -9,18 +10,28 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from verl_padding.recipes.context_reset.tasks import SYMBOLS, TINY_SOURCE
+from verl_padding.recipes.context_reset.tasks import PICTURE_SOURCE, SYMBOLS, TINY_SOURCE
 
 SHORTEST_PATH, LONGEST_PATH = 1, 4
+PICTURE_SIDE = 64
+"""Pixels."""
 
 
-def write_tiny_data(folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0) -> tuple[Path, Path]:
-    """Writes ``train.parquet`` and ``val.parquet``: random paths of 1 to 4 symbols, the same for the same seed."""
+def write_tiny_data(
+    folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0, pictures: bool = False
+) -> tuple[Path, Path]:
+    """Writes ``train.parquet`` and ``val.parquet``: random paths of 1 to 4 symbols, the same for the same seed.
+
+    Args:
+        pictures: whether the first symbol of a path is a picture; needs Pillow.
+    """
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, count in (("train", train), ("val", val)):
         rows = [_row(rng, name, index) for index in range(count)]
+        if pictures:
+            rows = [row | _picture(row) for row in rows]
         paths.append(folder / f"{name}.parquet")
         pd.DataFrame(rows).to_parquet(paths[-1])
     return paths[0], paths[1]
@@ -37,9 +48,26 @@ def _row(rng: random.Random, split: str, index: int) -> dict:
     }
 
 
-def main(folder: Annotated[Path, typer.Argument(help="Where the two files go.")], seed: int = 0) -> None:
+def _picture(row: dict) -> dict:
+    """What differs in a row whose first symbol is a picture: a dark square for a, a bright one for b."""
+    from PIL import Image
+
+    first = int(row["reward_model"]["ground_truth"][0]) - 1
+    brightness = 255 * first // (len(SYMBOLS) - 1)
+    file = io.BytesIO()
+    Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE), (brightness,) * 3).save(file, "PNG")
+    return {
+        "data_source": PICTURE_SOURCE,
+        "prompt": [{"role": "user", "content": "<image>"}],
+        "images": [{"bytes": file.getvalue()}],
+    }
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where the two files go.")], seed: int = 0, pictures: bool = False
+) -> None:
     """Writes the data of the tiny task."""
-    for path in write_tiny_data(folder, seed=seed):
+    for path in write_tiny_data(folder, seed=seed, pictures=pictures):
         typer.echo(path)
 
 

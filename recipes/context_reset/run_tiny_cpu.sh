@@ -2,6 +2,7 @@
 # The recipe on a CPU: two FSDP2 ranks, a tiny random model, about six minutes. Leave out +padding=prompt for stock verl:
 #   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 +padding=rows
 #   PADDING= bash run_tiny_cpu.sh              stock verl
+#   PICTURES=1 bash run_tiny_cpu.sh            sessions that start with a picture
 set -euo pipefail
 
 out=${OUT:-$PWD/outputs/context_reset_tiny}
@@ -10,7 +11,7 @@ export VERL_PLATFORM=cpu VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-WARN} OMP_NUM_
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_prestart_worker_first_driver=0
 export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 
-mapfile -t job < <(python -m verl_padding.recipes.context_reset.job "${out}/assets")
+mapfile -t job < <(python -m verl_padding.recipes.context_reset.job "${out}/assets" ${PICTURES:+--pictures})
 cd "${out}"
 python -m verl.trainer.main_ppo +local=cpu "${job[@]}" ${PADDING-+padding=prompt} \
     trainer.rollout_data_dir="${out}/rollouts" hydra.run.dir="${out}/hydra" "$@"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 TINY_SOURCE = "verl_padding/symbol_path"
+PICTURE_SOURCE = "verl_padding/picture_path"
 GSM8K_SOURCE = "openai/gsm8k"
 
 
@@ -91,6 +92,23 @@ class SymbolPath:
         return {"acc": float(self._walked == len(self._path)), "walked": self._walked / len(self._path)}
 
 
+class PicturePath(SymbolPath):
+    """A :class:`SymbolPath` whose first symbol is shown as a picture, and the others as text.
+
+    Its sessions mix rows with and without an image.
+
+    Args:
+        picture: the message of the first turn, with the picture in it.
+    """
+
+    def __init__(self, path: str, picture: dict[str, Any]):
+        super().__init__(path)
+        self._picture = picture
+
+    def messages(self) -> Messages:
+        return super().messages() if self._walked else [self._picture]
+
+
 NOTES_PROMPT = """{question}
 
 {notes}Either think one step further and write it down as a note, in a few sentences, or, when you are sure, give \
@@ -142,11 +160,19 @@ def _symbol_path(row: Mapping[str, Any]) -> Task:
     return SymbolPath(row["reward_model"]["ground_truth"])
 
 
+def _picture_path(row: Mapping[str, Any]) -> Task:
+    return PicturePath(row["reward_model"]["ground_truth"], row["raw_prompt"][-1])
+
+
 def _noted_math(row: Mapping[str, Any]) -> Task:
     return NotedMath(row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"])
 
 
-TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {TINY_SOURCE: _symbol_path, GSM8K_SOURCE: _noted_math}
+TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
+    TINY_SOURCE: _symbol_path,
+    PICTURE_SOURCE: _picture_path,
+    GSM8K_SOURCE: _noted_math,
+}
 """``data_source`` of a row -> its task."""
 
 

@@ -7,6 +7,8 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
+from tests.end_to_end.message_text import text_of
+
 MOST_TURNS = 4
 LONELY_STEP = 2
 """Step in which a single session of a single prompt yields a single row."""
@@ -19,7 +21,7 @@ def _hash(*parts: object) -> int:
 
 
 class VaryingTurns(AgentLoopBase):
-    """Each turn is a row of its own, with a longer context than the one before.
+    """Each turn is a row of its own, with a longer context than the one before; a picture is in the first alone.
 
     Args:
         mishaps: whether the lonely and the failing step are as their names say.
@@ -38,12 +40,17 @@ class VaryingTurns(AgentLoopBase):
             turns = int(session == 0 and index == min(self.first_prompts_of(step)))
         if self.mishaps and step == FAILING_STEP and _hash("fail", index, session) % 5 == 0:
             raise RuntimeError("this session fails on purpose")
-        question = kwargs["raw_prompt"][-1]["content"]
+        first = kwargs["raw_prompt"][-1]
         outputs = []
         for turn in range(turns):
-            prompt_ids = await self.ct_build_initial_tokens([{"role": "user", "content": question + "x" * (7 * turn)}])
+            message = {"role": "user", "content": text_of(first) + "x" * (7 * turn)} if turn else first
+            media = await self.process_multi_modal_info([message])
+            prompt_ids = await self.ct_build_initial_tokens([message], images=media.get("images"))
             answer = await self.server_manager.generate(
-                request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=dict(sampling_params)
+                request_id=uuid4().hex,
+                prompt_ids=prompt_ids,
+                sampling_params=dict(sampling_params),
+                image_data=media.get("images"),
             )
             ids = answer.token_ids[: self.rollout_config.response_length]
             outputs.append(
@@ -55,6 +62,7 @@ class VaryingTurns(AgentLoopBase):
                     num_turns=2,
                     metrics={},
                     extra_fields=dict(answer.extra_fields),
+                    multi_modal_data=media,
                     routed_experts=self._draw_routes(len(prompt_ids) + len(ids), index, session, turn),
                 )
             )

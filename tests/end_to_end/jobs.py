@@ -1,7 +1,9 @@
 """Runs verl's trainer for a few steps on a tiny model, and collects what the probe and verl have written."""
 
+import io
 import json
 import os
+import random
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ class OptimizerStep:
     """Whether the weights changed, on any rank."""
     pad_routes: list[list[int]]
     """Experts of each token and layer of rows without a loss, where routes are recorded."""
+    images: list[bool]
+    """Whether each real row holds an image, where rows can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,10 @@ def run_job(
         }
         for index in range(512)
     ]
+    if model_kind == "qwen3_vl":
+        for row in rows:
+            row["prompt"][0]["content"] = "<image>" + row["prompt"][0]["content"]
+            row["images"] = [{"bytes": _picture(row["extra_info"]["index"])}]
     pd.DataFrame(rows).to_parquet(data)
     pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
     environment = {
@@ -127,6 +135,17 @@ def run_job(
     )
 
 
+def _picture(seed: int) -> bytes:
+    """64 x 64 pixels, or twice as many: 4 or 8 tokens."""
+    from PIL import Image
+
+    draw = random.Random(seed)
+    width, height = 64 * draw.randint(1, 2), 64
+    file = io.BytesIO()
+    Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height)).save(file, "PNG")
+    return file.getvalue()
+
+
 def _read_probe(folder: Path) -> dict:
     notes = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
     by_rank = defaultdict(list)
@@ -142,6 +161,7 @@ def _read_probe(folder: Path) -> dict:
                 real_rows=sum(note["real_rows"] for note in notes_of_step),
                 moved=any(note["moved"] for note in notes_of_step),
                 pad_routes=[slots for note in notes_of_step for slots in note["routes"]],
+                images=[image for note in notes_of_step for image in note["images"]],
             )
             for notes_of_step in zip(*ranks, strict=True)
         ]

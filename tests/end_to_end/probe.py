@@ -14,6 +14,8 @@ from pathlib import Path
 
 from wrapt import register_post_import_hook
 
+from tests.end_to_end.message_text import text_of
+
 FOLDER = "VERL_PADDING_PROBE"
 """Environment variable: where the notes go."""
 LEVELS = "VERL_PADDING_PROBE_LEVELS"
@@ -51,6 +53,7 @@ def _watch_optimizer_steps(module) -> None:
             real_rows=rows_with_loss,
             moved=moved,
             routes=_routes_of_pads(data),
+            images=_images_of(data),
         )
         return output
 
@@ -63,6 +66,14 @@ def _routes_of_pads(data) -> list:
         return []
     pairs = zip(data["routed_experts"].unbind(), data["loss_mask"].unbind(), strict=True)
     return [slots for routes, mask in pairs if not mask.any() for slots in routes.flatten(0, 1).tolist()]
+
+
+def _images_of(data) -> list[bool]:
+    """Whether each row with a loss shows the model an image, if rows can."""
+    if "multi_modal_inputs" not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return []
+    pairs = zip(data["multi_modal_inputs"], data["loss_mask"].unbind(), strict=True)
+    return ["pixel_values" in getattr(inputs, "data", inputs) for inputs, mask in pairs if mask.any()]
 
 
 def _watch_steps(module) -> None:
@@ -124,7 +135,7 @@ def _questions(keys) -> list[str]:
     if not keys:
         return []
     data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=["raw_prompt"])
-    return [messages[-1]["content"] for messages in data["raw_prompt"]]
+    return [text_of(messages[-1]) for messages in data["raw_prompt"]]
 
 
 def _watch_levels(module) -> None:

@@ -66,6 +66,13 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     return run_job(tmp_path_factory.mktemp("stock"), MISHAPS, steps=STEPS)
 
 
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    """GRPO on a model that sees, two updates: the first turn of a session holds an image, the others do not."""
+    folder = tmp_path_factory.mktemp("vision")
+    return run_job(folder, "+padding=prompt", steps=2, model_kind="qwen3_vl")
+
+
 def split(steps, per_batch):
     assert sum(per_batch) == len(steps)
     bounds = [sum(per_batch[:i]) for i in range(len(per_batch) + 1)]
@@ -113,14 +120,23 @@ def test_failed_sessions_cost_rows_and_nothing_else(grpo):
     assert grpo.metrics[FAILING_STEP]["padding/actor/optimizer_steps/total"] == PROMPTS // MINI
 
 
-@pytest.mark.parametrize("job", ["grpo", "gae"])
+@pytest.mark.parametrize("job", ["grpo", "gae", "vision"])
 def test_nothing_but_a_worker_call_sees_a_pad(job, request):
     assert_no_pad_outside_worker_calls(request.getfixturevalue(job))
 
 
-@pytest.mark.parametrize("job", ["grpo", "gae"])
+@pytest.mark.parametrize("job", ["grpo", "gae", "vision"])
 def test_no_metric_is_nan_and_rollout_and_trainer_agree(job, request):
     assert_finite_and_agreeing(request.getfixturevalue(job))
+
+
+def test_rows_with_and_without_images_train_beside_pads(vision):
+    steps = vision.optimizer_steps[ACTOR]
+    assert len(steps) == 2 * PROMPTS // MINI
+    assert all(True in step.images and False in step.images for step in steps), "sessions were meant to mix rows"
+    assert all(len(step.images) == step.real_rows for step in steps)
+    assert sum(step.rows - step.real_rows for step in steps) > 0, "no pad was met"
+    assert all(step.moved for step in steps)
 
 
 def test_actor_and_critic_take_their_own_numbers_of_steps_over_the_same_rows(gae):

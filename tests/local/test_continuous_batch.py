@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from verl_padding.local.continuous_batch import ContinuousBatch, Generation
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.local.tiny_models import IMAGE_PATCH, make_tiny_model
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3", "qwen3_moe"])
@@ -157,3 +157,49 @@ def test_top_k_and_top_p_leave_only_the_likeliest_tokens(model: Any) -> None:
 def test_a_request_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"prompt|max_new_tokens|sampling"):
         Generation(**({"prompt_ids": [1], "max_new_tokens": 1} | wrong))
+
+
+def picture_prompt(model: Any, rng: Random, n_images: int) -> Generation:
+    """Text around images of 16 to 48 patches, whose tokens take fewer positions than they are."""
+    config, ids, patches, grids = model.config, [5, 6], [], []
+    for _ in range(n_images):
+        height, width = 4, rng.choice([4, 8, 12])
+        grids.append([1, height, width])
+        patches.append(torch.randn(height * width, 3 * 2 * IMAGE_PATCH**2))
+        image = [config.image_token_id] * (height * width // 4)
+        ids += [config.vision_start_token_id, *image, config.vision_end_token_id, rng.randrange(200)]
+    images = {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)} if n_images else {}
+    return Generation(ids, rng.randint(2, 12), images=images, seed=rng.random().hex())
+
+
+def test_rows_with_and_without_images_run_together_as_they_run_alone(tmp_path) -> None:
+    folder = make_tiny_model("qwen3_vl", tmp_path)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+    torch.manual_seed(0)
+    rng = Random(0)
+    arrivals: list[list[Generation]] = [[] for _ in range(6)]
+    for number in range(12):
+        arrivals[rng.randrange(6)].append(picture_prompt(model, rng, n_images=number % 3))
+
+    finished = run(ContinuousBatch(model, max_rows=5), arrivals)
+
+    assert sum(bool(row.images) for row in finished) == 8
+    for row in finished:
+        ids = torch.tensor([row.prompt_ids + row.token_ids])
+        model.model.rope_deltas = None
+        with torch.inference_mode():
+            logits = model(
+                input_ids=ids, mm_token_type_ids=(ids == model.config.image_token_id).int(), **row.images
+            ).logits[0, len(row.prompt_ids) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(-1, ids[0, len(row.prompt_ids) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(row.log_probs), expected, rtol=0, atol=1e-5)
+
+
+def test_images_for_a_model_without_positions_for_them_are_refused(model: Any) -> None:
+    batch = ContinuousBatch(model)
+    batch.add(Generation([1, 2], 3, images={"pixel_values": torch.zeros(4, 8)}))
+    with pytest.raises(NotImplementedError, match="images are known for models with M-RoPE alone, not for Qwen"):
+        batch.step()

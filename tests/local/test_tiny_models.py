@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from verl_padding.local.tiny_models import TinyModelKind, make_byte_tokenizer, make_tiny_model
 
-KINDS: list[TinyModelKind] = ["qwen2", "qwen3", "qwen3_moe"]
+KINDS: list[TinyModelKind] = ["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
 
 
 @pytest.fixture
@@ -29,13 +29,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_is_made_and_loaded_without_a_network(kind: TinyModelKind, tmp_path: Path) -> None:
     place = make_tiny_model(kind, tmp_path)
 
-    model = AutoModelForCausalLM.from_pretrained(place)
+    auto_class = AutoModelForImageTextToText if kind == "qwen3_vl" else AutoModelForCausalLM
+    model = auto_class.from_pretrained(place)
     tokenizer = AutoTokenizer.from_pretrained(place)
 
     assert place.parent == tmp_path
     assert AutoConfig.from_pretrained(place).model_type == kind
     assert model.dtype == torch.float32
-    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.get_text_config().vocab_size == len(tokenizer)
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert sum(p.numel() for p in model.parameters()) < 300_000
 
@@ -95,3 +96,17 @@ def test_a_conversation_has_the_tokens_of_its_turns() -> None:
 
 
 _TOKENIZER = make_byte_tokenizer()
+
+
+def test_verl_finds_the_processor_of_a_model_that_sees(tmp_path: Path) -> None:
+    from PIL import Image
+    from verl.utils import hf_processor
+
+    processor = hf_processor(str(make_tiny_model("qwen3_vl", tmp_path)))
+    image = Image.new("RGB", (64, 64))
+    message = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "what?"}]}
+    text = processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=[text], images=[image], return_tensors="pt")
+    assert (inputs["input_ids"] == processor.image_token_id).sum() == 4
+    assert inputs["image_grid_thw"].tolist() == [[1, 4, 4]]
+    assert len(inputs["pixel_values"]) == 16

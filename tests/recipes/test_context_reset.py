@@ -1,22 +1,24 @@
 """The recipe's agent loop, data and job: everything short of running it, which the end-to-end tests and the demo do."""
 
 import asyncio
+import io
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
+from PIL import Image
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
 from tests.verl_config import compose_job
-from verl_padding.job import check_job
+from verl_padding.job import JobReader, check_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
 from verl_padding.recipes.context_reset.job import HERE, tiny_job
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
-from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, SYMBOLS, TINY_SOURCE
+from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, SYMBOLS, TINY_SOURCE, task_of
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "21"}, "raw_prompt": []}
 
@@ -27,7 +29,7 @@ class ScriptedServer:
     def __init__(self, tokenizer, replies):
         self.tokenizer, self.replies, self.requests = tokenizer, list(replies), []
 
-    async def generate(self, *, request_id, prompt_ids, sampling_params):
+    async def generate(self, *, request_id, prompt_ids, sampling_params, image_data):
         self.requests.append((request_id, self.tokenizer.decode(prompt_ids)))
         ids = self.tokenizer.encode(self.replies.pop(0))
         return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
@@ -135,6 +137,27 @@ def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
     assert check_job(config).strategy == "prompt"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "context_reset"
     assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
+
+
+def test_the_first_turn_of_a_picture_path_shows_the_picture_and_the_others_text(tmp_path):
+    train, _ = write_tiny_data(tmp_path, train=8, val=1, pictures=True)
+    for row in pd.read_parquet(train).to_dict("records"):
+        picture = {"role": "user", "content": [{"type": "image", **row["images"][0]}]}
+        assert row["prompt"][0]["content"] == "<image>"
+        task = task_of(row | {"raw_prompt": [picture]})
+        assert task.messages() == [picture]
+        path = row["reward_model"]["ground_truth"]
+        brightness = Image.open(io.BytesIO(row["images"][0]["bytes"])).getpixel((5, 5))[0]
+        assert brightness == {"1": 0, "2": 255}[path[0]]
+        task.react(path[0])
+        if len(path) > 1:
+            assert task.messages() == [{"role": "user", "content": SYMBOLS[int(path[1]) - 1] * 8}]
+
+
+def test_the_picture_job_is_accepted_too(tmp_path):
+    config = compose_job("+local=cpu", *tiny_job(tmp_path, pictures=True), "+padding=prompt")
+    assert check_job(config).strategy == "prompt"
+    assert JobReader(config, check_job(config)).has_vision
 
 
 def test_every_override_of_the_gpu_script_is_one_of_verls_config():

@@ -1,0 +1,6 @@
+"""verl on a CPU, without a network."""
+
+from wrapt import register_post_import_hook
+
+# Before anything imports torchvision: transformers does, by itself, wherever it is installed.
+register_post_import_hook("verl_padding.local.torchvision_ops:declare_missing_ops", "torchvision.extension")

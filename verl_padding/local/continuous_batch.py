@@ -1,13 +1,14 @@
 """Generation with transformers where requests join and leave a running batch at every token.
 
 Rows of a batch have prompts of unequal lengths and start at different times, so the slots of the key/value
-cache do not agree with positions. Every row therefore carries a mask over the slots (True where a slot holds
-one of its own tokens) and explicit positions: the log-probs are those of the row alone, up to the rounding of
-a batched matrix product (about 1e-7 in float32).
+cache do not agree with positions; nor do they where an image stands for fewer positions than it has tokens.
+Every row therefore carries a mask over the slots (True where a slot holds one of its own tokens) and explicit
+positions: the log-probs are those of the row alone, up to the rounding of a batched matrix product (about
+1e-7 in float32).
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -29,6 +30,8 @@ class Generation:
         top_k: -1 for all tokens.
         top_p: in (0, 1].
         stop_ids: tokens that end the response; the token itself is part of it.
+        images: what the model's image processor made of the prompt's images, ``pixel_values`` and ``image_grid_thw``;
+            the prompt holds their tokens. Empty for text alone.
         seed: two generations with equal seeds and equal probabilities draw the same tokens, whatever else is
             in the batch.
         token_ids, log_probs: the response; log-probs are those of the distribution that was sampled from.
@@ -41,6 +44,7 @@ class Generation:
     top_p: float = 1.0
     stop_ids: Collection[int] = ()
     seed: int | str = 0
+    images: Mapping[str, torch.Tensor] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
@@ -83,6 +87,8 @@ class ContinuousBatch:
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.bool)  # (rows, slots)
         self._next_ids = torch.zeros(0, dtype=torch.long)  # (rows,) sampled, not yet in the cache
+        # (rows,) how far a row's next position is from the number of its tokens: an image has fewer than tokens
+        self._lead = torch.zeros(0, 1, dtype=torch.long)
 
     def __len__(self) -> int:
         """Rows that run or wait."""
@@ -121,11 +127,12 @@ class ContinuousBatch:
         return joining
 
     def _decode(self) -> None:
-        positions = self._mask.sum(1, keepdim=True)  # a row's next position is the number of its tokens
+        positions = self._mask.sum(1, keepdim=True) + self._lead
         self._mask = pad(self._mask, (0, 1), value=True)
         output = self._model(
             input_ids=self._next_ids[:, None],
             attention_mask=self._mask,
+            # one for all axes of M-RoPE, too: models with it take (rows, 1) as such
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
@@ -141,21 +148,41 @@ class ContinuousBatch:
         cache = DynamicCache(config=self._model.config)
         if any(type(layer) is not DynamicLayer for layer in cache.layers):
             raise NotImplementedError("only models with full attention in every layer can be batched here")
+        images = _concatenated([row.images for row in joining if row.images])
+        positions, lead = self._prompt_positions(ids, mask, images)
         hidden = self._model.base_model(
             input_ids=ids,
             attention_mask=mask,
-            position_ids=torch.arange(slots)[None].expand(len(joining), -1),
+            position_ids=positions,
             past_key_values=cache,
             use_cache=True,
+            **images,
         ).last_hidden_state
         last = hidden[torch.arange(len(joining)), lengths - 1]
         next_ids = _sample(self._model.get_output_embeddings()(last), joining)
         if not self._rows:
-            self._cache, self._mask, self._next_ids = cache, mask, next_ids
+            self._cache, self._mask, self._next_ids, self._lead = cache, mask, next_ids, lead
         else:
             self._join(cache, mask)
             self._next_ids = torch.cat([self._next_ids, next_ids])
+            self._lead = torch.cat([self._lead, lead])
         self._rows = [*self._rows, *joining]
+
+    def _prompt_positions(
+        self, ids: torch.Tensor, mask: torch.Tensor, images: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions of prompts, (rows, slots) or with images (3, rows, slots); and their rows' lead, (rows, 1)."""
+        if not images:
+            return torch.arange(ids.shape[1])[None].expand(len(ids), -1), torch.zeros(len(ids), 1, dtype=torch.long)
+        inner = self._model.base_model
+        if not hasattr(inner, "get_rope_index"):
+            raise NotImplementedError(f"images are known for models with M-RoPE alone, not for {type(inner).__name__}")
+        return inner.get_rope_index(
+            input_ids=ids,
+            mm_token_type_ids=(ids == self._model.config.image_token_id).int(),
+            image_grid_thw=images["image_grid_thw"],
+            attention_mask=mask,
+        )
 
     def _join(self, cache: Any, mask: torch.Tensor) -> None:
         """Appends rows; the shorter side gets empty slots on its left, where a later `_keep` removes them."""
@@ -171,7 +198,7 @@ class ContinuousBatch:
         self._rows = [self._rows[index] for index in kept]
         if not kept:
             self._cache = None
-            self._mask, self._next_ids = self._mask[:0, :0], self._next_ids[:0]
+            self._mask, self._next_ids, self._lead = self._mask[:0, :0], self._next_ids[:0], self._lead[:0]
             return
         rows = torch.tensor(kept)
         mask = self._mask[rows]
@@ -179,7 +206,12 @@ class ContinuousBatch:
         for layer in self._cache.layers:
             layer.keys = layer.keys[rows][:, :, used]
             layer.values = layer.values[rows][:, :, used]
-        self._mask, self._next_ids = mask[:, used], self._next_ids[rows]
+        self._mask, self._next_ids, self._lead = mask[:, used], self._next_ids[rows], self._lead[rows]
+
+
+def _concatenated(images: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The images of several rows as a model takes them: one after another, in the rows' order."""
+    return {name: torch.cat([inputs[name] for inputs in images]) for name in images[0]} if images else {}
 
 
 def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The rollout server: a Ray actor that generates with transformers, many requests at a time."""
 
 import asyncio
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,17 +75,20 @@ class TransformersServer:
     ) -> TokenOutput:
         """Continues one prompt.
 
+        Args:
+            image_data: PIL images whose tokens the prompt holds, in order; taken by the model's image processor.
+
         Returns: the response with the step of the weights it came from. Its stop_reason is "aborted" if it
             was cut off by `abort_all_requests`; the tokens so far are in it.
 
         Raises:
             RuntimeError: the server sleeps, so there are no weights.
-            NotImplementedError: the request holds images, videos or audio.
+            NotImplementedError: the request holds videos or audio.
             ValueError: a sampling parameter is unknown or out of range.
         """
-        if image_data or video_data or audio_data:
-            raise NotImplementedError("the transformers rollout generates from text only")
-        generation = self._generation(list(prompt_ids), sampling_params)
+        if video_data or audio_data:
+            raise NotImplementedError("the transformers rollout generates from text and images only")
+        generation = self._generation(list(prompt_ids), sampling_params, self._images(image_data))
         while self._paused:
             if self._rejecting:
                 return self._output(generation, "aborted", sampling_params, self._weights_of_step)
@@ -181,7 +185,12 @@ class TransformersServer:
     async def _in_model_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
 
-    def _generation(self, prompt_ids: list[int], params: dict[str, Any]) -> Generation:
+    def _images(self, image_data: list[Any] | None) -> dict[str, torch.Tensor]:
+        if not image_data:
+            return {}
+        return dict(self._model_config.processor.image_processor(images=image_data, return_tensors="pt"))
+
+    def _generation(self, prompt_ids: list[int], params: dict[str, Any], images: dict[str, torch.Tensor]) -> Generation:
         unknown = params.keys() - _KNOWN_PARAMS - {"max_tokens", "max_new_tokens"}
         if unknown:
             raise ValueError(f"the transformers rollout does not know the sampling parameters {sorted(unknown)}")
@@ -195,7 +204,7 @@ class TransformersServer:
             stop_ids |= self._stop_ids
         # The n samples of one prompt differ by how often it was seen with these weights, not by the order of
         # arrival among other prompts: a job repeats itself as far as its rounding errors allow.
-        key = tuple(prompt_ids)
+        key = (*prompt_ids, *(zlib.crc32(tensor.numpy().tobytes()) for tensor in images.values()))
         self._times_seen[key] += 1
         return Generation(
             prompt_ids=prompt_ids,
@@ -205,6 +214,7 @@ class TransformersServer:
             top_p=params.get("top_p", config.top_p),
             stop_ids=stop_ids,
             seed=f"{config.seed} {self._replica_rank} {self._weights_of_step} {self._times_seen[key]} {key}",
+            images=images,
         )
 
     def _output(

@@ -2,15 +2,25 @@
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-TinyModelKind = Literal["qwen2", "qwen3", "qwen3_moe"]
+TinyModelKind = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
+
+IMAGE_PATCH = 16
+"""Pixels of a side of a vision model's patch; 2 x 2 patches become one token."""
+IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+MOST_IMAGE_TOKENS = 16
 
 # Qwen's own turn markers, without its default system prompt.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -20,7 +30,7 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
     """Makes a model of two layers and about 0.1 million parameters, in transformers' format, in float32.
 
     Args:
-        kind: the architecture.
+        kind: the architecture; ``qwen3_vl`` sees images and needs the extra ``vision``.
         folder: where models of all kinds and seeds are kept.
         seed: of the weights.
 
@@ -45,8 +55,8 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
     return place
 
 
-def make_byte_tokenizer() -> Any:
-    """A ``PreTrainedTokenizerFast`` of 256 bytes and three markers; any text becomes one token a byte.
+def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:
+    """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`; any text becomes one token a byte.
 
     No two bytes ever merge, so the tokens of a text are the tokens of its parts: encoding a conversation
     turn by turn gives the same tokens as encoding it whole.
@@ -64,6 +74,7 @@ def make_byte_tokenizer() -> Any:
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
     )
+    tokenizer.add_tokens([*more_tokens], special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -72,8 +83,8 @@ def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
     import torch
     import transformers
 
-    tokenizer = make_byte_tokenizer()
-    shape = {
+    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if kind == "qwen3_vl" else ())
+    shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -105,7 +116,51 @@ def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
             case "qwen3_moe":
                 config = transformers.Qwen3MoeConfig(**shape, head_dim=32, **experts)
                 model = transformers.Qwen3MoeForCausalLM(config)
+            case "qwen3_vl":
+                model = transformers.Qwen3VLForConditionalGeneration(_vision_config(shape, tokenizer))
+                _image_processor(tokenizer).save_pretrained(folder)
             case _:
                 raise ValueError(f"unknown kind of tiny model: {kind!r}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _vision_config(shape: dict[str, Any], tokenizer: Any) -> Any:
+    from transformers import Qwen3VLConfig
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
+    start, image, end, video = tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS))
+    return Qwen3VLConfig(
+        text_config=shape | {"head_dim": 32, "rope_parameters": rope},
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": shape["hidden_size"],
+            "patch_size": IMAGE_PATCH,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        **{name: shape[name] for name in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")},
+    )
+
+
+def _image_processor(tokenizer: Any) -> Any:
+    """Needs torchvision, as Qwen's processors do: it is in the extra ``vision``."""
+    from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+    token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
+    images = Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, min_pixels=token, max_pixels=MOST_IMAGE_TOKENS * token)
+    return Qwen3VLProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(),
+        chat_template=CHAT_TEMPLATE,
+    )
