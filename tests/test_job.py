@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers
 
 from tests.verl_config import compose_job
 from verl_padding.errors import PaddingConfigError
@@ -267,3 +268,19 @@ def test_equal_sessions_go_with_the_seq_mean_modes():
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
     )
     assert check_job(config).weighting == "session"
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (transformers.Qwen3MoeConfig(num_experts=6), 6),
+        (transformers.MixtralConfig(num_local_experts=5), 5),
+        (transformers.DeepseekV3Config(n_routed_experts=8), 8),
+        (transformers.Qwen2Config(), None),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_the_experts_of_a_mixture_are_counted_from_its_config(config, experts, tmp_path):
+    config.save_pretrained(tmp_path)
+    job = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}", "+padding=prompt")
+    assert JobReader(job, check_job(job)).n_experts == experts

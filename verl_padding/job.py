@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import verl
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
@@ -133,9 +133,10 @@ class JobReader:
     @cached_property
     def n_experts(self) -> int | None:
         """Routed experts of a layer of the actor, as verl counts them; None for a dense model."""
-        from verl.trainer.ppo.metric_utils import infer_moe_num_experts
+        from verl.trainer.ppo.metric_utils import infer_rollout_moe_num_experts
 
-        return infer_moe_num_experts(OmegaConf.create({"hf_config": self.model_config}))
+        count: int | None = infer_rollout_moe_num_experts(self._config.actor_rollout_ref.model)
+        return count
 
     @property
     def rejects_tokens(self) -> bool:

@@ -14,7 +14,7 @@ from verl_padding.pads.pictures import RUNS_WITHOUT_IMAGES, picture_for
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.trainer import position_ids
+from verl_padding.trainer import position_ids, text_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -34,13 +34,14 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
     with padded_and_plain(start_actor, model, *overrides) as both:
         for workers in both:  # one row a mini-batch is a case of rows of one length
             workers.execute_with_func_generator(position_ids.install_in_worker)
+            workers.execute_with_func_generator(text_rows.install_in_worker)
         yield request.param, config, *both
 
 
 def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
     patterns = [[True, True, True]]
-    if family in RUNS_WITHOUT_IMAGES:  # the others stop or hang at rows without an image, pads or not
+    if family != "gemma3":  # which leaves its tower out of a micro-batch without an image, pads or not
         patterns.append([True, False, True])
     for with_image in patterns:
         for workers in (padded_ranks, one_rank):

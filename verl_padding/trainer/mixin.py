@@ -20,7 +20,7 @@ from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
-from verl_padding.trainer import plan_packer, position_ids
+from verl_padding.trainer import plan_packer, position_ids, text_rows
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.step_metrics import (
     PLAN_SECONDS,
@@ -82,6 +82,7 @@ class PaddedTrainer(VerlTrainer):
             worker_group = getattr(self, name)
             if self._job_reader.has_vision and id(worker_group) not in wrapped:
                 worker_group.execute_with_func_generator(position_ids.install_in_worker)
+                worker_group.execute_with_func_generator(text_rows.install_in_worker)
             if self._padding.packer == "plan" and id(worker_group) not in wrapped:
                 worker_group.execute_with_func_generator(plan_packer.install_in_worker)
             # Actor and reference may be one object, and verl asks whether they are.
