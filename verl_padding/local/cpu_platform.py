@@ -1,5 +1,6 @@
 """verl's platform "cpu": what verl asks of an accelerator, answered by the host."""
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,6 +129,15 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        # For vLLM: it tells a CPU by the name of its own build, which a repackaged one need not have; its cache takes
+        # half of the machine's memory unless it is told a size, in GiB.
+        return super().rollout_env_vars() | {
+            "VLLM_TARGET_DEVICE": PLATFORM,
+            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+            "VLLM_NO_USAGE_STATS": "1",
+        }
 
     def cudart(self) -> None:
         return None

