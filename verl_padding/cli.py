@@ -60,5 +60,20 @@ def plan(
     sys.exit(show_plan(request, compare=compare, as_json=json, picture=picture))
 
 
+@app.command()
+def doctor(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
+    ] = None,
+    config_name: Annotated[str, typer.Option(help="verl's config that the overrides are for.")] = "ppo_trainer",
+) -> None:
+    """Tells whether the plug-in is in, and whether a job is one that can run; exit code 1 if something is wrong."""
+    from rich.console import Console
+
+    from verl_padding.doctor import diagnose
+
+    sys.exit(diagnose(overrides or [], config_name=config_name, console=Console()))
+
+
 if __name__ == "__main__":
     app()

@@ -7,7 +7,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from verl_padding.errors import PaddingError
-from verl_padding.job import MODE_PREFIX, STOCK_MODES, check_job
+from verl_padding.job import MODE_PREFIX, STOCK_MODES, check_job, stock_mode
 
 
 class CheckJobBeforeStart(Callback):
@@ -18,9 +18,6 @@ class CheckJobBeforeStart(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        mode = config.trainer.v1.trainer_mode
-        if mode in STOCK_MODES:
-            config.trainer.v1.trainer_mode = MODE_PREFIX + mode
         _exit_if_refused(config)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -28,8 +25,26 @@ class CheckJobBeforeStart(Callback):
         _exit_if_refused(config)
 
 
+def raise_to_padded(config: DictConfig) -> str:
+    """Puts the padded counterpart in the place of a stock trainer mode; returns the verl mode that the job extends.
+
+    Raises:
+        PaddingConfigError: a trainer that pads nothing, or that nobody knows.
+    """
+    mode: str = config.trainer.v1.trainer_mode
+    if mode in STOCK_MODES:
+        config.trainer.v1.trainer_mode = MODE_PREFIX + mode
+        return mode
+    if mode.startswith(MODE_PREFIX):
+        return stock_mode(mode)
+    # Only now: it imports verl's trainers, which takes seconds.
+    from verl_padding.trainer.trainers import extended_mode
+
+    return extended_mode(mode)
+
+
 def _exit_if_refused(config: DictConfig) -> None:
     try:
-        check_job(config)
+        check_job(config, raise_to_padded(config))
     except PaddingError as refusal:
         sys.exit(f"verl_padding: {refusal}")

@@ -38,8 +38,11 @@ of a micro-batch."""
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
 
 
-def check_job(config: DictConfig) -> PaddingConfig:
+def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     """Refuses, before any worker starts, a job that cannot run; returns its padding section.
+
+    Args:
+        mode: the verl mode that the job's trainer extends, if it is a trainer under a name of its own.
 
     Raises:
         PaddingConfigError: one message with the setting, its value and the fix.
@@ -49,7 +52,7 @@ def check_job(config: DictConfig) -> PaddingConfig:
         raise PaddingConfigError(
             "trainer.use_v1=False: the padded trainers extend verl's v1 trainers. Set trainer.use_v1=True."
         )
-    mode = stock_mode(config.trainer.v1.trainer_mode)
+    mode = mode or stock_mode(config.trainer.v1.trainer_mode)
     sync_step = parameter_sync_step(config, mode)
     if config.data.train_batch_size % sync_step:
         raise PaddingConfigError(
@@ -61,7 +64,7 @@ def check_job(config: DictConfig) -> PaddingConfig:
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if _uses_critic(config):
         _check_loss(config.critic, "critic")
-    roles = JobReader(config, padding)
+    roles = JobReader(config, padding, mode)
     roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
     return padding
 
@@ -72,7 +75,8 @@ def stock_mode(trainer_mode: str) -> str:
     if mode == trainer_mode or mode not in STOCK_MODES:
         raise PaddingConfigError(
             f"trainer.v1.trainer_mode={trainer_mode!r}: not a padded trainer. Choices: "
-            f"{', '.join(MODE_PREFIX + known for known in STOCK_MODES)}."
+            f"{', '.join(MODE_PREFIX + known for known in STOCK_MODES)}, or the name of a registered trainer that "
+            "extends one of theirs."
         )
     return mode
 
@@ -83,10 +87,15 @@ def parameter_sync_step(config: DictConfig, mode: str) -> int:
 
 
 class JobReader:
-    """The parts of a verl config that decide how a batch is planned."""
+    """The parts of a verl config that decide how a batch is planned.
 
-    def __init__(self, config: DictConfig, padding: PaddingConfig):
+    Args:
+        mode: the verl mode that the job's trainer extends; by default the one that the name of the trainer says.
+    """
+
+    def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
         self._config = config
+        self._mode = mode or stock_mode(config.trainer.v1.trainer_mode)
         self._padding = padding
         self._actor = config.actor_rollout_ref.actor
         self._rollout = config.actor_rollout_ref.rollout
@@ -183,11 +192,10 @@ class JobReader:
             inference[LOG_PROB] = Pass(**self._actor_pass(dp_sizes[LOG_PROB], training=False))
         if self._uses_ref and not ref_in_actor:
             inference[REF] = Pass(**self._ref_pass(dp_sizes[REF]))
-        mode = stock_mode(self._config.trainer.v1.trainer_mode)
         try:
             return Job(
                 strategy=self._padding.strategy,
-                prompts=self._config.data.train_batch_size // parameter_sync_step(self._config, mode),
+                prompts=self._config.data.train_batch_size // parameter_sync_step(self._config, self._mode),
                 sessions_per_prompt=self._rollout.n,
                 updates=updates,
                 inference=inference,

@@ -1,42 +1,39 @@
 """Entry point in group ``verl.plugins``: loaded by ``import verl`` in every process, Ray workers included.
 
-verl only imports this module and logs a failure at DEBUG, so the module stays light: it leaves a note
-for each heavy module of verl or Hydra, and the work is done when (and if) that module is imported.
+verl only imports this module, and swallows an exception of it with a line at DEBUG. So it imports nothing but the
+standard library before it can speak, and a job that asks for padding while the plug-in is broken ends here: verl would
+train it unpadded without a word, since Hydra takes ``+padding=prompt`` for a plain string where it finds no group.
 """
 
 import logging
-import os
-from types import ModuleType
-
-from wrapt import register_post_import_hook
+import sys
+from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
 
-# Whatever fails below, verl must go on as if we were not installed. Who asked for a padded trainer, or for the config
-# group, is told by verl ("Unknown trainer 'padded_sync'") or by Hydra; why is told here.
+def asks_for_padding(arguments: Sequence[str]) -> str | None:
+    """The argument of a command line that wants this plug-in, if there is one: ``+padding=prompt``, for example."""
+    for argument in arguments:
+        key, _, value = argument.lstrip("+").partition("=")
+        if key.split(".")[0] == "padding" or (key == "trainer.v1.trainer_mode" and value.startswith("padded_")):
+            return argument
+    return None
 
 
-def _register_trainers(_: ModuleType) -> None:
-    try:
-        import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
-    except Exception:
-        logger.exception("verl_padding: the padded trainers could not be registered")
+def speak_of_a_failure(what: str) -> None:
+    """To call where an exception is handled: logs it, and ends a process whose command line asks for padding.
+
+    Without that, verl must go on as if the plug-in were not installed.
+    """
+    logger.exception("verl_padding: %s", what)
+    argument = asks_for_padding(sys.argv[1:])
+    if argument is not None:
+        # Not an Exception: verl swallows those.
+        sys.exit(f"verl_padding: {argument}: {what} (the reason is above). Run `verl-padding doctor`, or leave it out.")
 
 
-def _register_config_group(_: ModuleType) -> None:
-    try:
-        from hydra.core.plugins import Plugins
-
-        from verl_padding.hydra_search_path import VerlPaddingSearchPath
-
-        Plugins.instance().register(VerlPaddingSearchPath)
-    except Exception:
-        logger.exception("verl_padding: the config groups could not be put on Hydra's search path")
-
-
-register_post_import_hook(_register_trainers, "verl.trainer.ppo.v1")
-register_post_import_hook(_register_config_group, "hydra")
-
-if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    from verl_padding.local import registration  # noqa: F401  (leaves its own notes)
+try:
+    import verl_padding.verl_hooks  # noqa: F401  (leaves its notes on import)
+except Exception:
+    speak_of_a_failure("the plug-in could not be loaded")

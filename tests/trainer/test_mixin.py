@@ -65,7 +65,7 @@ def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkey
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(mode, monkeypatch):
     trainer = padded_trainer()
-    trainer._stock_mode = mode
+    trainer.extends = mode
     trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
     content, seen = queue_content(), []
     stock = get_trainer_cls("sync")

@@ -27,7 +27,6 @@ def padded_trainer(*overrides, dp_size=2):
     trainer = object.__new__(get_trainer_cls("padded_sync"))
     trainer._padding = check_job(config)
     trainer._job_reader = JobReader(config, trainer._padding)
-    trainer._stock_mode = "sync"
     trainer._padded_batch = None
     trainer._trained = []
     trainer._schema = Schema(trainer._padding.fields)

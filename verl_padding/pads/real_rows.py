@@ -1,0 +1,65 @@
+"""The real rows of whatever carries tags or the ``is_padding`` column: for code of your own that may meet a pad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.protocol import DataProto
+
+from verl_padding.pads.columns import IS_PADDING
+from verl_padding.pads.queue import KVBatchMeta
+
+
+@singledispatch
+def real_rows(batch: Any) -> Any:
+    """The same without pads, in the same order; rows that nothing marks as pads are real.
+
+    Args:
+        batch: a ``KVBatchMeta``; a list of tags (dicts); a ``TensorDict`` or a ``DataProto`` of worker data, whose
+            column ``is_padding`` (R,) says which rows are pads.
+
+    Returns: the same type, with the real rows only.
+
+    Raises:
+        TypeError: of anything else.
+    """
+    kind = type(batch).__name__
+    raise TypeError(f"{kind}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataProto")
+
+
+@real_rows.register
+def _(batch: KVBatchMeta) -> KVBatchMeta:
+    return batch.select_keys(
+        [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get(IS_PADDING, False)]
+    )
+
+
+@real_rows.register(list)
+@real_rows.register(tuple)
+def _(tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [tag for tag in tags if not tag.get(IS_PADDING, False)]
+
+
+@real_rows.register
+def _(batch: TensorDict) -> TensorDict:
+    from verl.utils import tensordict_utils as tu
+
+    return tu.index_select_tensor_dict(batch, _real_places(batch))
+
+
+@real_rows.register
+def _(batch: DataProto) -> DataProto:
+    assert batch.batch is not None
+    return batch.select_idxs(_real_places(batch.batch))
+
+
+def _real_places(batch: TensorDict) -> torch.Tensor:
+    """Places of the real rows, (real rows,) int64."""
+    if IS_PADDING not in batch.keys():  # noqa: SIM118  (a TensorDict)
+        return torch.arange(len(batch))
+    is_pad = batch[IS_PADDING]
+    return torch.nonzero(~torch.as_tensor(is_pad).reshape(len(batch)).bool())[:, 0]

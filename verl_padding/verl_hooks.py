@@ -1,0 +1,36 @@
+"""Leaves a note for each heavy module of verl or Hydra: the work is done when, and if, that module is imported."""
+
+import os
+from types import ModuleType
+
+from wrapt import register_post_import_hook
+
+from verl_padding.plugin import speak_of_a_failure
+
+
+def _register_trainers(trainers: ModuleType) -> None:
+    try:
+        import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
+        from verl_padding.trainer.stock_guard import refuse_padding_in_stock_trainers
+
+        refuse_padding_in_stock_trainers(trainers.PPOTrainer)
+    except Exception:
+        speak_of_a_failure("the padded trainers could not be registered")
+
+
+def _register_config_group(_: ModuleType) -> None:
+    try:
+        from hydra.core.plugins import Plugins
+
+        from verl_padding.hydra_search_path import VerlPaddingSearchPath
+
+        Plugins.instance().register(VerlPaddingSearchPath)
+    except Exception:
+        speak_of_a_failure("the config groups could not be put on Hydra's search path")
+
+
+register_post_import_hook(_register_trainers, "verl.trainer.ppo.v1")
+register_post_import_hook(_register_config_group, "hydra")
+
+if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    from verl_padding.local import registration  # noqa: F401  (leaves its own notes)
