@@ -61,6 +61,28 @@ def plan(
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script.")],
+    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("runs.png"),
+) -> None:
+    """Draws runs into one picture: reward, optimizer steps, gradient norm and pads of each step."""
+    from rich.console import Console
+
+    from verl_padding.errors import PaddingError
+    from verl_padding.run_curves import RunCurves, draw, table_of
+
+    console = Console()
+    try:
+        curves = [RunCurves.read(folder) for folder in runs]
+        draw(curves, picture)
+    except PaddingError as refusal:
+        Console(stderr=True).print(str(refusal), style="red", markup=False)
+        sys.exit(1)
+    console.print(table_of(curves))
+    console.print(f"picture {picture}")
+
+
+@app.command()
 def doctor(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")

