@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The recipe on a CPU: two FSDP2 ranks, a tiny random model, about six minutes. Leave out +padding=prompt for stock verl:
-#   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 +padding=rows
+#   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 padding.seed=3
+#   PADDING=+padding=rows bash run_tiny_cpu.sh another strategy
 #   PADDING= bash run_tiny_cpu.sh              stock verl
 #   PICTURES=1 bash run_tiny_cpu.sh            sessions that start with a picture
 set -euo pipefail

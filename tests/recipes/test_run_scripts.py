@@ -1,0 +1,44 @@
+"""The recipes' run scripts: their overrides fit verl's config, and each looks at the job before it starts it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.verl_config import compose_job
+from verl_padding.job import check_job
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
+GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
+
+
+def test_there_are_scripts_for_both_recipes_and_both_kinds_of_machine():
+    assert {path.parent.name for path in SCRIPTS} == {"context_reset", "subagents"}
+    assert {path.parent.name for path in GPU_SCRIPTS} == {"context_reset", "subagents"}
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.sh")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_shell_can_read_it(path):
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_doctor_looks_at_the_job_before_it_starts_and_the_flag_can_be_left_out(path):
+    script = path.read_text()
+    doctor = script.index('\nverl-padding doctor "${job[@]}"\n')
+    assert doctor < script.index('\npython -m verl.trainer.main_ppo "${job[@]}"')
+    assert "${PADDING-+padding=prompt}" in script
+    assert "set -euo pipefail" in script
+
+
+@pytest.mark.parametrize("path", GPU_SCRIPTS, ids=lambda path: path.parent.name)
+def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
+    script = path.read_text()
+    words = re.sub(r"\$\{?[\w-]+(\+padding=prompt)?\}?|\"", "x", script[script.index("job=(") : script.index("\n)")])
+    overrides = [word for word in words.split()[1:] if "=" in word]
+    assert len(overrides) > 20
+    config = compose_job("+padding=prompt", *overrides)
+    assert check_job(config).strategy == "prompt"
+    assert config.actor_rollout_ref.rollout.name == "vllm"
