@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from importlib.util import find_spec
 
 from packaging.requirements import Requirement
@@ -124,9 +124,15 @@ def registrations() -> Iterator[Finding]:
         fix = f"pip install {PACKAGE}, into the environment that verl is in, once."
         yield Finding("entry point", f"{len(found)} of them", "1", False, fix)
         return
-    yield _tried("entry point", found[0].value, found[0].load)
+    yield _tried("entry point", found[0].value, lambda: _load(found[0]))
     yield _tried("trainers", "registered", _look_for_trainers)
     yield _tried("config groups", "found by Hydra", _look_for_config_groups)
+
+
+def _load(entry: EntryPoint) -> None:
+    entry.load()
+    # The entry point itself logs what goes wrong behind it, and goes on.
+    import verl_padding.verl_hooks  # noqa: F401
 
 
 def _look_for_trainers() -> None:

@@ -28,7 +28,7 @@ class RunCurves:
         name: of its folder.
         steps: numbers of the training steps.
         reward: mean reward of the sessions.
-        optimizer_steps: of the actor, an epoch. Those of a stock run follow from its rows and its config, by verl's rule.
+        optimizer_steps: of the actor, an epoch. Those of a stock run follow from its rows and its config.
         grad_norm: verl's ``actor/grad_norm``: of the step, its mean over the optimizer steps.
         pads: rows that were added.
         real_rows: rows of the sessions.
@@ -54,8 +54,8 @@ class RunCurves:
             if not found:
                 raise PaddingDataError(
                     f"{folder / name}: not there, or empty. Start the run with trainer.logger=[console,file], "
-                    f"VERL_FILE_LOGGER_PATH={folder / METRICS} and trainer.rollout_data_dir={folder / ROLLOUTS}, as the "
-                    "run scripts of the recipes do."
+                    f"VERL_FILE_LOGGER_PATH={folder / METRICS} and trainer.rollout_data_dir={folder / ROLLOUTS}, as "
+                    "the run scripts of the recipes do."
                 )
         steps = sorted(metrics.keys() & rows.keys())
         if all(OPTIMIZER_STEPS in metrics[step] for step in steps):
@@ -81,8 +81,8 @@ def _stock_rule(folder: Path) -> StockRule:
         config = OmegaConf.load(folder / CONFIG)
     except FileNotFoundError as error:
         raise PaddingDataError(
-            f"{folder / CONFIG}: not there, and a run of stock verl tells its optimizer steps by nothing else. Start it "
-            f"with hydra.run.dir={folder / CONFIG.parts[0]}."
+            f"{folder / CONFIG}: not there, and a run of stock verl tells its optimizer steps by nothing else. Start "
+            f"it with hydra.run.dir={folder / CONFIG.parts[0]}."
         ) from error
     return StockRule.of_config(config)  # type: ignore[arg-type]
 

@@ -1,6 +1,7 @@
 """The arithmetic tool: exact, and strict about what it takes."""
 
 import asyncio
+import contextlib
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -37,11 +38,12 @@ def test_precedence_and_signs_are_those_of_arithmetic():
     assert evaluate("0.1 + 0.2") == Fraction(3, 10)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "1 +", "2 ** 9", "9 // 2", "1_0", "1e9", "0x10", "abs(-1)", "a", "().__class__", "1, 2", "(" * 99 + ")" * 99]
-    + ["1 2", "1; 2", "1\n2", "1 if 1 else 2", "1 / 0", "1" * (LONGEST + 1), "\u0661", "1..2", "(1)(2)", "[1]"],
-)
+NO_NUMBERS = ["", "1 +", "1..2", "1 2", "1\n2", "abs(-1)", "a", "().__class__", "[1]", "\u0661", "(" * 99 + ")" * 99]
+NO_ARITHMETIC = ["2 ** 9", "9 // 2", "1_0", "1e9", "0x10", "1, 2", "1; 2", "1 if 1 else 2", "(1)(2)"]
+NO_VALUE = ["1 / 0", "1" * (LONGEST + 1)]
+
+
+@pytest.mark.parametrize("text", [*NO_NUMBERS, *NO_ARITHMETIC, *NO_VALUE])
 def test_anything_else_is_refused(text):
     with pytest.raises(NotArithmeticError):
         evaluate(text)
@@ -49,10 +51,8 @@ def test_anything_else_is_refused(text):
 
 @given(st.text(max_size=60))
 def test_no_text_does_anything_but_give_a_number_or_a_refusal(text):
-    try:
+    with contextlib.suppress(NotArithmeticError):
         assert isinstance(evaluate(text), Fraction)
-    except NotArithmeticError:
-        pass
 
 
 @pytest.mark.parametrize(("value", "text"), [(Fraction(3), "3"), (Fraction(-3, 4), "-0.75"), (Fraction(1, 3), "1/3")])

@@ -110,7 +110,7 @@ def test_a_sub_agent_that_fails_costs_its_row_and_the_lead_is_told():
 
 
 def test_there_are_no_more_sub_agents_than_the_limit_says():
-    rows, server, tokenizer = play([("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1)
+    rows, server, _ = play([("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1)
     assert len(rows) == 2
     assert len(server.requests) == 3
 

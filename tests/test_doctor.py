@@ -1,0 +1,136 @@
+"""``verl-padding doctor``: what is in, what is not, whether a job can run; in a process of its own, as users start it."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import requires
+
+import pytest
+
+from verl_padding import doctor
+from verl_padding.local.tiny_models import make_tiny_model
+
+BREAK_HYDRA_HOOK = "import sys; sys.modules['verl_padding.hydra_search_path'] = None\n"
+BREAK_TRAINERS = "import sys; sys.modules['verl_padding.trainer.mixin'] = None\n"
+NO_ENTRY_POINT = (
+    "import importlib.metadata as m; real = m.entry_points\n"
+    "m.entry_points = lambda **kw: [e for e in real(**kw) if e.name != 'verl_padding']\n"
+)
+
+
+def run_doctor(*overrides: str, before: str = "", **environment: str) -> tuple[int, str]:
+    """Exit code and everything that is said, with some Python before it starts."""
+    code = f"{before}import sys; sys.argv[0] = 'verl-padding'; from verl_padding.cli import app; app()"
+    env = os.environ | {"COLUMNS": "200"} | environment
+    command = [sys.executable, "-c", code, "doctor", *overrides]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> list[str]:
+    """Overrides of a job that can run."""
+    folder = tmp_path_factory.mktemp("job")
+    model = make_tiny_model("qwen2", folder)
+    return [
+        "+local=cpu",
+        f"actor_rollout_ref.model.path={model}",
+        f"data.train_files={folder / 'train.parquet'}",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=4",
+        "algorithm.adv_estimator=grpo",
+    ]
+
+
+def test_where_all_is_well_every_fixed_package_is_listed_with_what_is_supported():
+    code, said = run_doctor()
+    assert code == 0, said
+    for package in doctor.STACK:
+        (line,) = [line for line in said.splitlines() if f" {package} " in line]
+        assert "ok" in line
+        (wanted,) = [
+            each for each in requires("verl_padding") or [] if each.startswith(package) and "extra" not in each
+        ]
+        assert any(part in line for part in wanted.removeprefix(package).split(",")), (wanted, line)
+    for found in ("verl_padding.plugin", "registered", "found by Hydra", "Nothing is wrong"):
+        assert found in said
+
+
+def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypatch):
+    monkeypatch.setattr(doctor, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0"))
+    findings = {finding.subject: finding for finding in doctor.versions()}
+    assert not findings["verl"].ok
+    assert findings["verl"].found == "0.8.0"
+    assert "0.9.1" in findings["verl"].wanted
+    assert findings["verl"].reason.startswith("pip install 'verl")
+    assert findings["ray"].found == "missing"
+    assert not findings["wrapt"].ok, "a package that is not always shown is, where it does not fit"
+
+
+@pytest.mark.parametrize(
+    ("before", "failed"),
+    [
+        (BREAK_HYDRA_HOOK, "config groups"),
+        (BREAK_TRAINERS, "trainers"),
+        ("sys = __import__('sys'); sys.modules['wrapt'] = None\n", "entry point"),
+    ],
+    ids=["Hydra hook", "trainers", "entry point"],
+)
+def test_what_fails_is_told_with_its_traceback(before, failed):
+    code, said = run_doctor(before=before)
+    assert code == 1
+    assert f"{failed}: failed" in said
+    assert "Traceback" in said
+    assert "ImportError" in said or "ModuleNotFoundError" in said
+
+
+def test_a_missing_entry_point_and_a_policy_that_leaves_it_out_are_told():
+    code, said = run_doctor(before=NO_ENTRY_POINT)
+    assert code == 1
+    assert "entry point: 0 of them" in said
+    code, said = run_doctor(VERL_USE_EXTERNAL_PLUGINS="none")
+    assert code == 1
+    assert "verl loads no plug-in but these: none" in said
+
+
+def test_a_job_that_can_run_is_told_in_words(job):
+    code, said = run_doctor(*job, "+padding=prompt")
+    assert code == 0, said
+    assert "padded_sync" in said
+    assert "prompt, 8 prompts x 4 sessions a batch" in said
+    assert "4 optimizer steps a batch, 2 data-parallel ranks" in said
+    assert "verl's own check" in said
+
+
+def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
+    code, said = run_doctor(*job)
+    assert code == 0, said
+    assert "not asked for: verl trains as if the plug-in were not there" in said
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("padding.strategy=promt", "padding.strategy='promt': not a choice. Choices: prompt, rows, lcm."),
+        ("actor_rollout_ref.rollout.m=4", "Could not override 'actor_rollout_ref.rollout.m'"),
+        ("trainer.v1.trainer_mode=mine", "trainer.v1.trainer_mode='mine': Unknown trainer 'mine'"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=16", "prompts_per_mini_batch=16 of 'actor' does not divide prompts=8"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_with_the_reason(job, override, told):
+    code, said = run_doctor(*job, "+padding=prompt", override)
+    assert code == 1
+    assert told in said.replace("\n", " ") or told in said, said
+
+
+def test_a_group_that_hydra_does_not_find_is_no_valid_job(job):
+    code, said = run_doctor(*job, "+padding=prompt", before=BREAK_HYDRA_HOOK)
+    assert code == 1
+    assert "config groups: failed" in said
+
+
+def test_ray_is_not_started(job):
+    before = "import ray\ndef no(*a, **k): raise AssertionError('Ray was started')\nray.init = no\n"
+    code, said = run_doctor(*job, "+padding=prompt", before=before)
+    assert code == 0, said
