@@ -26,9 +26,10 @@ class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
     strategy: Strategy = "prompt"
-    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, all rows of a prompt together. ``rows``: an
-    even share of the rows, without regard to prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads among them, and
-    as many steps as that takes, as in verl. With the first two the optimizer steps of a batch are the configured ones."""
+    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, all rows of a prompt together. ``rows``:
+    an even share of the rows, without regard to prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads among
+    them, and as many steps as that takes, as in verl. With the first two the optimizer steps of a batch are the
+    configured ones."""
 
     denominator: Denominator = "rows"
     """What the seq-mean loss modes divide by: the real ``rows`` of the mini-batch, or the ``nominal``
@@ -48,8 +49,8 @@ class PaddingConfig:
 
     multimodal: Multimodal = "auto"
     """What pads show the vision tower of a model: nothing (``empty``), the smallest image (``minimal``), or what the
-    model's type needs so that the tower runs on every rank (``auto``, which refuses a type that it does not know). Of no
-    meaning for models without one."""
+    model's type needs so that the tower runs on every rank (``auto``, which refuses a type that it does not know). Of
+    no meaning for models without one."""
 
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
     """Roles of fields of your own that neither verl nor their shapes explain: name -> role, or
@@ -60,8 +61,8 @@ class PaddingConfig:
     verl), or the operations that the ``model`` of each role takes, by its Hugging Face config."""
 
     packer: Packer = "verl"
-    """Who cuts micro-batches by tokens: ``verl`` in the workers, each rank its own rows, or the ``plan``, which
-    makes micro-batches cost the same on all ranks. Without dynamic batch sizes there is nothing to choose."""
+    """Who cuts micro-batches by tokens: ``verl`` in the workers, each rank its own rows, or the ``plan``, which makes
+    micro-batches cost the same on all ranks. Without dynamic batch sizes there is nothing to choose."""
 
     def __post_init__(self) -> None:
         _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))
