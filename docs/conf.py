@@ -18,6 +18,7 @@ exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 3
 nitpicky = True
+smartquotes = False
 
 html_theme = "furo"
 html_title = f"{project} {release}"

@@ -28,6 +28,7 @@ LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 CODE = re.compile(r"`(?P<code>[^`]+)`")
 FOLDERS = ("verl_padding", "tests", "recipes", "benchmarks", "configs", "docs", ".ci")
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*")
+METRIC = re.compile(r"(timing_s/)?padding/")
 MODULE = re.compile(r"-m (?P<name>(?:tests|benchmarks|recipes|verl_padding)[\w.]*)")
 
 
@@ -110,7 +111,7 @@ def logged_metrics() -> set[str]:
         for name in (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb")
     }
     told |= set(step_metrics.worker_metrics(of_workers, {}, dict.fromkeys(step_metrics.TIMERS.values(), 1.0)))
-    constants = {value for value in vars(step_metrics).values() if isinstance(value, str) and "padding/" in value[:16]}
+    constants = {value for value in vars(step_metrics).values() if isinstance(value, str) and METRIC.match(value)}
     constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
     assert len(constants) >= 15
     told |= {constant for constant in constants if "{" not in constant}
