@@ -27,7 +27,8 @@ def meanings(config: type) -> dict[str, str]:
     found = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            assert isinstance(field.target, ast.Name) and isinstance(text.value.value, str)
+            assert isinstance(field.target, ast.Name)
+            assert isinstance(text.value.value, str)
             found[field.target.id] = " ".join(inspect.cleandoc(text.value.value).split()).replace("``", "`")
     return found
 
