@@ -26,38 +26,43 @@ class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
     strategy: Strategy = "prompt"
-    """What a mini-batch is made of: ``prompt`` keeps all rows of a prompt together, ``rows`` spreads rows
-    evenly without regard to prompts, ``lcm`` keeps verl's fixed mini-batch size and number of steps."""
+    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, all rows of a prompt together. ``rows``:
+    an even share of the rows, without regard to prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads among
+    them, and as many steps as that takes, as in verl. With the first two the optimizer steps of a batch are the
+    configured ones."""
 
     denominator: Denominator = "rows"
     """What the seq-mean loss modes divide by: the real ``rows`` of the mini-batch, or the ``nominal``
-    ppo_mini_batch_size x rollout.n."""
+    ppo_mini_batch_size x rollout.n, as in verl."""
 
     weighting: Weighting = "row"
     """What weighs the same in the actor's seq-mean losses: a ``row``, as in verl, or a ``session``, however many rows
     it was split into."""
 
     seed: int = 0
-    """Seeds the planner's shuffle (``actor.shuffle``, ``critic.shuffle``), together with the global step."""
+    """Seeds the planner's shuffle (``actor.shuffle``, ``critic.shuffle``), together with the global step. From 0 on;
+    without a shuffle nothing is drawn."""
 
     pad_length: int | Literal["auto"] = "auto"
-    """Tokens of a pad row, prompt and response together; ``auto`` for the fewest that the job's engines do not round
-    up."""
+    """Tokens of a pad, prompt and response together, from 2 on. ``auto`` takes the fewest that the job's engines do not
+    round up; a number that they would round up is refused."""
 
     multimodal: Multimodal = "auto"
-    """What pads show the vision tower of a model: nothing (``empty``), the smallest image (``minimal``), or what its
-    type needs so that the tower runs on every rank (``auto``)."""
+    """What pads show the vision tower of a model: nothing (``empty``), the smallest image (``minimal``), or what the
+    model's type needs so that the tower runs on every rank (``auto``, which refuses a type that it does not know). Of
+    no meaning for models without one."""
 
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
-    """Roles of fields that neither verl nor their shapes explain: name -> role, or ``{role: .., fill: ..}``."""
+    """Roles of fields of your own that neither verl nor their shapes explain: name -> role, or
+    ``{role: .., fill: ..}``."""
 
     cost_model: CostModel = "attention"
-    """What the planner balances over the ranks: ``tokens`` (L), ``attention`` (24576 L + L^2), or the operations
-    that the ``model`` of each role takes, by its Hugging Face config."""
+    """What the planner balances over the ranks, for a row of L tokens: ``tokens`` (L), ``attention`` (24576 L + L^2, as
+    verl), or the operations that the ``model`` of each role takes, by its Hugging Face config."""
 
     packer: Packer = "verl"
-    """Who cuts micro-batches by tokens: ``verl`` in the workers, each rank its own rows, or the ``plan``, which
-    makes micro-batches cost the same on all ranks. Without dynamic batch sizes there is nothing to choose."""
+    """Who cuts micro-batches by tokens: ``verl`` in the workers, each rank its own rows, or the ``plan``, which makes
+    micro-batches cost the same on all ranks. Without dynamic batch sizes there is nothing to choose."""
 
     def __post_init__(self) -> None:
         _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))

@@ -1,0 +1,197 @@
+"""The documentation: the site builds, and what its pages name is there."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import fields
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from verl_padding.config import PaddingConfig
+from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
+from verl_padding.trainer import step_metrics
+from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
+PROMISES = sorted(p for p in (DOCS / "promises").glob("*.md") if p.name != "index.md")
+
+FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>.*?)\n(?P<code>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
+COMMENT = re.compile(r"^%.*$", re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+CODE = re.compile(r"`(?P<code>[^`]+)`")
+FOLDERS = ("verl_padding", "tests", "recipes", "benchmarks", "configs", "docs", ".ci")
+PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*")
+METRIC = re.compile(r"(timing_s/)?padding/")
+MODULE = re.compile(r"-m (?P<name>(?:tests|benchmarks|recipes|verl_padding)[\w.]*)")
+
+
+def names(pages=PAGES):
+    """A page's name for pytest."""
+    return [page.relative_to(ROOT).as_posix() for page in pages]
+
+
+def read(page: Path) -> str:
+    """The text of a page as a reader sees it."""
+    return COMMENT.sub("", page.read_text())
+
+
+def named_paths(text: str) -> set[str]:
+    """Paths of the repository in code, in a line or in a block; and the files of modules that are run."""
+    prose = FENCE.sub("", text)
+    codes = [match["code"] for match in CODE.finditer(prose)] + [match["code"] for match in FENCE.finditer(text)]
+    paths = {path.rstrip(".") for code in codes for path in PATH.findall(code)}
+    return paths | {match["name"].replace(".", "/") + ".py" for code in codes for match in MODULE.finditer(code)}
+
+
+def functions_of(path: str) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as ``.ci/run`` builds it."""
+    pytest.importorskip("sphinx", reason="takes the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", folder / "doctrees"]
+    build = subprocess.run([*command, DOCS, folder / "html"], cwd=ROOT, capture_output=True, text=True)
+    assert build.returncode == 0, build.stdout + build.stderr
+    return folder / "html"
+
+
+def test_the_site_builds_without_a_warning_and_has_every_page(site):
+    for page in PAGES[1:]:
+        assert (site / page.relative_to(DOCS).with_suffix(".html")).is_file()
+    assert (site / "_images" / "way_of_the_data.svg").is_file()
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    loaded = re.compile(r"<(?:script|img|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//", re.IGNORECASE)
+    assert not [page.name for page in site.rglob("*.html") if loaded.search(page.read_text())]
+
+
+def test_the_settings_page_shows_each_setting_with_its_default(site):
+    page = (site / "settings.html").read_text()
+    rows = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)]
+    cells = [[unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in rows if row]
+    shown = {row[0]: row for row in cells}
+    assert {f"padding.{field.name}" for field in fields(PaddingConfig)} == set(shown)
+    for field in fields(PaddingConfig):
+        value = getattr(PaddingConfig(), field.name)
+        _, default, choices, meaning = shown[f"padding.{field.name}"]
+        assert default == ("none" if value == {} else str(value))
+        assert choices
+        assert len(meaning) > 20
+    assert shown["padding.strategy"][2] == "prompt, rows, lcm"
+    assert shown["padding.pad_length"][2] == "a whole number, auto"
+
+
+def logged_metrics() -> set[str]:
+    """Names of all metrics that the plug-in's functions give for jobs of all calls, and those of its constants."""
+    calls = {"dp_size": 2, "token_budget": 64}
+    rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(4) for s in range(2)], [9 + p for p in range(8)])
+    job = Job(
+        strategy="prompt",
+        prompts=4,
+        sessions_per_prompt=2,
+        updates={name: Update(**calls, prompts_per_mini_batch=2) for name in (ACTOR, CRITIC)},
+        inference={name: Pass(**calls) for name in (LOG_PROB, REF, VALUES)},
+        packer="plan",
+    )
+    told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, updates=[ACTOR, CRITIC], pad_length=2))
+    of_workers = {
+        f"{update}/{name}": 1.0
+        for update in (ACTOR, CRITIC)
+        for name in (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb")
+    }
+    told |= set(step_metrics.worker_metrics(of_workers, {}, dict.fromkeys(step_metrics.TIMERS.values(), 1.0)))
+    constants = {value for value in vars(step_metrics).values() if isinstance(value, str) and METRIC.match(value)}
+    constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
+    assert len(constants) >= 15
+    told |= {constant for constant in constants if "{" not in constant}
+    for constant in constants:
+        pattern = re.sub(r"\\{\w+\\}", "[a-z_]+", re.escape(constant))
+        assert any(re.fullmatch(pattern, name) for name in told), f"{constant}: this job does not log it"
+    return told
+
+
+def test_each_metric_has_one_line_and_each_line_a_metric():
+    lines = re.findall(r"^\| `([^`]+)` \| [^|]{10,} \| [^|]{4,} \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    assert len(lines) == (DOCS / "metrics.md").read_text().count("\n| `")
+    patterns = {
+        line: re.escape(line)
+        .replace("<update>", "(actor|critic)")
+        .replace("<call>", "(actor|critic|log_prob|ref|values)")
+        for line in lines
+    }
+    metrics = logged_metrics()
+    of_metric = {name: [line for line in lines if re.fullmatch(patterns[line], name)] for name in metrics}
+    assert {name: found for name, found in of_metric.items() if len(found) != 1} == {}
+    met = Counter(line for found in of_metric.values() for line in found)
+    assert set(met) == set(lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names())
+def test_every_relative_link_of_a_page_leads_somewhere(page):
+    for match in LINK.finditer(FENCE.sub("", read(page))):
+        target = match["target"].split("#")[0]
+        if target and not re.match(r"[a-z]+:", target):
+            assert (page.parent / target).exists(), match[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names())
+def test_every_path_of_the_repository_that_a_page_names_is_there(page):
+    missing = [path for path in named_paths(read(page)) if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_paths_are_found_in_the_pages():
+    # Known to be able to fail: what the test above looks for is met, and an invented one is seen.
+    assert sum(len(named_paths(read(page))) for page in PAGES) > 60
+    assert named_paths("run `pytest tests/nowhere.py -q` or `python -m benchmarks.nothing`") == {
+        "tests/nowhere.py",
+        "benchmarks/nothing.py",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names())
+def test_every_block_of_code_says_its_language(page):
+    fences = [line for line in page.read_text().split("\n") if line.startswith("```")]
+    assert len(fences) % 2 == 0
+    assert all(opening.strip("`") for opening in fences[::2])
+    assert not any(closing.strip("`") for closing in fences[1::2])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names())
+def test_pages_are_plain_ascii(page):
+    assert page.read_text().isascii()
+
+
+def test_there_are_ten_promises_in_order():
+    index = (DOCS / "promises" / "index.md").read_text()
+    linked = re.findall(r"^\| (\d+) \| \[(.+)\]\((.+)\.md\) \|$", index, re.MULTILINE)
+    assert [number for number, _, _ in linked] == [str(number) for number in range(1, 11)]
+    assert {name for _, _, name in linked} == {page.stem for page in PROMISES}
+    for number, title, name in linked:
+        assert (DOCS / "promises" / f"{name}.md").read_text().startswith(f"# {number}. {title}\n")
+
+
+@pytest.mark.parametrize("page", PROMISES, ids=names(PROMISES))
+def test_a_promise_names_its_tests_and_the_command_that_runs_them(page):
+    text = read(page)
+    commands = [block["code"].strip() for block in FENCE.finditer(text) if block["language"] == "bash"]
+    assert len(commands) == 1
+    program, *run = commands[0].split()
+    assert program == "pytest"
+    assert run
+    assert all((ROOT / path).exists() for path in run)
+    proofs = re.findall(r"^\| `(tests/[\w/]+\.py)` \| `(test_\w+)` \| .+ \|$", text, re.MULTILINE)
+    assert len(proofs) >= 3
+    assert [(path, test) for path, test in proofs if test not in functions_of(path)] == []
+    assert any((ROOT / path).is_relative_to(ROOT / at) for path, _ in proofs for at in run), "runs none of them"
