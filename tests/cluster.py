@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import verl_padding.local  # noqa: F401  (before anything imports transformers, and by it torchvision)
+
 
 @contextmanager
 def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:

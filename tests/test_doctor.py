@@ -1,4 +1,4 @@
-"""``verl-padding doctor``: what is in, what is not, whether a job can run; in a process of its own, as users start it."""
+"""``verl-padding doctor``: what is in, what is not, whether a job can run; in processes of its own."""
 
 import os
 import subprocess
@@ -115,7 +115,10 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
         ("padding.strategy=promt", "padding.strategy='promt': not a choice. Choices: prompt, rows, lcm."),
         ("actor_rollout_ref.rollout.m=4", "Could not override 'actor_rollout_ref.rollout.m'"),
         ("trainer.v1.trainer_mode=mine", "trainer.v1.trainer_mode='mine': Unknown trainer 'mine'"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=16", "prompts_per_mini_batch=16 of 'actor' does not divide prompts=8"),
+        (
+            "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+            "prompts_per_mini_batch=16 of 'actor' does not divide prompts=8",
+        ),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_the_reason(job, override, told):

@@ -5,8 +5,14 @@ import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
+
+from verl_padding.plugin import asks_for_padding
+
+# Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports transformers needs this first.
+WITH_TORCHVISION = "import verl_padding.local\n"
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -31,7 +37,7 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it():
     modules = json.loads(run_python(code).splitlines()[-1])
     assert "verl_padding.plugin" in modules
     ours = [name for name in modules if name.startswith("verl_padding")]
-    assert ours == ["verl_padding", "verl_padding.plugin"]
+    assert ours == ["verl_padding", "verl_padding.plugin", "verl_padding.verl_hooks"]
 
 
 def test_the_plugin_costs_a_few_milliseconds():
@@ -48,7 +54,7 @@ def test_the_plugin_costs_a_few_milliseconds():
 
 def test_the_trainers_are_registered_when_verl_imports_its_own():
     code = (
-        "import verl\n"
+        f"{WITH_TORCHVISION}import verl\n"
         "from verl.trainer.ppo.v1 import get_trainer_cls\n"
         "for mode in ('sync', 'colocate_async', 'separate_async'):\n"
         "    assert issubclass(get_trainer_cls('padded_' + mode), get_trainer_cls(mode))\n"
@@ -60,7 +66,7 @@ def test_the_trainers_are_registered_when_verl_imports_its_own():
 
 def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
     code = (
-        "import sys, logging\n"
+        f"{WITH_TORCHVISION}import sys, logging\n"
         "sys.modules['verl_padding.trainer.mixin'] = sys.modules['verl_padding.hydra_search_path'] = None\n"
         "import verl\n"
         "from verl.trainer.ppo.v1 import get_trainer_cls\n"
@@ -86,3 +92,59 @@ def test_a_job_that_cannot_run_ends_before_ray_starts(flag, tmp_path):
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("verl_padding: ")
     assert "ray init kwargs" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["data.n=1", "+padding=prompt"], "+padding=prompt"),
+        (["++padding.seed=1"], "++padding.seed=1"),
+        (["trainer.v1.trainer_mode=padded_sync"], "trainer.v1.trainer_mode=padded_sync"),
+        (["trainer.v1.trainer_mode=sync", "data.padding=1", "padding_side=left"], None),
+    ],
+)
+def test_a_command_line_asks_for_padding_by_its_section_or_by_a_padded_trainer(arguments, found):
+    assert asks_for_padding(arguments) == found
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("wrapt", "the plug-in could not be loaded"),
+        ("verl_padding.hydra_search_path", "the config groups could not be put on Hydra's search path"),
+    ],
+)
+def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(broken, told, tmp_path):
+    result = compose_on_the_command_line(f"import sys; sys.modules[{broken!r}] = None", "+padding=prompt", tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"verl_padding: +padding=prompt: {told} (the reason is above). Run `verl-padding doctor`, or leave it out."
+    )
+    assert "ModuleNotFoundError" in result.stderr
+    assert "algorithm:" not in result.stdout, "the job's config was made"
+
+
+def test_a_job_that_does_not_ask_goes_on_where_the_plugin_is_broken(tmp_path):
+    result = compose_on_the_command_line("import sys; sys.modules['wrapt'] = None", "data.train_batch_size=8", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "algorithm:" in result.stdout
+
+
+def test_without_the_plugin_hydra_takes_the_flag_for_a_plain_string(tmp_path):
+    # Why run scripts start with the doctor: nothing of ours is there to speak. If this fails, Hydra speaks.
+    leave_out = "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'"
+    result = compose_on_the_command_line(leave_out, "+padding=prompt", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "\npadding: prompt\n" in result.stdout
+
+
+def compose_on_the_command_line(before: str, override: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """verl's own command, which only shows its config; with some Python before it."""
+    code = (
+        f"{WITH_TORCHVISION}{before}\nimport runpy, sys\nsys.argv[1:] = [{override!r}, '--cfg', 'job']\n"
+        "runpy.run_module('verl.trainer.main_ppo', run_name='__main__')"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=folder, check=False
+    )

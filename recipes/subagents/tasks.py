@@ -91,15 +91,15 @@ class SymbolSum:
         return outcome.calculated is not None
 
     def reward(self, outcome: Outcome) -> float:
-        """0.1 for asking at all, 0.2 for as many as there are parts, 0.4 for right replies, 0.1 for a sum, 0.2 if it
+        """0.1 for asking at all, 0.1 for as many as there are parts, 0.6 for right replies, 0.1 for a sum, 0.1 if it
         is right: small steps, which a random model can find one after another.
         """
         return (
             0.1 * bool(outcome.n_asked)
-            + 0.2 * (outcome.n_asked == len(self._parts))
-            + 0.4 * self._share_right(outcome)
+            + 0.1 * (outcome.n_asked == len(self._parts))
+            + 0.6 * self._share_right(outcome)
             + 0.1 * (outcome.calculated is not None)
-            + 0.2 * self._is_right(outcome)
+            + 0.1 * self._is_right(outcome)
         )
 
     def info(self, outcome: Outcome) -> dict[str, float]:

@@ -106,7 +106,7 @@ def test_a_sub_agent_that_fails_costs_its_row_and_the_lead_is_told():
     assert "error: there is no part 3" in said
     assert rows[-1].extra_fields["reward_extra_info"]["failed_subagents"] == 2.0
     # Half of the parts right, not as many asked as there are, a sum that is not right.
-    assert rows[-1].reward_score == pytest.approx(0.1 + 0.4 / 2 + 0.1)
+    assert rows[-1].reward_score == pytest.approx(0.1 + 0.6 / 2 + 0.1)
 
 
 def test_there_are_no_more_sub_agents_than_the_limit_says():
