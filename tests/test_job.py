@@ -155,7 +155,7 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
         ),
         (
             ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false"],
-            r"log_prob_use_dynamic_bsz=False: verl wants the value of actor_rollout_ref.actor.use_dynamic_bsz=True",
+            r"log_prob_use_dynamic_bsz=False: not that of actor_rollout_ref.actor.use_dynamic_bsz=True",
         ),
         (
             ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null"],

@@ -56,8 +56,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     sync_step = parameter_sync_step(config, mode)
     if config.data.train_batch_size % sync_step:
         raise PaddingConfigError(
-            f"data.train_batch_size={config.data.train_batch_size}: must be a multiple of "
-            f"trainer.v1.{mode}.parameter_sync_step={sync_step}."
+            f"data.train_batch_size={config.data.train_batch_size}: not a multiple of "
+            f"trainer.v1.{mode}.parameter_sync_step={sync_step}. Set it to one."
         )
     _check_packer(config, padding)
     _check_weighting(config, padding)
@@ -226,7 +226,8 @@ class JobReader:
         if bool(self._actor.use_dynamic_bsz) != bool(self._rollout.log_prob_use_dynamic_bsz):
             raise PaddingConfigError(
                 f"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz={self._rollout.log_prob_use_dynamic_bsz}: "
-                f"verl wants the value of actor_rollout_ref.actor.use_dynamic_bsz={self._actor.use_dynamic_bsz}."
+                f"not that of actor_rollout_ref.actor.use_dynamic_bsz={self._actor.use_dynamic_bsz}, as verl wants it. "
+                "Set both to one value."
             )
         section, prefix = (self._actor, "ppo") if training else (self._rollout, "log_prob")
         name = f"actor_rollout_ref.{'actor' if training else 'rollout'}.{prefix}"

@@ -65,7 +65,9 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
                 )
             parts = key.rsplit("_", 2)
             if len(parts) != 3:
-                raise PaddingDataError(f"{where}: uid={key!r} is not of the form uid_session_index, as verl writes it.")
+                raise PaddingDataError(
+                    f"{where}: uid={key!r}, but the form uid_session_index is needed, as verl writes it."
+                )
             prompt, session = parts[0], parts[1]
             length = count_tokens(_text(line, "input", where)) + count_tokens(_text(line, "output", where))
         else:
@@ -103,10 +105,13 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 except (ValueError, RecursionError) as error:
                     raise PaddingDataError(f"{where}: not JSON ({error}). One object a line is needed.") from error
                 if not isinstance(value, dict):
-                    raise PaddingDataError(f"{where}: not an object but {type(value).__name__}.")
+                    kind = type(value).__name__
+                    raise PaddingDataError(f"{where}: not an object but {kind}. One object a line is needed.")
                 yield where, value
     except (OSError, UnicodeDecodeError) as error:
-        raise PaddingDataError(f"{path}: cannot be read ({error}).") from error
+        raise PaddingDataError(
+            f"{path}: cannot be read ({error}). Name a file of rows, one JSON object a line."
+        ) from error
 
 
 def _text(line: dict[str, Any], key: str, where: str) -> str:

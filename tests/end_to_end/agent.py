@@ -93,11 +93,15 @@ def rows_of_step(step: int, most: int = 500) -> int:
 class ManyRows(AgentLoopBase):
     """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not asked."""
 
+    def __init__(self, *args: Any, most: int = 500, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.most = most
+
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         prompts, sessions = self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n
         place = index % prompts * sessions + session
-        whole, left = divmod(rows_of_step(step), prompts * sessions)
+        whole, left = divmod(rows_of_step(step, self.most), prompts * sessions)
         draw = random.Random(_hash(index, session, step))
         outputs = []
         for _ in range(whole + (place < left)):

@@ -20,6 +20,8 @@ from verl_padding.report import ROLLOUTS, StepRows, read_metrics, read_rows
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ACTOR, CRITIC = "language_model", "value_model"
+ON_A_CPU = "verl_padding.local.registration"
+"""What the plug-in loads with VERL_PLATFORM=cpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class OptimizerStep:
 class JobFacts:
     """What a job did, all from files it left."""
 
+    folder: Path
+    """Where it ran."""
     metrics: dict[int, dict]
     """By step."""
     rows: dict[int, StepRows]
@@ -66,12 +70,14 @@ def run_job(
     kill: str | None = None,
     levels: bool = False,
     model_kind: TinyModelKind = "qwen2",
+    plugin: bool = True,
 ) -> JobFacts:
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
     Args:
         kill: where the trainer's process is to be killed, as :mod:`tests.end_to_end.probe` has it.
         levels: whether to note what each step leaves behind.
+        plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
     """
     facts = folder / "probe"
     facts.mkdir(parents=True)
@@ -95,7 +101,12 @@ def run_job(
     pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
     environment = {
         probe.FOLDER: str(facts),
-        "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.probe",
+        "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.end_to_end.probe"]),
+        "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
+        # For who asks for these loggers: nothing leaves the machine.
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(folder),
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "PYTHONPATH": str(ROOT),
         **({probe.KILL: kill} if kill else {}),
         **({probe.LEVELS: "1"} if levels else {}),
@@ -120,6 +131,7 @@ def run_job(
                 "trainer.resume_mode=disable",
                 f"trainer.rollout_data_dir={folder / ROLLOUTS}",
                 f"hydra.run.dir={folder / 'hydra'}",
+                *([] if plugin else ["hydra.searchpath=[pkg://verl_padding.configs]"]),
                 *overrides,
             ],
             folder=folder,
@@ -128,6 +140,7 @@ def run_job(
     log = (folder / LOG).read_text()
     assert (code == 0) == (kill is None), log[-5000:]
     return JobFacts(
+        folder=folder,
         metrics=dict(read_metrics(folder)),
         rows={rows.step: rows for rows in read_rows(folder)},
         log=log,

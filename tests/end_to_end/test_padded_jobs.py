@@ -1,6 +1,10 @@
 """Real jobs through ``verl.trainer.main_ppo``: two FSDP2 ranks, real Ray, real TransferQueue."""
 
+import json
 import math
+import re
+import struct
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,9 +26,10 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """GRPO; one step has a single row, in another some sessions fail."""
+    """GRPO; one step has a single row, in another some sessions fail. All metrics go to four loggers."""
+    loggers = "trainer.logger=[console,file,tensorboard,wandb]"
     folder = tmp_path_factory.mktemp("grpo")
-    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, steps=STEPS)
+    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, loggers, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +78,46 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     return run_job(folder, "+padding=prompt", steps=2, model_kind="qwen3_vl")
 
 
+def tensorboard_scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Name -> step -> value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {name: {each.step: each.value for each in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+def wandb_history(folder: Path) -> list[dict[str, float]]:
+    """What was logged at each step, from the file that an offline run leaves."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    history = []
+    for data in _leveldb_records(path.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            history.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    return history
+
+
+def _leveldb_records(data: bytes) -> Iterator[bytes]:
+    """Records of LevelDB's log format, behind wandb's seven bytes: blocks of 32 KiB, a record in one or more pieces."""
+    place, pieces = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:  # no room for a header: filled up with zeros
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        pieces += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            yield pieces
+            pieces = b""
+
+
 def split(steps, per_batch):
     assert sum(per_batch) == len(steps)
     bounds = [sum(per_batch[:i]) for i in range(len(per_batch) + 1)]
@@ -107,6 +152,20 @@ def test_every_grpo_batch_takes_the_configured_steps_and_none_is_without_real_ro
         assert min(m.real_rows for m in mini_batches) >= 1
         assert grpo.metrics[step]["padding/actor/optimizer_steps/total"] == len(mini_batches)
     assert sum(m.rows - m.real_rows for m in grpo.optimizer_steps[ACTOR]) > 0, "no pad was met"
+
+
+def test_what_pads_cost_is_in_the_console_in_tensorboard_and_in_wandb(grpo):
+    names = {name for name in grpo.metrics[1] if name.startswith("padding/")}
+    assert len(names) > 10
+    scalars, history = tensorboard_scalars(grpo.folder / "tensorboard"), wandb_history(grpo.folder)
+    console = {int(step): line for step, line in re.findall(r"step:(\d+) - (.*)", grpo.log)}
+    assert len(history) == len(console) == STEPS
+    for step, logged in zip(range(1, STEPS + 1), history, strict=True):
+        for name in names:
+            value = grpo.metrics[step][name]
+            assert scalars[name][step] == pytest.approx(value)
+            assert logged[name] == pytest.approx(value)
+            assert f"{name}:" in console[step]
 
 
 def test_a_step_with_one_real_row_trains_on_it_and_warns_of_the_fewer_steps(grpo):

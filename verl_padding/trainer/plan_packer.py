@@ -49,15 +49,20 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
 def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], budget: int, multiple: int | None) -> None:
     if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
         raise PaddingDataError(
-            f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved"
+            f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "
+            "Set padding.packer=verl to train without that order."
         )
     if multiple is not None and len(indices) % multiple:
-        raise PaddingDataError(f"{len(indices)} micro-batches: the engine's schedule needs a multiple of {multiple}")
+        raise PaddingDataError(
+            f"{len(indices)} micro-batches: the engine's schedule needs a multiple of {multiple}. Set "
+            "padding.packer=verl."
+        )
     tokens_R = data["input_ids"].offsets().diff().tolist()
     fullest = max(sum(tokens_R[row] for row in rows) for rows in indices)
     if fullest > budget:
         raise PaddingDataError(
-            f"a micro-batch of {fullest} tokens, more than the {budget} of this call: rows have changed since the plan"
+            f"a micro-batch of {fullest} tokens, more than the {budget} of this call: rows have changed since the "
+            "plan. Set padding.packer=verl to have the workers cut them anew."
         )
 
 

@@ -43,8 +43,8 @@ def extended_mode(trainer_mode: str) -> str:
         trainer = get_trainer_cls(trainer_mode)
     except ValueError as error:
         raise PaddingConfigError(
-            f"trainer.v1.trainer_mode={trainer_mode!r}: {error} A trainer of your own is registered by a module that "
-            "VERL_USE_EXTERNAL_MODULES names."
+            f"trainer.v1.trainer_mode={trainer_mode!r}: {error} Choose one of these, or register your own in a module "
+            "that VERL_USE_EXTERNAL_MODULES names."
         ) from error
     if not issubclass(trainer, PaddedTrainer):
         raise PaddingConfigError(

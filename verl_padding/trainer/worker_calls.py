@@ -63,6 +63,6 @@ class PaddedWorkerGroup:
 def _check_count(call: str, sent: int, came: int) -> None:
     if came != sent:
         raise PaddingDataError(
-            f"worker call {call!r}: {sent} rows were sent and {came} outputs came back. The workers' logs say why; "
-            "none of the outputs is used."
+            f"worker call {call!r}: {sent} rows were sent and {came} outputs came back. None of them is used. Look "
+            "into the workers' logs for the reason."
         )

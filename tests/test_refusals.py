@@ -1,0 +1,93 @@
+"""Every refusal of the plug-in, read: each says what it is about, its value, and what to do.
+
+They are found in the source, so that a new one is read as well; that they are raised when they should be is for the
+tests of the modules that they are in.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from verl_padding import errors
+from verl_padding.errors import PaddingError
+from verl_padding.plan import errors as plan_errors
+
+PACKAGE = Path(errors.__file__).parent
+ROOTS = (PaddingError, plan_errors.PlanError)
+CLASSES = {
+    name
+    for module in (errors, plan_errors)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, ROOTS)
+}
+
+ABOUT = re.compile(
+    r"^(\{|[\w.{}]+=|field |row |verl |step |worker call |rows of |the (config|operations) of |--|a |no )"
+)
+"""A setting, an option, a row, a field, a file, or a quantity with its number."""
+FIX = re.compile(
+    r"\b(set|choose|choices|raise|install|correct|name|change|start|store|look|give|make|clear|keep|extend)\b|"
+    r"\b(is|are|be) (needed|set|at least|there once)\b|at least|\?$",
+    re.IGNORECASE,
+)
+"""What to do: an order, what is needed, what may be chosen; or a question whose answer is the fix."""
+CARRIES_ANOTHER = re.compile(r"\{(refusal|error)\}")
+"""The message of the refusal behind it, with what to do."""
+
+OF_A_PLAN = "plan/layout.py", "plan/batch_plan.py", "plan/rows.py"
+"""Refusals of plans and rows that a program made, by their parts: there is no setting to name."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    place: str
+    message: str
+    """With ``{expression}`` where a value is put in."""
+
+
+def message_of(node: ast.expr) -> str:
+    match node:
+        case ast.Constant():
+            return str(node.value)
+        case ast.JoinedStr():
+            return "".join(map(message_of, node.values))
+        case ast.FormattedValue():
+            return "{" + ast.unparse(node.value) + "}"
+    return "{" + ast.unparse(node) + "}"
+
+
+def refusals() -> list[Refusal]:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
+                found.append(Refusal(f"{place}:{node.lineno}", message_of(node.args[0])))
+    return found
+
+
+REFUSALS = refusals()
+
+
+def test_they_are_found_in_every_part_of_the_package():
+    parts = {refusal.place.split("/")[0].split(":")[0] for refusal in REFUSALS}
+    assert {"config.py", "job.py", "pads", "plan", "trainer"} <= parts
+    assert len(REFUSALS) > 80
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.place)
+def test_a_refusal_says_what_it_is_about_its_value_and_what_to_do(refusal):
+    if not refusal.place.startswith(OF_A_PLAN):
+        assert ABOUT.match(refusal.message), refusal.message
+        assert "{" in refusal.message or "=" in refusal.message or "no real row" in refusal.message, refusal.message
+        assert FIX.search(refusal.message) or CARRIES_ANOTHER.search(refusal.message), refusal.message
+
+
+def test_every_error_of_ours_is_one_of_two_roots_and_a_value_error_for_users():
+    assert {"PaddingError", "PaddingConfigError", "PaddingDataError", "PlanError"} <= CLASSES
+    assert issubclass(errors.PaddingConfigError, ValueError)
+    assert issubclass(errors.PaddingDataError, ValueError)
+    assert issubclass(plan_errors.PlanError, ValueError)
