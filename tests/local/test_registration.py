@@ -26,7 +26,8 @@ assert platform.device_name == "cpu" and str(platform.current_device()) == "cpu"
 assert not [name for name in sys.modules if name.startswith("verl_padding.local.rollout_server")]
 from verl.utils.device import get_torch_device
 device = get_torch_device()
-assert 0 < device.memory_allocated() <= device.max_memory_allocated()
+allocated = device.memory_allocated()
+assert 0 < allocated <= device.max_memory_allocated() * 1.01, (allocated, device.max_memory_allocated())
 assert device.mem_get_info()[0] <= device.mem_get_info()[1]
 device.empty_cache(); device.synchronize()
 from verl.checkpoint_engine.base import CheckpointEngineRegistry

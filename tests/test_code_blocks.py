@@ -1,0 +1,153 @@
+"""Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
+
+What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: verl's trainer
+composes the job and shows it, the demo takes its options, a run script is read by bash, an installation has its extras
+looked up, tests and benchmarks have their files. The end-to-end tests run the commands themselves.
+"""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+from tests.test_docs import FENCE, PAGES, ROOT, read
+from tests.test_run_curves import write_run
+
+OVERRIDES = (
+    "overrides=(algorithm.adv_estimator=grpo data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=2 "
+    "trainer.n_gpus_per_node=2 actor_rollout_ref.actor.use_dynamic_bsz=true "
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true)\n"
+)
+"""What a page calls the job's own overrides."""
+
+PYTHON = f"""#!/bin/bash
+arguments=()
+for argument in "$@"; do [[ $argument == ... ]] || arguments+=("$argument"); done
+case "${{arguments[*]}}" in
+"-m verl.trainer.main_ppo"*) exec {sys.executable} "${{arguments[@]}}" --cfg job ;;
+"-m benchmarks."* | "-m tests."*)
+    exec {sys.executable} -c "import importlib.util as i, sys; sys.exit(i.find_spec('${{arguments[1]}}') is None)" ;;
+*) exec {sys.executable} "${{arguments[@]}}" ;;
+esac
+"""
+
+BASH = """#!/bin/bash
+exec /bin/bash -n "$1"
+"""
+
+PIP = f"""#!{sys.executable}
+import configparser, re, sys
+parser = configparser.ConfigParser()
+parser.read({str(ROOT / "setup.cfg")!r})
+assert sys.argv[1] == "install", sys.argv
+for extras in re.findall(r"\\[(.*?)\\]", " ".join(sys.argv)):
+    for extra in extras.split(","):
+        assert extra in parser["options.extras_require"], extra
+"""
+
+PYTEST = f"""#!{sys.executable}
+import sys
+from pathlib import Path
+arguments = sys.argv[1:]
+if "-m" in arguments:
+    place = arguments.index("-m")
+    _, marker = arguments[place], arguments[place + 1]
+    assert f'"{{marker}}: ' in Path({str(ROOT / "pyproject.toml")!r}).read_text(), marker
+    del arguments[place : place + 2]
+for argument in arguments:
+    assert (Path({str(ROOT)!r}) / argument.split("::")[0]).exists(), argument
+"""
+
+VERL_PADDING = f"""#!{sys.executable}
+import verl_padding.demo
+from verl_padding.cli import app
+verl_padding.demo.run_demo = lambda **options: 0
+app()
+"""
+
+STAND_INS = {"python": PYTHON, "bash": BASH, "pip": PIP, "pytest": PYTEST, "verl-padding": VERL_PADDING}
+
+
+def blocks(language: str) -> dict[str, str]:
+    """Code -> the first page that has it."""
+    pages = [*PAGES, *sorted(ROOT.glob("recipes/*/*.md"))]
+    found: dict[str, str] = {}
+    for page in pages:
+        for match in FENCE.finditer(read(page)):
+            if match["language"] == language:
+                found.setdefault(match["code"], page.relative_to(ROOT).as_posix())
+    return found
+
+
+BASH_BLOCKS, PYTHON_BLOCKS = blocks("bash"), blocks("python")
+
+
+def test_there_are_blocks_and_each_is_of_a_language_that_is_run():
+    assert len(BASH_BLOCKS) > 15
+    assert len(PYTHON_BLOCKS) >= 2
+    others = {
+        match["language"]
+        for page in [*PAGES, *ROOT.glob("recipes/*/*.md")]
+        for match in FENCE.finditer(read(page))
+        if not match["language"].startswith("{")
+    } - {"bash", "python"}
+    assert others <= {"text"}, "say here how it is run"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A folder with what a checkout has, two runs to compare, and a trainer of the reader's own."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("benchmarks", "recipes", "tests", "docs", "configs", "verl_padding", "setup.cfg", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    for run, padded in (("runs/stock", False), ("runs/padded", True), ("outputs/stock", False)):
+        write_run(folder / run, padded=padded)
+    write_run(folder / "outputs/subagents_tiny", padded=True)
+    (folder / "vllm_environment/bin").mkdir(parents=True)
+    (folder / "vllm_environment/bin/activate").touch()
+    (folder / "my_package").mkdir()
+    (trainer,) = [code for code in PYTHON_BLOCKS if "my_trainer" in code]
+    (folder / "my_package/my_trainer.py").write_text(trainer)
+    (folder / "bin").mkdir()
+    for name, script in STAND_INS.items():
+        path = folder / "bin" / name
+        path.write_text(script)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+@pytest.mark.parametrize("code", BASH_BLOCKS, ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}")
+def test_a_block_of_commands_runs(code, checkout):
+    if "sphinx-build" in code:
+        pytest.importorskip("sphinx", reason="takes the extra `docs`")
+    environment = os.environ | {
+        "PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{checkout}:{ROOT}",
+    }
+    result = subprocess.run(
+        ["/bin/bash", "-euo", "pipefail", "-c", OVERRIDES + code],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    if "main_ppo" in code:
+        assert "CheckJobBeforeStart" in result.stdout or "padding:" in result.stdout, "the job was meant to be composed"
+
+
+@pytest.mark.parametrize("code", PYTHON_BLOCKS, ids=lambda code: f"{PYTHON_BLOCKS[code]}: {code.splitlines()[0]}")
+def test_a_block_of_python_runs(code):
+    import verl_padding.trainer.trainers  # noqa: F401  (what the block waits for is there)
+
+    before = dict(TRAINER_REGISTRY)
+    exec(compile(code, PYTHON_BLOCKS[code], "exec"), {})
+    new = TRAINER_REGISTRY.keys() - before.keys()
+    assert new == ({"my_trainer"} if "register_trainer" in code else set())
+    for name in new:
+        del TRAINER_REGISTRY[name]
