@@ -1,8 +1,8 @@
 """Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
 
-What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: verl's trainer
-composes the job and shows it, the demo takes its options, a run script is read by bash, an installation has its extras
-looked up, tests and benchmarks have their files. The end-to-end tests run the commands themselves.
+What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: verl's
+trainer composes the job and shows it, the demo takes its options, a run script is read by bash, an installation has its
+extras looked up, tests and benchmarks have their files. The end-to-end tests run the commands themselves.
 """
 
 import os

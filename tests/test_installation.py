@@ -1,0 +1,52 @@
+"""A wheel has all that a checkout has, and takes all of it away again."""
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("verl_padding", "recipes", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+ENTRY_POINTS = "from importlib.metadata import entry_points as e; print([p.value for p in e(group='verl.plugins')])"
+
+
+def files_in(folder: Path) -> set[str]:
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and path.parent.name != "__pycache__"
+    }
+
+
+@pytest.mark.slow
+def test_what_is_installed_is_whole_and_uninstalling_leaves_nothing_behind(tmp_path):
+    source = tmp_path / "source"
+    for part in PARTS:
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        source.mkdir(exist_ok=True)
+        copy(ROOT / part, source / part)
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    site = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+    def run(*command: str) -> str:
+        result = subprocess.run([python, *command], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip()
+
+    before, commands_before = files_in(site), files_in(environment / "bin")
+    run("-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", str(source))
+    installed = files_in(site) - before
+    for part, target in (("verl_padding", ""), ("recipes", "recipes/"), ("configs", "configs/")):
+        expected = {f"verl_padding/{target}{name}" for name in files_in(ROOT / part)}
+        assert not expected - installed, "left out of the wheel: name it in setup.cfg"
+    assert run("-c", ENTRY_POINTS) == "['verl_padding.plugin']"
+
+    run("-m", "pip", "uninstall", "--quiet", "--yes", "verl_padding")
+    assert files_in(site) == before
+    assert files_in(environment / "bin") == commands_before
+    assert run("-c", ENTRY_POINTS) == "[]"
