@@ -119,12 +119,14 @@ class SubagentsLoop(ToolAgentLoop):
         state = await super()._handle_pending_state(agent_data, sampling_params)
         if len(agent_data.prompt_ids) > self.prompt_length:
             raise PromptTooLongError(f"a context of {len(agent_data.prompt_ids)} tokens")
-        agent_data.desk = self
+        if "ask" in agent_data._active_tools:  # the lead's: what a sub-agent calculates is its own affair
+            agent_data.desk = self
         return state
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
         state = await super()._handle_processing_tools_state(agent_data)
-        return AgentState.TERMINATED if self._task.is_done(self._outcome) else state
+        is_lead = getattr(agent_data, "desk", None) is self
+        return AgentState.TERMINATED if is_lead and self._task.is_done(self._outcome) else state
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
         # verl's own cuts a long prompt from the left, which would leave an agent without its question, and unseen.

@@ -109,6 +109,14 @@ def test_a_sub_agent_that_fails_costs_its_row_and_the_lead_is_told():
     assert rows[-1].reward_score == pytest.approx(0.1 + 0.6 / 2 + 0.1)
 
 
+def test_what_a_sub_agent_calculates_is_no_result_of_the_lead():
+    script = [("#|#", "2"), ("bbbb", "0"), ("error: only numbers", "2"), ("aaaa", "1"), ("tool\n1", "0")]
+    rows, server, tokenizer = play(script)
+    assert server.script == []
+    assert [own_words(row, tokenizer) for row in rows] == ["02", "1", "20"]
+    assert rows[-1].reward_score == pytest.approx(1.0)
+
+
 def test_there_are_no_more_sub_agents_than_the_limit_says():
     rows, server, _ = play([("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1)
     assert len(rows) == 2
