@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import requires
 
 import pytest
+from rich.console import Console
 
 from verl_padding import doctor
 from verl_padding.local.tiny_models import make_tiny_model
@@ -94,8 +95,15 @@ def test_a_missing_entry_point_and_a_policy_that_leaves_it_out_are_told():
     assert "verl loads no plug-in but these: none" in said
 
 
+def diagnose_here(*overrides: str) -> tuple[int, str]:
+    """The same in this process: what a job is told does not depend on how the command was started."""
+    console = Console(width=200, record=True)
+    code = doctor.diagnose(overrides, config_name="ppo_trainer", console=console)
+    return code, console.export_text()
+
+
 def test_a_job_that_can_run_is_told_in_words(job):
-    code, said = run_doctor(*job, "+padding=prompt")
+    code, said = diagnose_here(*job, "+padding=prompt")
     assert code == 0, said
     assert "padded_sync" in said
     assert "prompt, 8 prompts x 4 sessions a batch" in said
@@ -104,7 +112,7 @@ def test_a_job_that_can_run_is_told_in_words(job):
 
 
 def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
-    code, said = run_doctor(*job)
+    code, said = diagnose_here(*job)
     assert code == 0, said
     assert "not asked for: verl trains as if the plug-in were not there" in said
 
@@ -122,7 +130,7 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_the_reason(job, override, told):
-    code, said = run_doctor(*job, "+padding=prompt", override)
+    code, said = diagnose_here(*job, "+padding=prompt", override)
     assert code == 1
     assert told in said.replace("\n", " ") or told in said, said
 

@@ -9,7 +9,7 @@ from tests.end_to_end.agent import rows_of_step
 from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
 from tests.equivalence.updates import ADAM_EPS
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 3
 CHANGES_EVERY_TIME = ("timing", "perf/", "actor/perf/", "critic/perf/", "global_seqlen/")
@@ -83,8 +83,6 @@ def test_so_are_the_metrics_the_optimizer_steps_and_the_log(runs):
     assert "verl_padding:" not in ours.log
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_with_the_flag_resumes_a_stock_checkpoint_and_a_stock_run_ours(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     common = [*few_rows(checkpoints), "trainer.resume_mode=auto", "trainer.save_freq=2"]
