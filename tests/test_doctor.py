@@ -33,6 +33,7 @@ def job(tmp_path_factory) -> list[str]:
     """Overrides of a job that can run."""
     folder = tmp_path_factory.mktemp("job")
     model = make_tiny_model("qwen2", folder)
+    (folder / "train.parquet").touch()
     return [
         "+local=cpu",
         f"actor_rollout_ref.model.path={model}",
@@ -122,6 +123,7 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
     [
         ("padding.strategy=promt", "padding.strategy='promt': not a choice. Choices: prompt, rows, lcm."),
         ("actor_rollout_ref.rollout.m=4", "Could not override 'actor_rollout_ref.rollout.m'"),
+        ("data.val_files=/nowhere/val.parquet", "data.val_files: /nowhere/val.parquet"),
         ("trainer.v1.trainer_mode=mine", "trainer.v1.trainer_mode='mine': Unknown trainer 'mine'"),
         (
             "actor_rollout_ref.actor.ppo_mini_batch_size=16",
@@ -139,6 +141,26 @@ def test_a_group_that_hydra_does_not_find_is_no_valid_job(job):
     code, said = run_doctor(*job, "+padding=prompt", before=BREAK_HYDRA_HOOK)
     assert code == 1
     assert "config groups: failed" in said
+
+
+def test_a_trainer_that_nobody_knows_is_refused_without_the_flag_too(job):
+    code, said = diagnose_here(*job, "trainer.v1.trainer_mode=sycn")
+    assert code == 1
+    assert "trainer.v1.trainer_mode='sycn': Unknown trainer" in said
+
+
+def test_a_padded_trainer_is_told_as_one_without_the_flag_too(job):
+    code, said = diagnose_here(*job, "trainer.v1.trainer_mode=padded_sync")
+    assert code == 0, said
+    assert "4 optimizer steps a batch" in said
+
+
+@pytest.mark.parametrize("broken", ["wrapt", "verl_padding.job"])
+def test_every_table_is_told_where_the_plugin_is_broken_and_the_job_asks_for_it(broken, job):
+    code, said = run_doctor(*job, "+padding=prompt", before=f"import sys; sys.modules[{broken!r}] = None\n")
+    assert code == 1
+    for told in ("versions", "plug-in", "TransferQueue", "entry point", "Traceback", f"import of {broken} halted"):
+        assert told in said
 
 
 def test_ray_is_not_started(job):

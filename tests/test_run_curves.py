@@ -1,6 +1,7 @@
 """Runs side by side, from the files they leave."""
 
 import json
+import math
 
 import pytest
 from omegaconf import OmegaConf
@@ -75,3 +76,27 @@ def test_a_picture_that_cannot_be_written_is_told(tmp_path):
     result = CliRunner().invoke(app, ["compare", run, "--picture", str(tmp_path / "no" / "runs.png")])
     assert result.exit_code == 1
     assert "cannot be written" in result.output.replace("\n", " ")
+
+
+def test_a_padded_run_stays_one_where_a_step_has_trained_the_critic_alone(tmp_path):
+    folder = write_run(tmp_path / "run", padded=True)
+    first, second = (folder / "metrics.jsonl").read_text().splitlines()
+    data = json.loads(first)["data"]
+    kept = {name: data[name] for name in ("critic/score/mean", "padding/pad_rows/total")}
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "data": kept}) + "\n" + second + "\n")
+    run = RunCurves.read(folder)
+    assert (run.optimizer_steps, run.pads) == ([0, 1], [1, 1])
+    assert math.isnan(run.grad_norm[0])
+    assert CliRunner().invoke(app, ["compare", str(folder), "--picture", str(tmp_path / "a.png")]).exit_code == 0
+
+
+def test_runs_that_do_not_fit_are_refused_by_name(tmp_path):
+    folder = write_run(tmp_path / "run", padded=True)
+    for path in [*(folder / "rollouts").iterdir()]:
+        path.rename(path.with_name(f"1{path.name}"))
+    with pytest.raises(PaddingDataError, match="no step in common"):
+        RunCurves.read(folder)
+    other = write_run(tmp_path / "other", padded=False)
+    (other / CONFIG).write_text("trainer: 1\n")
+    with pytest.raises(PaddingDataError, match="no config of a verl job"):
+        RunCurves.read(other)

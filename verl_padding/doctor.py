@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from importlib.util import find_spec
+from pathlib import Path
 
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from packaging.requirements import Requirement
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+from verl_padding.composition import PRIMARY
 
 PACKAGE = "verl_padding"
 PLUGIN_GROUP = "verl.plugins"
@@ -56,15 +60,16 @@ def diagnose(overrides: Sequence[str], *, config_name: str, console: Console) ->
         overrides: Hydra overrides of a job, as they are given to ``verl.trainer.main_ppo``; none for no job.
         config_name: verl's primary config that they are meant for.
     """
-    _choose_platform()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl's, of engines that are not installed
-        tables = [("versions", [*versions()]), ("plug-in", [*registrations()])]
-        if overrides:
-            tables.append(("job", [*job(overrides, config_name)]))
-    for title, findings in tables:
+    looks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [("versions", versions), ("plug-in", registrations)]
+    if overrides or config_name != PRIMARY:
+        looks.append(("job", lambda: job(overrides, config_name)))
+    wrong = []
+    for title, look in looks:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # verl's, of engines that are not installed
+            findings = _all_of(title, look)
         console.print(_table(title, findings))
-    wrong = [finding for _, findings in tables for finding in findings if not finding.ok]
+        wrong += [finding for finding in findings if not finding.ok]
     for finding in wrong:
         console.print(Group(Text(f"{finding.subject}: {finding.found}", style="red"), Text(finding.reason)))
     if not wrong:
@@ -72,12 +77,27 @@ def diagnose(overrides: Sequence[str], *, config_name: str, console: Console) ->
     return 1 if wrong else 0
 
 
-def _choose_platform() -> None:
+def _all_of(title: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What a look finds, and what stops it: a plug-in that is broken ends a process that asks for padding."""
+    findings = []
+    try:
+        for finding in look():
+            findings.append(finding)
+    except (Exception, SystemExit):
+        findings.append(Finding(title, "could not be looked at", "", False, traceback.format_exc()))
+    return findings
+
+
+def _platform() -> Finding:
     """A torch that knows no accelerator can run jobs on verl's platform "cpu" alone: looked at as one of these."""
     import torch
 
-    if torch.version.cuda is None and torch.version.hip is None and find_spec("torch_npu") is None:
-        os.environ.setdefault(PLATFORM, "cpu")
+    chosen = os.environ.get(PLATFORM)
+    no_accelerator = torch.version.cuda is None and torch.version.hip is None and find_spec("torch_npu") is None
+    if chosen or not no_accelerator:
+        return Finding(PLATFORM, chosen or "chosen by verl", "", True)
+    os.environ[PLATFORM] = "cpu"
+    return Finding(PLATFORM, f"not set; looked at as a CPU job's: export {PLATFORM}=cpu", "", True)
 
 
 def versions() -> Iterator[Finding]:
@@ -90,7 +110,7 @@ def versions() -> Iterator[Finding]:
         finding = _version(requirement)
         if requirement.name in STACK or not finding.ok:
             yield finding
-    yield Finding(PLATFORM, os.environ.get(PLATFORM) or "chosen by verl", "", True)
+    yield _platform()
     for name in OPTIONAL:
         installed = _installed(name)
         if installed:
@@ -166,25 +186,47 @@ def job(overrides: Sequence[str], config_name: str) -> Iterator[Finding]:
     from verl_padding.errors import PaddingError
     from verl_padding.hydra_callback import raise_to_padded
     from verl_padding.job_summary import summary
+    from verl_padding.trainer.trainers import is_padded
 
-    if config.get("padding") is None and not config.trainer.v1.trainer_mode.startswith("padded_"):
-        yield Finding("trainer", config.trainer.v1.trainer_mode, "", True)
-        yield Finding("padding", "not asked for: verl trains as if the plug-in were not there", "+padding=prompt", True)
-    else:
-        try:
+    try:
+        if config.get("padding") is None and not is_padded(config.trainer.v1.trainer_mode):
+            yield Finding("trainer", config.trainer.v1.trainer_mode, "", True)
+            yield Finding(
+                "padding", "not asked for: verl trains as if the plug-in were not there", "+padding=prompt", True
+            )
+        else:
             mode = raise_to_padded(config)
             yield Finding("trainer", config.trainer.v1.trainer_mode, "", True)
             for subject, told in summary(config, mode):
                 yield Finding(subject, told, "", True)
-        except PaddingError as refusal:
-            yield Finding("padding", "refused", "", False, str(refusal))
-        except Exception:
-            yield Finding("padding", "could not be checked", "", False, traceback.format_exc())
+    except PaddingError as refusal:
+        yield Finding("padding", "refused", "", False, str(refusal))
+    yield from _files(config, overrides)
     try:
         _check_by_verl(config)
         yield Finding("verl's own check", "passed", "", True)
     except Exception as error:  # verl raises anything from AssertionError to Hydra's own
         yield Finding("verl's own check", "refused", "", False, f"{type(error).__name__}: {error}")
+
+
+FILES = (
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+)
+"""Settings that name files which a job opens only after its workers have started."""
+
+
+def _files(config: DictConfig, overrides: Sequence[str]) -> Iterator[Finding]:
+    """Those that the overrides name and that are not there; files of other machines are not looked for."""
+    for setting in FILES:
+        if not any(override.lstrip("+").startswith(f"{setting}=") for override in overrides):
+            continue
+        value = OmegaConf.select(config, setting)
+        for name in value if isinstance(value, ListConfig) else [value]:
+            if name and "://" not in name and not Path(name).expanduser().exists():
+                yield Finding(setting, str(name), "a file", False, "There is no such file on this machine.")
 
 
 def _check_by_verl(config: object) -> None:

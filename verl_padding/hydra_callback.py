@@ -1,6 +1,7 @@
 """Checks a job with the ``padding`` group on the command line, before Ray or any worker starts."""
 
 import sys
+import traceback
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -48,3 +49,9 @@ def _exit_if_refused(config: DictConfig) -> None:
         check_job(config, raise_to_padded(config))
     except PaddingError as refusal:
         sys.exit(f"verl_padding: {refusal}")
+    except Exception:
+        # A config that is none of verl's v1 trainers', for one. Going on would be training without padding.
+        traceback.print_exc()
+        sys.exit(
+            "verl_padding: the job could not be checked (the reason is above). Leave +padding out to run it without."
+        )

@@ -52,6 +52,11 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
         raise PaddingConfigError(
             "trainer.use_v1=False: the padded trainers extend verl's v1 trainers. Set trainer.use_v1=True."
         )
+    if config.get("async_training") is not None:
+        raise PaddingConfigError(
+            "async_training=..: verl's fully asynchronous trainer is none of those that the padded ones extend. "
+            "Choose trainer.v1.trainer_mode=separate_async with verl.trainer.main_ppo, or leave +padding out."
+        )
     mode = mode or stock_mode(config.trainer.v1.trainer_mode)
     sync_step = parameter_sync_step(config, mode)
     if config.data.train_batch_size % sync_step:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.table import Table
 
 from verl_padding.errors import PaddingDataError
@@ -58,9 +60,14 @@ class RunCurves:
                     "the run scripts of the recipes do."
                 )
         steps = sorted(metrics.keys() & rows.keys())
-        if all(OPTIMIZER_STEPS in metrics[step] for step in steps):
-            optimizer_steps = [int(metrics[step][OPTIMIZER_STEPS]) for step in steps]
-            pads = [int(metrics[step][PADS]) for step in steps]
+        if not steps:
+            raise PaddingDataError(
+                f"{folder}: its metrics and its dump have no step in common. Give each run its own folder."
+            )
+        if any(PADS in metrics[step] for step in steps):
+            # A step that trained the critic alone has none of the actor.
+            optimizer_steps = [int(metrics[step].get(OPTIMIZER_STEPS, 0)) for step in steps]
+            pads = [int(metrics[step].get(PADS, 0)) for step in steps]
         else:
             rule = _stock_rule(folder)
             optimizer_steps = [rule.optimizer_steps(rows[step].real) for step in steps]
@@ -70,7 +77,7 @@ class RunCurves:
             steps=steps,
             reward=[rows[step].reward for step in steps],
             optimizer_steps=optimizer_steps,
-            grad_norm=[metrics[step][GRAD_NORM] for step in steps],
+            grad_norm=[metrics[step].get(GRAD_NORM, math.nan) for step in steps],
             pads=pads,
             real_rows=[rows[step].real for step in steps],
         )
@@ -84,7 +91,12 @@ def _stock_rule(folder: Path) -> StockRule:
             f"{folder / CONFIG}: not there, and a run of stock verl tells its optimizer steps by nothing else. Start "
             f"it with hydra.run.dir={folder / CONFIG.parts[0]}."
         ) from error
-    return StockRule.of_config(config)  # type: ignore[arg-type]
+    try:
+        return StockRule.of_config(config)  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        raise PaddingDataError(
+            f"{folder / CONFIG}: no config of a verl job ({error}). Name the folder of a run of verl.trainer.main_ppo."
+        ) from error
 
 
 def table_of(runs: Sequence[RunCurves]) -> Table:
@@ -101,7 +113,7 @@ def table_of(runs: Sequence[RunCurves]) -> Table:
             str(len(run.steps)),
             f"{fmean(run.reward[-LAST:]):.3f}",
             str(fewest) if fewest == most else f"{fewest} to {most}",
-            f"{fmean(run.grad_norm):.3g}",
+            f"{fmean(norm for norm in run.grad_norm if not math.isnan(norm)):.3g}",
             f"{sum(run.pads) / sum(run.real_rows):.1%}",
         )
     return table

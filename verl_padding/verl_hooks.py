@@ -10,10 +10,10 @@ from verl_padding.plugin import speak_of_a_failure
 
 def _register_trainers(trainers: ModuleType) -> None:
     try:
-        import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
         from verl_padding.trainer.stock_guard import refuse_padding_in_stock_trainers
 
-        refuse_padding_in_stock_trainers(trainers.PPOTrainer)
+        refuse_padding_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most where the next line fails
+        import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
     except Exception:
         speak_of_a_failure("the padded trainers could not be registered")
 

@@ -30,6 +30,12 @@ class SubagentsLoop(ToolAgentLoop):
 
     def __init__(self, *args: Any, max_subagents: int = 4, reply_tokens: int | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        missing = {*LEAD_TOOLS, *SUBAGENT_TOOLS} - self.tools.keys()
+        if missing:
+            raise ValueError(
+                "actor_rollout_ref.rollout.multi_turn.tool_config_path: lead and sub-agents need the tools "
+                f"{', '.join(sorted(missing))}. Set it to the recipe's tools.yaml."
+            )
         self.max_subagents = max_subagents
         self.reply_tokens = reply_tokens
         self._outcome = Outcome()

@@ -12,6 +12,8 @@ from typing import Any
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
+from verl_padding.recipes.subagents.delegation import argument
+
 LONGEST = 200
 """Characters of an expression: what a model writes is not trusted with more."""
 ALLOWED = re.compile(r"[0-9+\-*/(). ]*")
@@ -63,11 +65,11 @@ def as_text(value: Fraction) -> str:
     """``3``, ``0.75``, or ``1/3`` where decimals do not end."""
     if value.denominator == 1:
         return str(value.numerator)
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return str(float(value)) if rest == 1 else str(value)
+    places = next((places for places in range(1, LONGEST) if 10**places % value.denominator == 0), None)
+    if places is None:
+        return str(value)
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 class CalculateTool(BaseTool):
@@ -76,7 +78,7 @@ class CalculateTool(BaseTool):
     async def execute(self, instance_id: str, parameters: Mapping[str, Any], **kwargs: Any) -> tuple:
         """What the expression comes to, or what is wrong with it: a model is answered, never an exception raised."""
         desk = getattr(kwargs.get("agent_data"), "desk", None)
-        expression = str(parameters.get("expression", ""))
+        expression = argument(parameters, "expression")
         if desk is not None and expression.strip() == "sum":
             expression = "+".join(desk.replies)
         try:

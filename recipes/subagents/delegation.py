@@ -22,10 +22,15 @@ class Desk(Protocol):
         ...
 
 
+def argument(parameters: Any, name: str) -> str:
+    """An argument as text; empty if what a model wrote holds none: a model may write anything."""
+    return str(parameters.get(name, "")) if isinstance(parameters, Mapping) else ""
+
+
 class AskTool(BaseTool):
     """``ask(question)``: a sub-agent with a context of its own answers."""
 
     async def execute(self, instance_id: str, parameters: Mapping[str, Any], **kwargs: Any) -> tuple:
         """The sub-agent's reply."""
         desk: Desk = kwargs["agent_data"].desk
-        return ToolResponse(text=await desk.ask(str(parameters.get("question", "")))), 0.0, {}
+        return ToolResponse(text=await desk.ask(argument(parameters, "question"))), 0.0, {}

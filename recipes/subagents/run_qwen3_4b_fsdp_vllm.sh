@@ -43,6 +43,7 @@ job=(
     actor_rollout_ref.rollout.multi_turn.format=hermes
     actor_rollout_ref.rollout.multi_turn.max_parallel_calls=4
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=6
+    actor_rollout_ref.rollout.multi_turn.max_tool_response_length=4096
     actor_rollout_ref.rollout.multi_turn.tool_config_path=$recipe/tools.yaml
     actor_rollout_ref.rollout.agent.agent_loop_config_path=$recipe/agent.yaml
     actor_rollout_ref.rollout.agent.default_agent_loop=subagents

@@ -138,7 +138,7 @@ class DelegatedMath:
         return [{"role": "user", "content": SUBAGENT_PROMPT.format(question=question)}]
 
     def is_done(self, outcome: Outcome) -> bool:
-        return "####" in outcome.last_reply
+        return False  # the lead ends it, by a reply that calls no tool
 
     def reward(self, outcome: Outcome) -> float:
         from verl.utils.reward_score import default_compute_score

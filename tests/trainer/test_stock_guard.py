@@ -77,7 +77,7 @@ def test_a_trainer_under_a_name_of_its_own_extends_the_mode_of_its_base():
 
 
 def test_a_registered_trainer_that_pads_nothing_is_refused_by_name():
-    with pytest.raises(PaddingConfigError, match=r"trainer_mode='sync': PPOTrainerSync pads nothing"):
+    with pytest.raises(PaddingConfigError, match=r"trainer_mode='sync': this trainer pads nothing"):
         extended_mode("sync")
     with pytest.raises(
         PaddingConfigError, match=r"trainer_mode='nobody': Unknown trainer .* VERL_USE_EXTERNAL_MODULES"

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from verl.protocol import DataProto
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.queue import KVBatchMeta
 
@@ -25,6 +26,7 @@ def real_rows(batch: Any) -> Any:
     Returns: the same type, with the real rows only.
 
     Raises:
+        PaddingDataError: worker data of pads alone.
         TypeError: of anything else.
     """
     kind = type(batch).__name__
@@ -48,18 +50,26 @@ def _(tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _(batch: TensorDict) -> TensorDict:
     from verl.utils import tensordict_utils as tu
 
-    return tu.index_select_tensor_dict(batch, _real_places(batch))
+    return tu.index_select_tensor_dict(batch, _real_places(batch.get(IS_PADDING), len(batch)))
 
 
 @real_rows.register
 def _(batch: DataProto) -> DataProto:
-    assert batch.batch is not None
-    return batch.select_idxs(_real_places(batch.batch))
+    column = batch.non_tensor_batch.get(IS_PADDING)
+    if column is None and batch.batch is not None:
+        column = batch.batch.get(IS_PADDING)
+    return batch.select_idxs(_real_places(column, len(batch)))
 
 
-def _real_places(batch: TensorDict) -> torch.Tensor:
-    """Places of the real rows, (real rows,) int64."""
-    if IS_PADDING not in batch.keys():  # noqa: SIM118  (a TensorDict)
-        return torch.arange(len(batch))
-    is_pad = batch[IS_PADDING]
-    return torch.nonzero(~torch.as_tensor(is_pad).reshape(len(batch)).bool())[:, 0]
+def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:
+    """Places of the real rows, (real rows,) int64, by a column of any kind; all rows where there is none."""
+    if is_pad is None:
+        return torch.arange(n_rows)
+    values = is_pad.tolist() if hasattr(is_pad, "tolist") else list(is_pad)
+    places = torch.nonzero(~torch.tensor(values, dtype=torch.bool).reshape(n_rows))[:, 0]
+    if n_rows and not len(places):
+        raise PaddingDataError(
+            f"{n_rows} rows, all of them pads: neither of verl's classes can hold jagged fields of no row. Look at "
+            f"{IS_PADDING} first, where a rank may hold pads alone."
+        )
+    return places

@@ -13,7 +13,9 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.trainer.mixin import PaddedTrainer
+
+MARK = "extends"
+"""Attribute that padded trainers alone have. They are not imported here: the guard stands where they cannot be."""
 
 
 def refuse_padding_in_stock_trainers(base: type) -> None:
@@ -24,7 +26,7 @@ def refuse_padding_in_stock_trainers(base: type) -> None:
 def _construct(construct: Any, trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     config = kwargs["config"] if "config" in kwargs else args[0]
     padding = config.get("padding")
-    if padding is not None and not isinstance(trainer, PaddedTrainer):
+    if padding is not None and not hasattr(trainer, MARK):
         mode = config.trainer.v1.trainer_mode
         raise PaddingConfigError(
             f"padding={padding!r}: trainer.v1.trainer_mode={mode!r} is verl's own trainer and would ignore it. Set "

@@ -33,22 +33,31 @@ class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
     extends = "separate_async"
 
 
+def is_padded(trainer_mode: str) -> bool:
+    """Whether the trainer of this name is a padded one.
+
+    Raises:
+        PaddingConfigError: there is no trainer of this name.
+    """
+    try:
+        return issubclass(get_trainer_cls(trainer_mode), PaddedTrainer)
+    except ValueError as error:
+        raise PaddingConfigError(
+            f"trainer.v1.trainer_mode={trainer_mode!r}: {error} Choose one of these, or register your own in a module "
+            "that VERL_USE_EXTERNAL_MODULES names."
+        ) from error
+
+
 def extended_mode(trainer_mode: str) -> str:
     """The verl mode that a registered padded trainer extends, whatever its own name is.
 
     Raises:
         PaddingConfigError: no trainer of this name, or one that pads nothing.
     """
-    try:
-        trainer = get_trainer_cls(trainer_mode)
-    except ValueError as error:
+    if not is_padded(trainer_mode):
         raise PaddingConfigError(
-            f"trainer.v1.trainer_mode={trainer_mode!r}: {error} Choose one of these, or register your own in a module "
-            "that VERL_USE_EXTERNAL_MODULES names."
-        ) from error
-    if not issubclass(trainer, PaddedTrainer):
-        raise PaddingConfigError(
-            f"trainer.v1.trainer_mode={trainer_mode!r}: {trainer.__name__} pads nothing, and padding is given. Have it "
+            f"trainer.v1.trainer_mode={trainer_mode!r}: this trainer pads nothing, and padding is given. Have it "
             "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out."
         )
+    trainer: type[PaddedTrainer] = get_trainer_cls(trainer_mode)
     return trainer.extends
