@@ -29,6 +29,10 @@ CODE = re.compile(r"`(?P<code>[^`]+)`")
 FOLDERS = ("verl_padding", "tests", "recipes", "benchmarks", "configs", "docs", ".ci")
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*")
 METRIC = re.compile(r"(timing_s/)?padding/")
+PRODUCTS = tuple(
+    line for line in (ROOT / ".gitignore").read_text().split() if "/" in line.rstrip("/") and "*" not in line
+)
+"""Folders that commands of the pages make, the site among them: in a fresh checkout they are not there."""
 MODULE = re.compile(r"-m (?P<name>(?:tests|benchmarks|recipes|verl_padding)[\w.]*)")
 
 
@@ -43,11 +47,15 @@ def read(page: Path) -> str:
 
 
 def named_paths(text: str) -> set[str]:
-    """Paths of the repository in code, in a line or in a block; and the files of modules that are run."""
+    """Paths of the repository in code, in a line or in a block; and the files of modules that are run.
+
+    Without those that a command makes, which are there or not by what was run before.
+    """
     prose = FENCE.sub("", text)
     codes = [match["code"] for match in CODE.finditer(prose)] + [match["code"] for match in FENCE.finditer(text)]
     paths = {path.rstrip(".") for code in codes for path in PATH.findall(code)}
-    return paths | {match["name"].replace(".", "/") + ".py" for code in codes for match in MODULE.finditer(code)}
+    paths |= {match["name"].replace(".", "/") + ".py" for code in codes for match in MODULE.finditer(code)}
+    return {path for path in paths if not f"{path}/".startswith(PRODUCTS)}
 
 
 def functions_of(path: str) -> set[str]:
@@ -158,6 +166,11 @@ def test_paths_are_found_in_the_pages():
         "tests/nowhere.py",
         "benchmarks/nothing.py",
     }
+
+
+def test_what_a_command_makes_need_not_be_there_before_it():
+    assert PRODUCTS == ("docs/_build/",)
+    assert named_paths("`sphinx-build docs docs/_build/html` reads `docs/conf.py`") == {"docs/conf.py"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names())
