@@ -186,6 +186,15 @@ def test_pages_are_plain_ascii(page):
     assert page.read_text().isascii()
 
 
+def test_what_every_commit_must_pass_begins_with_the_test_command_of_the_readme():
+    # Whatever else is installed or built may hide what that command lacks.
+    (command,) = [code["code"].strip() for code in FENCE.finditer(read(PAGES[0])) if "pytest" in code["code"]]
+    assert command == 'pip install -e ".[cpu,test]" && pytest'
+    lines = (ROOT / ".ci" / "run").read_text().split("\n")
+    tools = re.compile(r"(?<![\w/])(pip|pytest|ruff|mypy|sphinx-build|python -m) ")
+    assert next(line for line in lines if not line.startswith("#") and tools.search(line)) == f"({command})"
+
+
 def test_there_are_ten_promises_in_order():
     index = (DOCS / "promises" / "index.md").read_text()
     linked = re.findall(r"^\| (\d+) \| \[(.+)\]\((.+)\.md\) \|$", index, re.MULTILINE)
