@@ -1,6 +1,6 @@
 """How much longer than need be the slowest ranks take: verl's layout, two textbook ones, and the plan.
 
-    python -m benchmarks.layout [--jobs 200]
+    python -m benchmarks.layout [--jobs 200] [--keep] [--json]
 
 Time is counted by verl's cost of a row (24576 L + L^2), pads included, in two ways: per mini-batch, the slowest rank of
 each, for ranks that meet once an optimizer step; per micro-batch, the slowest rank of each, for ranks that meet there,
@@ -26,7 +26,7 @@ from rich.progress import track
 
 from benchmarks import layouts
 from benchmarks.jobs import BatchJob, five_jobs, random_jobs
-from benchmarks.results import console, show, write
+from benchmarks.results import AsJson, Keep, console, show, tell
 
 QUANTILES = {"least": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "most": 1.0}
 NAMES = ("verl", "least loaded", "first fit", "plan+verl", "plan")
@@ -130,7 +130,19 @@ def show_summary(title: str, told: dict[str, Any]) -> None:
         console.print(f"{worse.replace('_', ' ')}: in {it[worse]} jobs\n")
 
 
-def main(jobs: Annotated[int, typer.Option(help="Random jobs beside the five.")] = 200) -> None:
+def gains(figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each layout over the lower bound, job by job."""
+    return {
+        measure_of: {name: [round(it[measure_of][name], 4) for it in figures] for name in figures[0][measure_of]}
+        for measure_of in ("per_mini_batch", "per_micro_batch")
+    }
+
+
+def main(
+    jobs: Annotated[int, typer.Option(help="Random jobs beside the five.")] = 200,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
     """Measures the five jobs and as many random ones."""
     five = [measure(job) for job in five_jobs()]
     show_five(five)
@@ -141,10 +153,11 @@ def main(jobs: Annotated[int, typer.Option(help="Random jobs beside the five.")]
         ("verl's number of steps", measure),
         ("half of verl's number of steps", lambda job: forced(job, max(1, job.verl_steps // 2))),
     ):
-        figures[title] = [function(job) for job in track(chance, title, console=console)]
-        summaries[title] = summary(figures[title])
+        measured = [function(job) for job in track(chance, title, console=console)]
+        figures[title], summaries[title] = gains(measured), summary(measured)
         show_summary(f"{jobs} random jobs, {title}", summaries[title])
-    write({"five": five, "random": figures, "summary": summaries})
+    told = {"five": five, "random": figures, "summary": summaries}
+    tell(told, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long planning takes: verl's balancing and packing, and the plan.
 
-    python -m benchmarks.planning [--large]
+    python -m benchmarks.planning [--large] [--keep] [--json]
 
 - A batch: verl's ``get_seqlen_balanced_partitions`` as its trainer calls it, with a tensor, against the plan's
   mini-batches and ranks (``padding.packer=verl``), and against the whole plan with the micro-batches of four passes
@@ -26,7 +26,7 @@ from verl.utils.seqlen_balancing import (
     rearrange_micro_batches,
 )
 
-from benchmarks.results import console, seconds_of, show, spread, write
+from benchmarks.results import AsJson, Keep, busy_cores, console, seconds_of, show, spread, tell
 from verl_padding.plan import BatchPlan, Job, Packer, Pass, Rows, Update, plan_batch
 
 BUDGET = 16384
@@ -139,13 +139,19 @@ def growth() -> list[dict[str, Any]]:
     return figures
 
 
-def main(large: Annotated[bool, typer.Option("--large", help="131,072 rows on 512 ranks as well.")] = False) -> None:
+def main(
+    large: Annotated[bool, typer.Option("--large", help="131,072 rows on 512 ranks as well.")] = False,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
     """Measures all of it."""
+    busy = busy_cores()
     batches = [a_batch(8192, 64, REPEATS)]
     if large:
         batches.append(a_batch(131072, 512, 3))
     cells = [a_cell(1024, 0.6), a_cell(1024, 1.0)]
-    write({"batches": batches, "cells": cells, "growth": growth()})
+    figures = {"batches": batches, "cells": cells, "growth": growth()}
+    tell(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,33 @@
-"""How a benchmark tells its figures: tables on standard error, all of them as JSON on standard output."""
+"""How a benchmark tells its figures: tables on standard error, JSON where it is asked for, a file that is kept.
+
+Every benchmark takes the same two options: ``--json`` prints all figures, ``--keep`` writes them beside the benchmark
+(``benchmarks/layout.json`` beside ``benchmarks/layout.py``), where :mod:`benchmarks.quotes` reads what the pages quote.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+import typer
 from rich.console import Console
 from rich.table import Table
 
 console = Console(stderr=True)
+
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the figures beside the benchmark, for the pages to quote.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")]
+
+VERSIONS = ("verl", "TransferQueue", "ray", "torch", "transformers", "numpy")
+_STARTED = time.time()
 
 
 def seconds_of(function: Callable[[], Any], repeats: int) -> list[float]:
@@ -43,13 +55,66 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     console.print(table)
 
 
-def write(figures: dict[str, Any]) -> None:
-    """The figures and the machine, as JSON."""
-    machine = {
-        "cpus": psutil.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("verl", "torch", "numpy")},
+def busy_cores() -> float:
+    """Cores that the machine is busy with, over two seconds: to be asked for before a benchmark works itself."""
+    return round(psutil.cpu_percent(interval=2.0) / 100 * (psutil.cpu_count() or 1), 2)
+
+
+def tell(figures: dict[str, Any], *, benchmark: str, keep: bool, as_json: bool, busy: float | None = None) -> None:
+    """Prints and keeps the figures, with the machine and the versions that they are of.
+
+    Args:
+        figures: what JSON takes; of what is timed each value, not the median alone.
+        benchmark: its file, ``__file__``.
+        keep: write them beside it.
+        as_json: print them on standard output.
+        busy: :func:`busy_cores` before it began, where seconds are told.
+    """
+    told = {
+        "benchmark": Path(benchmark).stem,
+        "measured": datetime.fromtimestamp(_STARTED, UTC).strftime("%Y-%m-%d"),
+        "machine": machine() | ({} if busy is None else {"cores_busy_with_other_work": busy}),
+        "versions": {name: version(name) for name in VERSIONS},
+        "figures": figures,
     }
-    json.dump({"machine": machine, **figures}, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    text = json.dumps(told, indent=1, ensure_ascii=True)
+    if as_json:
+        typer.echo(text)
+    if keep:
+        path = kept_file(Path(benchmark).stem)
+        path.write_text(text + "\n")
+        console.print(f"kept in {path.name}")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "processor": _processor(),
+        "cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def kept_file(benchmark: str) -> Path:
+    """Where the figures of a benchmark are kept."""
+    return Path(__file__).with_name(f"{benchmark}.json")
+
+
+def kept(benchmark: str) -> dict[str, Any]:
+    """The figures of a benchmark as they were last kept.
+
+    Raises:
+        FileNotFoundError: none were.
+    """
+    figures: dict[str, Any] = json.loads(kept_file(benchmark).read_text())["figures"]
+    return figures
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n")
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,6 +1,6 @@
 """An update of real FSDP2 workers: stock verl against the plan, turn by turn.
 
-    python -m benchmarks.train_step
+    python -m benchmarks.train_step [--keep] [--json]
 
 The rows of ``long_tailed.jsonl``: 24 prompts of 8 sessions, of 1 to 5 rows. Two ranks, a Qwen2 of two layers, verl's
 own worker, engine and loss. Stock verl pads and balances with its trainer's own ``_balance_batch``. Told is the time of
@@ -27,7 +27,7 @@ from rich.progress import track
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from benchmarks.results import console, show, spread, write
+from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
 from tests.cluster import ray_and_queue
 
 ROWS = Path(__file__).parent / "long_tailed.jsonl"
@@ -167,8 +167,13 @@ def _steps(output: Any) -> int:
     return len(output["metrics"]["grad_norm"])
 
 
-def main(repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 5) -> None:
+def main(
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 5,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
     """Measures all sides, after a round to warm up."""
+    busy = busy_cores()
     told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.equivalence.workers import start_actor, stop
@@ -204,7 +209,7 @@ def main(repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides."
             for name, took in told.items()
         ],
     )
-    write({"sides": told})
+    tell({"sides": told}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 if __name__ == "__main__":

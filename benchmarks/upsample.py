@@ -1,6 +1,6 @@
 """Pads into the real TransferQueue and out again: verl's ``upsample_batch_to_divisible_size`` beside ours.
 
-    python -m benchmarks.upsample
+    python -m benchmarks.upsample [--keep] [--json]
 
 Rows as verl's agent loop writes them: of text, and with the experts that a mixture of 48 layers routed each token to.
 Both sides put the same number of pads behind the same ten real rows and clear them, and take turns.
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.results import show, spread, write
+from benchmarks.results import AsJson, Keep, busy_cores, show, spread, tell
 from tests.cluster import ray_and_queue
 
 PAD_COUNTS = (10, 1_000, 10_000)
@@ -57,8 +57,13 @@ def timed(function: Callable[[Any, int], None], batch: Any, pads: int) -> float:
     return time.perf_counter() - started
 
 
-def main(repeats: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 5) -> None:
+def main(
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 5,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
     """Measures all kinds of rows."""
+    busy = busy_cores()
     figures = []
     with ray_and_queue(object_store_bytes=2_000_000_000):
         import transfer_queue as tq
@@ -88,7 +93,7 @@ def main(repeats: Annotated[int, typer.Option(min=1, help="Turns of each side.")
             for it in figures
         ],
     )
-    write({"upsample": figures})
+    tell({"upsample": figures}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 if __name__ == "__main__":

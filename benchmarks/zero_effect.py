@@ -1,6 +1,6 @@
 """What pads do to a training step: stock verl's padding and ours, each against the same rows without pads.
 
-    python -m benchmarks.zero_effect
+    python -m benchmarks.zero_effect [--keep] [--json]
 
 61 rows of a mini-batch for 120 on two ranks (for estimators 119 as well), in the real TransferQueue, in float64. Stock
 verl's pads, order and advantages come from verl's own methods, ours from the padded trainer; both go through verl's
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import typer
 
-from benchmarks.results import show, write
+from benchmarks.relative_errors import Outcome, shown, worst
+from benchmarks.results import AsJson, Keep, show, tell
 from benchmarks.two_paddings import (
     ALL_BUT_ONE,
     HALF,
@@ -38,9 +39,6 @@ from tests.cluster import ray_and_queue
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 PACKING_MATTERS = ("clip_cov", "kl_cov")
 """Losses of verl that choose tokens inside a micro-batch."""
-
-Outcome = float | str
-"""A relative error, or the name of what verl raised."""
 
 
 def gradient(
@@ -118,17 +116,6 @@ def registered_losses() -> dict[str, tuple[str, Callable[[str], Callable[..., An
     return losses
 
 
-def worst(errors: list[Outcome]) -> Outcome:
-    raised = [error for error in errors if isinstance(error, str)]
-    return raised[0] if raised else max(error for error in errors if not isinstance(error, str))
-
-
-def shown(error: Outcome) -> str:
-    if isinstance(error, str):
-        return error
-    return "NaN" if error != error else "0" if error == 0 else f"{error:.1e}" if error < 1e-3 else f"{error:.1%}"
-
-
 def estimator_cells(line: dict[str, Any]) -> list[str]:
     if "without pads" in line["59 pads"]:
         return [f"{line['59 pads']['without pads']} without pads too", "", "", ""]
@@ -201,7 +188,7 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
     return told
 
 
-def main() -> None:
+def main(keep: Keep = False, as_json: AsJson = False) -> None:
     """Measures every loss and estimator that the installed verl registers."""
     with ray_and_queue():
         losses, estimators = measure_losses(), measure_estimators()
@@ -236,7 +223,8 @@ def main() -> None:
             ],
         ],
     )
-    write({"losses": losses, "estimators": estimators})
+    figures = {"losses": losses, "estimators": estimators}
+    tell(figures, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":
