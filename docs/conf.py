@@ -13,7 +13,7 @@ author = "the authors of verl_padding"
 version = release = verl_padding.__version__
 project_copyright = author
 
-extensions = ["myst_parser", "padding_settings"]
+extensions = ["myst_parser", "padding_settings", "verl_settings"]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 3

@@ -92,9 +92,12 @@ def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_
         *DYNAMIC,
         "algorithm.adv_estimator=gae",
         "critic.ppo_mini_batch_size=128",
-        "critic.ulysses_sequence_parallel_size=4",
+        "critic.ulysses_sequence_parallel_size=4",  # verl hands it to no engine
     )
     assert job.updates[CRITIC].prompts_per_mini_batch == 128
+    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (8, 32768)
+    assert job.inference[VALUES].token_budget == 32768
+    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", "critic.fsdp.ulysses_sequence_parallel_size=4")
     assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (2, 4 * 32768)
     assert job.inference[VALUES].token_budget == 4 * 32768
 
@@ -200,6 +203,7 @@ def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way
             *DYNAMIC,
             "padding.packer=plan",
             "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true",
+            "actor_rollout_ref.actor.megatron.max_seqlen_per_dp_cp_rank=16384",
         )
     monkeypatch.setattr("verl.__version__", "0.10.0")
     with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):

@@ -14,10 +14,12 @@ import verl
 from omegaconf import DictConfig
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.engine_refusals import refuse_engines
 from verl_padding.errors import PaddingConfigError
+from verl_padding.model_cost import read_model_config, read_model_cost
 from verl_padding.pad_length import pad_length
 from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
-from verl_padding.role_pass import engine_section, model_parallel_size, pass_fields, read_model_config, read_model_cost
+from verl_padding.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 
 MODE_PREFIX = "padded_"
 STOCK_MODES = ("sync", "colocate_async", "separate_async")
@@ -64,7 +66,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
             f"data.train_batch_size={config.data.train_batch_size}: not a multiple of "
             f"trainer.v1.{mode}.parameter_sync_step={sync_step}. Set it to one."
         )
-    _check_packer(config, padding)
+    _check_packer(padding)
     _check_weighting(config, padding)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if _uses_critic(config):
@@ -120,15 +122,33 @@ class JobReader:
 
     def configured_dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the config says; the worker groups know for sure."""
-        n_gpus = self._config.trainer.n_gpus_per_node * self._config.trainer.nnodes
-        sizes = {ACTOR: self._actor, LOG_PROB: self._actor, REF: self._ref, CRITIC: self._critic}
-        sizes[VALUES] = self._critic
-        dp_sizes = {}
-        for call, role in sizes.items():
-            if role is self._critic and not self._uses_critic:
-                continue
-            dp_sizes[call] = n_gpus // model_parallel_size(role) or 1
-        return dp_sizes
+        return {call: engine.dp_size for call, engine in self._engine_of_call.items()}
+
+    @cached_property
+    def engines(self) -> dict[str, RoleEngine]:
+        """The engine of each role of the job (``actor``, ``ref``, ``critic``), in the order in which verl starts them.
+
+        Raises:
+            PaddingConfigError: one that verl would refuse, or that does not go with another or with the plan.
+        """
+        engines = {}
+        if self._uses_critic:
+            engines["critic"] = critic_engine(self._config)
+        if self._uses_ref and not self._has_lora:
+            engines["ref"] = ref_engine(self._config)
+        engines["actor"] = actor_engine(self._config)
+        refuse_engines(list(engines.values()), self._padding)
+        return engines
+
+    @property
+    def _engine_of_call(self) -> dict[str, RoleEngine]:
+        engines = self.engines
+        of_call = {ACTOR: engines["actor"], LOG_PROB: engines["actor"]}
+        if "ref" in engines:
+            of_call[REF] = engines["ref"]
+        if "critic" in engines:
+            of_call |= {CRITIC: engines["critic"], VALUES: engines["critic"]}
+        return of_call
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
@@ -182,21 +202,21 @@ class JobReader:
             updates[ACTOR] = Update(
                 prompts_per_mini_batch=self._actor.ppo_mini_batch_size,
                 shuffle=bool(self._actor.shuffle),
-                **self._actor_pass(dp_sizes[ACTOR], training=True),
+                **self._pass_fields(ACTOR, dp_sizes),
             )
         if self._uses_critic:
             updates[CRITIC] = Update(
                 prompts_per_mini_batch=self._critic.ppo_mini_batch_size,
                 shuffle=bool(self._critic.shuffle),
-                **self._critic_pass(dp_sizes[CRITIC], training=True),
+                **self._pass_fields(CRITIC, dp_sizes),
             )
-            inference[VALUES] = Pass(**self._critic_pass(dp_sizes[VALUES], training=False))
+            inference[VALUES] = Pass(**self._pass_fields(VALUES, dp_sizes))
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
         ref_in_actor = self._uses_ref and self._has_lora
         if ref_in_actor or not self._bypasses_log_prob:
-            inference[LOG_PROB] = Pass(**self._actor_pass(dp_sizes[LOG_PROB], training=False))
+            inference[LOG_PROB] = Pass(**self._pass_fields(LOG_PROB, dp_sizes))
         if self._uses_ref and not ref_in_actor:
-            inference[REF] = Pass(**self._ref_pass(dp_sizes[REF]))
+            inference[REF] = Pass(**self._pass_fields(REF, dp_sizes))
         try:
             return Job(
                 strategy=self._padding.strategy,
@@ -226,48 +246,10 @@ class JobReader:
     def _bypasses_log_prob(self) -> bool:
         return bool((self._config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
 
-    def _actor_pass(self, dp_size: int, *, training: bool) -> dict[str, Any]:
-        # verl asserts that both passes of the actor agree on dynamic batch sizes.
-        if bool(self._actor.use_dynamic_bsz) != bool(self._rollout.log_prob_use_dynamic_bsz):
-            raise PaddingConfigError(
-                f"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz={self._rollout.log_prob_use_dynamic_bsz}: "
-                f"not that of actor_rollout_ref.actor.use_dynamic_bsz={self._actor.use_dynamic_bsz}, as verl wants it. "
-                "Set both to one value."
-            )
-        section, prefix = (self._actor, "ppo") if training else (self._rollout, "log_prob")
-        name = f"actor_rollout_ref.{'actor' if training else 'rollout'}.{prefix}"
-        return pass_fields(
-            dp_size,
-            role=self._actor,
-            dynamic=bool(self._actor.use_dynamic_bsz),
-            token_budget=section[f"{prefix}_max_token_len_per_gpu"],
-            micro_batch=section[f"{prefix}_micro_batch_size_per_gpu"],
-            setting=name,
-        ) | {"cost_model": self._cost_model("actor_rollout_ref")}
-
-    def _ref_pass(self, dp_size: int) -> dict[str, Any]:
-        return pass_fields(
-            dp_size,
-            role=self._ref,
-            dynamic=bool(self._ref.log_prob_use_dynamic_bsz),
-            token_budget=self._ref.log_prob_max_token_len_per_gpu,
-            micro_batch=self._ref.log_prob_micro_batch_size_per_gpu,
-            setting="actor_rollout_ref.ref.log_prob",
-        ) | {"cost_model": self._cost_model("actor_rollout_ref")}
-
-    def _critic_pass(self, dp_size: int, *, training: bool) -> dict[str, Any]:
-        # verl 0.9's v1 trainer hands the critic's engine ppo_infer_max_token_len_per_gpu for both passes
-        # and nothing else (trainer_base.py, _setup), so its engine section decides the rest.
-        engine = engine_section(self._critic)
-        key = "micro_batch_size_per_gpu" if training else "infer_micro_batch_size_per_gpu"
-        return pass_fields(
-            dp_size,
-            role=self._critic,
-            dynamic=bool(engine.get("use_dynamic_bsz", True)),
-            token_budget=self._critic.get("ppo_infer_max_token_len_per_gpu", 32768),
-            micro_batch=engine.get(key),
-            setting="critic.ppo_infer",
-        ) | {"cost_model": self._cost_model("critic")}
+    def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
+        engine, section = self._engine_of_call[call], "critic" if call in (CRITIC, VALUES) else "actor_rollout_ref"
+        fields = engine.pass_fields(dp_sizes[call], training=call in (ACTOR, CRITIC))
+        return fields | {"cost_model": self._cost_model(section)}
 
     def _cost_model(self, section: str) -> TransformerCost | None:
         """What rows cost the model of a config section, if that is asked for."""
@@ -307,7 +289,7 @@ def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
         )
 
 
-def _check_packer(config: DictConfig, padding: PaddingConfig) -> None:
+def _check_packer(padding: PaddingConfig) -> None:
     if padding.packer == "verl":
         return
     if not verl.__version__.startswith(KNOWN_VERL):
@@ -315,15 +297,6 @@ def _check_packer(config: DictConfig, padding: PaddingConfig) -> None:
             f"padding.packer={padding.packer!r}: takes the place of a function of verl {KNOWN_VERL}x, and this is verl "
             f"{verl.__version__}. Set padding.packer=verl."
         )
-    roles = {f"actor_rollout_ref.{name}": config.actor_rollout_ref[name] for name in ("actor", "ref")}
-    if _uses_critic(config):
-        roles["critic"] = config.critic
-    for name, role in roles.items():
-        if role.strategy == "megatron" and role.megatron.get("dynamic_context_parallel"):
-            raise PaddingConfigError(
-                f"{name}.megatron.dynamic_context_parallel=True: verl then cuts micro-batches by a "
-                "scheduler of its own. Set it to False, or padding.packer=verl."
-            )
 
 
 def _check_loss(role: DictConfig, name: str) -> None:

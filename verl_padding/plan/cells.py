@@ -3,7 +3,8 @@
 Cells need equal row counts, not equal real-row counts: a rank with one long row and eleven pads is as good as one
 with twelve short rows. Where micro-batches are cut by tokens, pads are nearly free, so the ranks are balanced by
 cost and pads level the counts. Where micro-batches are cut by rows, each takes a pass of its own even if it holds
-pads alone, so cells are as small as they can be and the ranks are balanced under that cap.
+pads alone, so cells are as small as they can be and the ranks are balanced under that cap. Where the engine pads rows,
+a pad costs as much as the longest row beside it, so cells are as small as they can be there too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from verl_padding.plan.fitting import Fitter
 from verl_padding.plan.job import Packer, Pass
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.micro_batches import CutCells, Cutter, cell_of
+from verl_padding.plan.rectangles import RectangleCutter
 
 PAD_HANDLING_TOKENS = 8
 """A pad delays the step by as much as this many tokens more on every rank would, beside the tokens it has.
@@ -57,9 +59,11 @@ class Dealer:
             mini_batch_rows: rows of a mini-batch, pads among them, if they are fixed.
         """
         call = self.call
-        extra_M = [self._extra_cost(rows) for rows in rows_M]
         least = _up_to_multiple(max(-(-len(rows) // call.dp_size) for rows in rows_M), call.cell_multiple)
         size = least if mini_batch_rows is None else mini_batch_rows // call.dp_size
+        if call.padded_to != "row":
+            return self._deal_rectangles(rows_M, size)
+        extra_M = [self._extra_cost(rows) for rows in rows_M]
         if mini_batch_rows is not None or call.token_budget is None:
             bins_M = [balance(extra_I, call.dp_size, size) for extra_I in extra_M]
         else:
@@ -125,6 +129,17 @@ class Dealer:
             if judged < best:
                 best, best_bins_M = judged, bins_M
         return best[1], best_bins_M
+
+    def _deal_rectangles(self, rows_M: Sequence[Sequence[int]], size: int) -> Layout:
+        cutter = RectangleCutter(
+            call=self.call,
+            tokens_R=self.tokens_R,
+            cost_model=self.cost_model,
+            pad_tokens=self.pad_tokens,
+            level_cost=self._cutter.level_cost(),
+        )
+        cut_M = [cutter.cut(rows, size) for rows in rows_M]
+        return self._layout([CutCells(rows_DK=rows_DK, time=0) for rows_DK, _ in cut_M], [pads for _, pads in cut_M])
 
     def _leave_to_verl(self, rows_MD: list[list[list[int]]], size: int) -> Layout:
         next_pad = count(len(self.tokens_R))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,28 @@ from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.cost import CostModel, Int64s
 from verl_padding.plan.job import Pass
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.lower_bounds import micro_batch_bound, mini_batch_bound
+from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
 
 
 def judge(layout: Layout, tokens_R: Int64s, call: Pass, *, cost_model: CostModel, pad_tokens: int) -> LayoutFigures:
     """The figures of a layout; lower bounds are those of its real rows in its mini-batches."""
     n_rows, n_ranks = len(tokens_R), layout.dp_size
     all_tokens_R = np.append(tokens_R, np.full(layout.n_pads, pad_tokens, dtype=np.int64))
-    cost_R = cost_model(all_tokens_R)
+    real_cost_R = cost_model(tokens_R)
+    cost_MDC = [
+        cost_model(_computed_tokens(layout, number, all_tokens_R, call)) for number in range(layout.n_mini_batches)
+    ]
     slowest = total = bound = 0
-    for ranks in layout.cells:
+    for ranks, cost_DC in zip(layout.cells, cost_MDC, strict=True):
         cells = np.array(ranks, dtype=np.int64)
-        load_D = cost_R[cells].sum(axis=1)
+        real = cells[cells < n_rows]
+        load_D = cost_DC.sum(axis=1)
         slowest += int(load_D.max())
         total += int(load_D.sum())
-        bound += mini_batch_bound(cost_R[cells[cells < n_rows]], n_ranks)
+        least = mini_batch_bound(real_cost_R[real], n_ranks)
+        if call.padded_to == "cell":  # one rank has the dearest row, and pads all others to it
+            least = max(least, layout.rows_per_cell * int(real_cost_R[real].max()))
+        bound += least
     return LayoutFigures(
         imbalance=slowest * n_ranks / total,
         over_lower_bound=slowest / bound,
@@ -33,29 +41,55 @@ def judge(layout: Layout, tokens_R: Int64s, call: Pass, *, cost_model: CostModel
         rows_per_cell=layout.rows_per_cell,
         real_rows_min=min(layout.real_rows_M),
         real_rows_max=max(layout.real_rows_M),
-        **_micro_figures(layout, all_tokens_R, cost_R, total, call),
+        **_micro_figures(layout, tokens_R, real_cost_R, cost_MDC, call),
     )
 
 
-def _micro_figures(layout: Layout, tokens_R: Int64s, cost_R: Int64s, total: int, call: Pass) -> dict[str, Any]:
+def _computed_tokens(layout: Layout, mini_batch: int, tokens_R: Int64s, call: Pass) -> Int64s:
+    """Tokens (D, C) that each row of a mini-batch's cells is computed as."""
+    tokens_DC = tokens_R[np.array(layout.cells[mini_batch], dtype=np.int64)]
+    if call.padded_to == "row":
+        return tokens_DC
+    if call.padded_to == "cell":
+        return np.broadcast_to(tokens_DC.max(axis=1, keepdims=True), tokens_DC.shape)
+    assert layout.micro_batch_rows is not None
+    return np.stack(
+        [
+            np.repeat(np.maximum.reduceat(tokens_C, _starts(rows_K)), rows_K)
+            for tokens_C, rows_K in zip(tokens_DC, layout.micro_batch_rows[mini_batch], strict=True)
+        ]
+    )
+
+
+def _starts(rows_K: Sequence[int]) -> Int64s:
+    return np.cumsum(rows_K) - np.array(rows_K, dtype=np.int64)
+
+
+def _micro_figures(
+    layout: Layout, tokens_R: Int64s, real_cost_R: Int64s, cost_MDC: list[Int64s], call: Pass
+) -> dict[str, Any]:
     if layout.micro_batch_rows is None or layout.n_micro_batches is None:
         return dict.fromkeys(("micro_batches", "packing_efficiency", "micro_imbalance", "micro_over_lower_bound"))
     n_ranks, budget = layout.dp_size, call.token_budget
-    slowest = bound = 0
-    for ranks, rows_DK in zip(layout.cells, layout.micro_batch_rows, strict=True):
-        cells = np.array(ranks, dtype=np.int64)
-        starts_DK = np.cumsum(np.array(rows_DK), axis=1) - np.array(rows_DK)
+    slowest = total = bound = 0
+    for ranks, rows_DK, cost_DC in zip(layout.cells, layout.micro_batch_rows, cost_MDC, strict=True):
         load_DK = np.stack(
-            [np.add.reduceat(cost_R[cell], starts) for cell, starts in zip(cells, starts_DK, strict=True)]
+            [np.add.reduceat(cost_C, _starts(rows_K)) for cost_C, rows_K in zip(cost_DC, rows_DK, strict=True)]
         )
         slowest += int(load_DK.max(axis=0).sum())
+        total += int(load_DK.sum())
+        cells = np.array(ranks, dtype=np.int64)
         real = cells[cells < layout.n_rows]
-        bound += micro_batch_bound(tokens_R[real], cost_R[real], n_ranks, budget or int(tokens_R[real].sum()))
+        if call.padded_to == "micro_batch" and budget is None:
+            bound += equal_blocks_bound(real_cost_R[real], n_ranks, call.micro_batch_rows)
+        else:
+            # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
+            tokens = tokens_R[real]
+            bound += micro_batch_bound(tokens, real_cost_R[real], n_ranks, budget or int(tokens.sum()))
     micro_batches = layout.n_micro_batches
-    real_tokens = int(tokens_R[: layout.n_rows].sum())
     return {
         "micro_batches": micro_batches,
-        "packing_efficiency": None if budget is None else real_tokens / (micro_batches * n_ranks * budget),
+        "packing_efficiency": None if budget is None else int(tokens_R.sum()) / (micro_batches * n_ranks * budget),
         "micro_imbalance": slowest * n_ranks / total,
         "micro_over_lower_bound": slowest / bound,
     }

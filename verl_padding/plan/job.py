@@ -12,6 +12,7 @@ from verl_padding.plan.errors import PlanError
 Strategy = Literal["prompt", "rows", "lcm"]
 Packer = Literal["verl", "plan"]
 Meeting = Literal["mini_batch", "micro_batch"]
+PaddedTo = Literal["row", "micro_batch", "cell"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,13 @@ class Pass:
     ranks_meet: Meeting = "micro_batch"
     """Where ranks wait for each other: at each micro-batch, for which FSDP gathers parameters, or at its last only."""
 
+    padded_to: PaddedTo = "row"
+    """What the engine computes a row as long as: itself (it packs rows), or the longest of its micro-batch or its cell.
+    Where it pads, the token budget counts all that a micro-batch computes."""
+
+    bucket_tokens: int = 1
+    """An engine that packs rows rounds a micro-batch up to a multiple of so many tokens."""
+
     cost_model: CostModel | None = None
     """What the ranks of this call are balanced by, if not by the job's."""
 
@@ -40,10 +48,11 @@ class Pass:
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        _refuse_below_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple")
+        _refuse_below_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens")
         if self.token_budget is not None:
             _refuse_below_one(self, "token_budget")
         _refuse_unless_one_of("ranks_meet", self.ranks_meet, get_args(Meeting))
+        _refuse_unless_one_of("padded_to", self.padded_to, get_args(PaddedTo))
 
     @property
     def cell_multiple(self) -> int:
@@ -111,6 +120,11 @@ class Job:
         for name, update in self.updates.items():
             self._check_update(name, update)
         for name, call in self.calls():
+            if call.padded_to != "row" and call.token_budget is not None and self.packer == "verl":
+                raise PlanError(
+                    f"padded_to={call.padded_to!r} of {name!r}: verl's packer counts the tokens of rows, not what they "
+                    "are padded to; choose packer='plan'"
+                )
             if call.token_budget is not None and self.pad_tokens > call.token_budget:
                 raise PlanError(
                     f"pad_tokens={self.pad_tokens}: a pad does not fit into the {call.token_budget} tokens of a "

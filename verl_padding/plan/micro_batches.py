@@ -57,8 +57,9 @@ class Cutter:
     pad_tokens: int
 
     def level_cost(self) -> int:
-        """Cost of handling a micro-batch."""
-        return int(self.cost_model(np.array([LEVEL_HANDLING_TOKENS], dtype=np.int64))[0])
+        """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
+        tokens = LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2
+        return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
     def by_level(self, rows: Sequence[int], max_pairs: int) -> tuple[list[CutCells], int]:
         """Good ways to deal a mini-batch out to ranks that meet at each micro-batch.

@@ -63,7 +63,15 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
 
 def _shape(call: Pass, job: Job) -> tuple[object, ...]:
     if job.packer == "plan" or call.token_budget is None:
-        return (call.dp_size, call.micro_batch_rows, call.micro_batch_multiple, call.token_budget, call.ranks_meet)
+        return (
+            call.dp_size,
+            call.micro_batch_rows,
+            call.micro_batch_multiple,
+            call.token_budget,
+            call.ranks_meet,
+            call.padded_to,
+            call.bucket_tokens,
+        )
     return (call.dp_size, call.micro_batch_multiple)
 
 

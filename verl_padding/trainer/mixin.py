@@ -21,6 +21,7 @@ from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
 from verl_padding.trainer import plan_packer, position_ids, text_rows
+from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.step_metrics import (
     PLAN_SECONDS,
@@ -80,8 +81,11 @@ class PaddedTrainer(VerlTrainer):
             getattr(self, name).execute_with_func_generator(wrap_worker_loss(self._padding.denominator, weighting))
         if self.use_reference_policy:
             names.append("ref_policy_wg")
+        planned = {role: engine.config for role, engine in self._job_reader.engines.items()}
         for name in names:
             worker_group = getattr(self, name)
+            if id(worker_group) not in wrapped:
+                worker_group.execute_with_func_generator(check_engines(planned))
             if self._job_reader.has_vision and id(worker_group) not in wrapped:
                 worker_group.execute_with_func_generator(position_ids.install_in_worker)
                 worker_group.execute_with_func_generator(text_rows.install_in_worker)

@@ -1,0 +1,261 @@
+"""Engines that pad rows: against every way there is on small mini-batches, and beside verl's own layout."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_padding.plan import COST_MODELS, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan.rectangles import LESS_MEMORY
+from verl_padding.verl_layout import verl_layout
+
+EXAMPLES = settings(max_examples=200, deadline=None)
+attention_cost = COST_MODELS["attention"]
+PAD_TOKENS = 2
+LEVEL_COST = int(attention_cost(np.array([256]))[0])
+
+Blocks = list[list[int]]
+"""Tokens of each row of some micro-batches."""
+
+
+def area(blocks: Blocks) -> int:
+    """Positions that are computed: rows x longest row."""
+    return sum(len(block) * max(block) for block in blocks)
+
+
+def cost(block: list[int]) -> int:
+    return len(block) * int(attention_cost(np.array([max(block)]))[0])
+
+
+def blocks_of(layout: Layout, tokens_R: list[int], rank_of: int | None = None) -> Blocks:
+    tokens = [*tokens_R, *[PAD_TOKENS] * layout.n_pads]
+    ranks = range(layout.dp_size) if rank_of is None else [rank_of]
+    return [
+        [tokens[row] for row in block]
+        for mini_batch in range(layout.n_mini_batches)
+        for rank in ranks
+        for block in layout.micro_batches(mini_batch, rank)
+    ]
+
+
+def rows_of(tokens: list[int]) -> Rows:
+    return Rows.from_keys([f"{row}_0_0" for row in range(len(tokens))], tokens)
+
+
+def planned(tokens: list[int], *, steps: int, strategy: str = "rows", sessions: int = 1, **call) -> Layout:
+    update = Update(prompts_per_mini_batch=1, **call)
+    job = Job(
+        strategy=strategy,
+        prompts=steps,
+        sessions_per_prompt=sessions,
+        updates={"actor": update},
+        inference={},
+        packer="plan",
+        pad_tokens=PAD_TOKENS,
+    )
+    return plan_batch(rows_of(tokens), job).layouts["actor"]
+
+
+def random_batches(number: int) -> Iterator[tuple[list[int], int, int, int]]:
+    """(tokens of each row, ranks, rows of a mini-batch by verl's count, token budget), long-tailed and even ones."""
+    rng = np.random.default_rng(7)
+    for index in range(number):
+        n_ranks = int(2 ** rng.integers(0, 4))
+        steps, of_rank = int(rng.integers(1, 4)), int(rng.integers(2, 17))
+        rows = int(rng.integers(1 + (steps - 1) * n_ranks * of_rank, steps * n_ranks * of_rank + 1))
+        if index % 4 == 3:
+            tokens = rng.uniform(200, 4000, rows)
+        else:
+            tokens = np.clip(rng.lognormal(np.log(600), rng.uniform(0.3, 1.3), rows), 16, 16384)
+        longest = int(tokens.max())
+        # A pad of verl's must fit too.
+        budget = max(int(longest * rng.choice([1, 1.5, 2, 4, 8])), 128)
+        yield [int(length) for length in tokens], n_ranks, n_ranks * of_rank, budget
+
+
+def test_never_more_is_computed_than_by_stock_verl_nor_in_a_larger_micro_batch(monkeypatch):
+    # verl's packer decides as it does; only the tensors that it would cut out, its slowest part, are left away.
+    packer_without_tensors = SimpleNamespace(index_select_tensor_dict=lambda batch, rows: rows)
+    monkeypatch.setattr("verl.utils.seqlen_balancing.tu", packer_without_tensors)
+    shares, largest = [], []
+    for tokens, n_ranks, mini_batch_rows, budget in random_batches(200):
+        stock = verl_layout(tokens, dp_size=n_ranks, mini_batch_rows=mini_batch_rows, token_budget=budget)
+        theirs = [
+            [stock.tokens_R[row] for row in block]
+            for ranks in stock.micro_batches_MD
+            for blocks in ranks
+            for block in blocks
+        ]
+        layout = planned(
+            tokens,
+            steps=1,
+            strategy="lcm",
+            sessions=mini_batch_rows,
+            dp_size=n_ranks,
+            token_budget=budget,
+            padded_to="micro_batch",
+        )
+        ours = blocks_of(layout, tokens)
+        assert max(area([block]) for block in ours) <= budget
+        shares.append(area(ours) / area(theirs))
+        largest.append(max(area([block]) for block in ours) / max(area([block]) for block in theirs))
+    print(f"area of stock verl's: {np.mean(shares):.3f} on average, {max(shares):.3f} at most")
+    print(f"largest micro-batch: {np.mean(largest):.3f} on average, {max(largest):.3f} at most")
+    assert max(shares) <= 1
+    assert max(largest) <= 1
+
+
+def ways_to_cut(tokens: list[int], n_ranks: int, size: int, limit: int) -> Iterator[tuple[list[int], Blocks]]:
+    """Every way to put rows into levels of equal blocks, one a rank: rows of a block by level, and the blocks."""
+    for rows_K in compositions(size):
+        for blocks in fillings(tuple(tokens), [rows for rows in rows_K for _ in range(n_ranks)]):
+            if all(area([block]) <= limit for block in blocks):
+                yield rows_K, blocks
+
+
+def compositions(total: int) -> Iterator[list[int]]:
+    if not total:
+        yield []
+    for first in range(1, total + 1):
+        for rest in compositions(total - first):
+            yield [first, *rest]
+
+
+def fillings(tokens: tuple[int, ...], sizes: list[int]) -> Iterator[Blocks]:
+    if not sizes:
+        yield []
+        return
+    for chosen in {tuple(tokens[place] for place in places) for places in combinations(range(len(tokens)), sizes[0])}:
+        rest = list(tokens)
+        for row in chosen:
+            rest.remove(row)
+        for blocks in fillings(tuple(rest), sizes[1:]):
+            yield [list(chosen), *blocks]
+
+
+def time_of(rows_K: list[int], blocks: Blocks, n_ranks: int) -> int:
+    heights = [max(map(cost, blocks[level * n_ranks : (level + 1) * n_ranks])) for level in range(len(rows_K))]
+    return sum(heights) + len(rows_K) * LEVEL_COST
+
+
+def test_small_mini_batches_are_cut_as_well_as_trying_everything_does():
+    rng = np.random.default_rng(3)
+    tried = 0
+    for _ in range(40):
+        n_ranks, size = (int(rng.integers(1, 3)), int(rng.integers(1, 4)))
+        tokens = [int(t) for t in np.clip(rng.lognormal(6, 1.2, n_ranks * size), 16, 9000)]
+        budget = int(max(tokens) * rng.choice([1, 1.5, 2.5]))
+        ways = [time_of(*way, n_ranks) for way in ways_to_cut(tokens, n_ranks, size, budget)]
+        tried += len(ways)
+        layout = planned(tokens, steps=1, dp_size=n_ranks, token_budget=budget, padded_to="micro_batch")
+        levels = list(zip(*(layout.micro_batches(0, rank) for rank in range(n_ranks)), strict=True))
+        found = sum(max(cost([tokens[row] for row in block]) for block in level) for level in levels)
+        found += len(levels) * LEVEL_COST
+        assert min(ways) <= found <= min(ways) * (1 + 1 / LESS_MEMORY)
+    assert tried > 1000
+
+
+def test_micro_batches_of_fixed_rows_are_the_best_there_are():
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        n_ranks, levels, block = 2, int(rng.integers(1, 3)), int(rng.integers(1, 3))
+        tokens = [int(t) for t in rng.integers(16, 9000, n_ranks * levels * block)]
+        layout = planned(tokens, steps=1, dp_size=n_ranks, micro_batch_rows=block, padded_to="micro_batch")
+        everything = list(fillings(tuple(tokens), [block] * (n_ranks * levels)))
+        assert area(blocks_of(layout, tokens)) == min(map(area, everything))
+        by_level = list(zip(*(layout.micro_batches(0, rank) for rank in range(n_ranks)), strict=True))
+        height = sum(max(cost([tokens[row] for row in rows]) for rows in level) for level in by_level)
+        assert height == min(time_of([block] * levels, blocks, n_ranks) for blocks in everything) - levels * LEVEL_COST
+
+
+@st.composite
+def calls(draw):
+    multiple = draw(st.integers(1, 3))
+    fixed = draw(st.booleans())
+    return {
+        "dp_size": draw(st.integers(1, 5)),
+        "padded_to": draw(st.sampled_from(["micro_batch", "cell"])),
+        "ranks_meet": draw(st.sampled_from(["mini_batch", "micro_batch"])),
+        "token_budget": None if fixed else draw(st.sampled_from([500, 1200, 5000])),
+        "micro_batch_multiple": draw(st.integers(1, 3)),
+        "micro_batch_rows": multiple if fixed else 1,
+    }
+
+
+@EXAMPLES
+@given(tokens=st.lists(st.integers(1, 500), min_size=1, max_size=80), steps=st.integers(1, 4), call=calls())
+def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tokens, steps, call):
+    update = Update(prompts_per_mini_batch=1, **call)
+    job = Job(
+        strategy="rows",
+        prompts=steps,
+        sessions_per_prompt=1,
+        updates={"actor": update},
+        inference={"pass": Pass(**call)},
+        packer="plan",
+    )
+    plan = plan_batch(rows_of(tokens), job)
+    for name, layout in plan.layouts.items():
+        all_tokens = [*tokens, *[PAD_TOKENS] * layout.n_pads]
+        assert sorted(layout.order) == list(range(len(all_tokens)))
+        fullest = max(layout.real_rows_M)
+        multiple = update.cell_multiple
+        assert layout.rows_per_cell == -(-fullest // (update.dp_size * multiple)) * multiple  # as small as can be
+        slowest = 0
+        for mini_batch in range(layout.n_mini_batches):
+            assert layout.reporting_ranks_M[mini_batch] == min(layout.real_rows_M[mini_batch], update.dp_size)
+            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(update.dp_size)]
+            assert len({len(blocks) for blocks in by_rank}) == 1
+            assert len(by_rank[0]) % update.micro_batch_multiple == 0
+            load_D = []
+            for blocks in by_rank:
+                cell = max(all_tokens[row] for block in blocks for row in block)
+                longest_K = [max(all_tokens[row] for row in block) for block in blocks]
+                if update.padded_to == "cell":
+                    longest_K = [cell] * len(blocks)
+                for block, longest in zip(blocks, longest_K, strict=True):
+                    assert update.token_budget is None or len(block) * longest <= update.token_budget
+                    assert update.token_budget is not None or len(block) == update.micro_batch_rows
+                costs = attention_cost(np.array(longest_K))
+                load_D.append(sum(len(block) * int(c) for block, c in zip(blocks, costs, strict=True)))
+            slowest += max(load_D)
+        figures = plan.figures[name]
+        assert figures.over_lower_bound >= 1
+        assert figures.micro_over_lower_bound >= 1
+        assert figures.imbalance >= 1
+        total = sum(
+            len(cell) * int(attention_cost(np.array([max(all_tokens[row] for row in cell)]))[0])
+            for ranks in layout.cells
+            for cell in ranks
+        )
+        if update.padded_to == "cell":
+            assert figures.imbalance == pytest.approx(slowest * update.dp_size / total)
+            if min(tokens) >= PAD_TOKENS:
+                # One rank pads its cell to the longest row: no layout is faster.
+                assert figures.over_lower_bound == pytest.approx(1)
+
+
+def test_one_long_row_does_not_make_short_ones_dear():
+    tokens = [16000] + [400] * 40
+    layout = planned(tokens, steps=1, dp_size=2, token_budget=16000, padded_to="micro_batch")
+    assert max(area([block]) for block in blocks_of(layout, tokens)) == 16000
+    assert area(blocks_of(layout, tokens)) < 1.02 * sum(tokens)
+
+
+def test_verls_packer_is_refused_for_rows_that_are_padded():
+    update = Update(dp_size=2, prompts_per_mini_batch=1, token_budget=100, padded_to="micro_batch")
+    with pytest.raises(PlanError, match=r"padded_to='micro_batch' of 'actor'.*packer='plan'"):
+        Job(strategy="rows", prompts=1, sessions_per_prompt=1, updates={"actor": update}, inference={})
+
+
+def test_micro_batches_that_are_rounded_up_to_a_bucket_become_fewer():
+    tokens = [int(t) for t in np.random.default_rng(0).integers(100, 900, 64)]
+    few, many = (
+        planned(tokens, steps=1, dp_size=1, token_budget=4096, padded_to="micro_batch", bucket_tokens=bucket)
+        for bucket in (4096, 1)
+    )
+    assert few.n_micro_batches < many.n_micro_batches

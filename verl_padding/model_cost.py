@@ -1,0 +1,51 @@
+"""What rows cost the model of a role, by its section in a verl config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.plan import PlanError, TransformerCost
+
+
+def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
+    """The Hugging Face config of the model of ``section`` (``actor_rollout_ref`` or ``critic``), with its overrides.
+
+    Raises:
+        PaddingConfigError: it cannot be read.
+    """
+    from transformers import AutoConfig
+    from verl.utils.fs import copy_to_local
+
+    path = model.get("hf_config_path") or model.path
+    try:
+        config = AutoConfig.from_pretrained(
+            copy_to_local(path), trust_remote_code=bool(model.get("trust_remote_code", False))
+        ).to_dict()
+    except (OSError, ValueError) as error:
+        raise PaddingConfigError(
+            f"the config of {section}.model.path={path} cannot be read ({error}). Correct the path."
+        ) from error
+    override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
+    assert isinstance(override, dict)
+    return config | override.get("model_config", override)
+
+
+def read_model_cost(model: DictConfig, section: str) -> TransformerCost:
+    """What rows cost the model of a section.
+
+    Raises:
+        PaddingConfigError: its config cannot be read, or is one whose operations are not known.
+    """
+    try:
+        return TransformerCost.from_config(read_model_config(model, section), lm_head=section != "critic")
+    except PaddingConfigError as refusal:
+        raise PaddingConfigError(
+            f"padding.cost_model='model': {refusal} Or set padding.cost_model=attention."
+        ) from refusal
+    except PlanError as refusal:
+        raise PaddingConfigError(
+            f"padding.cost_model='model': {refusal} ({section}.model.path={model.path})"
+        ) from refusal

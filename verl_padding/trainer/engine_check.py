@@ -1,0 +1,68 @@
+"""Compares the engines that verl's workers have with those that the plan was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl_padding.errors import PaddingConfigError
+
+PLANNED = (
+    "strategy",
+    "use_dynamic_bsz",
+    "max_token_len_per_gpu",
+    "micro_batch_size_per_gpu",
+    "infer_max_token_len_per_gpu",
+    "infer_micro_batch_size_per_gpu",
+    "use_remove_padding",
+    "use_fused_kernels",
+    "ulysses_sequence_parallel_size",
+    "ulysses_parallel_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "dynamic_context_parallel",
+    "max_seqlen_per_dp_cp_rank",
+    "pad_to_length",
+    "pad_to_length_bucket",
+)
+"""Fields of verl's engine configs that decide what a worker's micro-batches may hold; no backend has all of them."""
+
+
+def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """A function for verl's ``execute_with_func_generator``: the engines of a worker are those of the plan.
+
+    A value that differs would make other micro-batches than the plan's, without a word.
+
+    Args:
+        planned: verl's engine config of each role (``actor``, ``ref``, ``critic``), as the driver has it.
+    """
+    expected = {
+        role: {name: getattr(config, name) for name in PLANNED if hasattr(config, name)}
+        for role, config in planned.items()
+    }
+
+    def check(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        # An ActorRolloutRefWorker holds its TrainingWorkers; a critic is one.
+        trainees = {role: getattr(worker, role, None) for role in ("actor", "ref")}
+        if not any(trainees.values()):
+            trainees = {"critic": worker}
+        for role, trainee in trainees.items():
+            if trainee is not None and role in expected:
+                _compare(role, expected[role], trainee.engine_config)
+        return DataProto()
+
+    return check
+
+
+def _compare(role: str, expected: Mapping[str, Any], config: Any) -> None:
+    differ = {name: getattr(config, name) for name, value in expected.items() if getattr(config, name) != value}
+    if differ:
+        told = ", ".join(f"{name}={value!r} (planned: {expected[name]!r})" for name, value in differ.items())
+        raise PaddingConfigError(
+            f"the engine of {role} was made with {told}: not as the job's config says by verl 0.9's own classes. A "
+            "worker class or a patch that changes an engine's config must do so where the driver sees it."
+        )
