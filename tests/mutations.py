@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("verl_padding", "configs", "recipes", "tests", "setup.cfg", "pyproject.toml")
+COPIED = ("verl_padding", "configs", "recipes", "benchmarks", "tests", "setup.cfg", "pyproject.toml")
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,188 @@ MUTATIONS = [
         "if came > sent:",
         "tests/trainer/test_mixin.py",
     ),
+    Mutation(
+        "pads count among the real rows of a batch",
+        "verl_padding/trainer/step_metrics.py",
+        "REAL_ROWS_TOTAL: n_rows,",
+        "REAL_ROWS_TOTAL: n_rows + plan.n_pads,",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "the pads of a batch are those of all its calls",
+        "verl_padding/trainer/step_metrics.py",
+        "PAD_ROWS_TOTAL: plan.n_pads,",
+        "PAD_ROWS_TOTAL: sum(layout.n_pads for layout in plan.layouts.values()),",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "the share of pads is one of all rows",
+        "verl_padding/trainer/step_metrics.py",
+        "PAD_ROWS_SHARE: plan.n_pads / n_rows,",
+        "PAD_ROWS_SHARE: plan.n_pads / (n_rows + plan.n_pads),",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "a pad counts as one token",
+        "verl_padding/trainer/step_metrics.py",
+        "pad_tokens = plan.n_pads * pad_length",
+        "pad_tokens = plan.n_pads",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "the share of pads' tokens is one of all tokens",
+        "verl_padding/trainer/step_metrics.py",
+        "PAD_TOKENS_SHARE: pad_tokens / sum(tokens_R),",
+        "PAD_TOKENS_SHARE: pad_tokens / (sum(tokens_R) + pad_tokens),",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "the critic is said to take the actor's steps",
+        "verl_padding/trainer/step_metrics.py",
+        "OPTIMIZER_STEPS.format(update=update): layout.n_mini_batches,",
+        "OPTIMIZER_STEPS.format(update=update): plan.layouts[updates[0]].n_mini_batches,",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "the emptiest mini-batch is the first",
+        "verl_padding/trainer/step_metrics.py",
+        "min(layout.real_rows_M),",
+        "layout.real_rows_M[0],",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "the fullest mini-batch counts its pads",
+        "verl_padding/trainer/step_metrics.py",
+        "max(layout.real_rows_M),",
+        "layout.rows_per_cell * layout.dp_size,",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "an update is said to take all pads",
+        "verl_padding/trainer/step_metrics.py",
+        "UPDATE_PADS.format(update=update): layout.n_pads,",
+        "UPDATE_PADS.format(update=update): plan.n_pads,",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "imbalance is told over the lower bound",
+        "verl_padding/trainer/step_metrics.py",
+        "plan.figures[update].imbalance,",
+        "plan.figures[update].over_lower_bound,",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "imbalance of micro-batches is that of mini-batches",
+        "verl_padding/trainer/step_metrics.py",
+        "= figures.micro_imbalance\n",
+        "= figures.imbalance\n",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "micro-batches of a pass are its mini-batches",
+        "verl_padding/trainer/step_metrics.py",
+        "= figures.micro_batches\n",
+        "= figures.optimizer_steps\n",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "packing efficiency of a pass is another figure",
+        "verl_padding/trainer/step_metrics.py",
+        "= figures.packing_efficiency\n",
+        "= figures.micro_over_lower_bound\n",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "what the workers tell of micro-batches is taken for the other",
+        "verl_padding/trainer/step_metrics.py",
+        "((MICRO_BATCHES, CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, CALL_PACKING))",
+        "((MICRO_BATCHES, CALL_PACKING), (PACKING_EFFICIENCY, CALL_MICRO_BATCHES))",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "what the workers tell is told twice",
+        "verl_padding/trainer/step_metrics.py",
+        'metrics.pop(f"{update}/{theirs}")',
+        'metrics[f"{update}/{theirs}"]',
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "memory allocated is memory reserved",
+        "verl_padding/trainer/step_metrics.py",
+        '("allocated", CALL_MEMORY)',
+        '("reserved", CALL_MEMORY)',
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "memory reserved is memory allocated",
+        "verl_padding/trainer/step_metrics.py",
+        '("reserved", CALL_MEMORY_RESERVED)',
+        '("allocated", CALL_MEMORY_RESERVED)',
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "seconds of a call are those of all local updates",
+        "verl_padding/trainer/step_metrics.py",
+        "seconds_after[timer] - seconds_before.get(timer, 0.0)",
+        "seconds_after[timer]",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "tokens of a rank count those of pads",
+        "verl_padding/trainer/step_metrics.py",
+        "for row in cells[rank] if row < n_rows]",
+        "for row in cells[rank]]",
+        "tests/trainer/test_step_metrics.py",
+    ),
+    Mutation(
+        "imbalance of a layout is over its lower bound",
+        "verl_padding/plan/figures.py",
+        "imbalance=slowest * n_ranks / total,",
+        "imbalance=slowest / bound,",
+        "tests/trainer/test_step_metrics.py tests/plan/test_promises.py",
+    ),
+    Mutation(
+        "a micro-batch counts as many as it has rows",
+        "verl_padding/trainer/losses.py",
+        "Metric(AggregationType.SUM, 1.0)",
+        "Metric(AggregationType.SUM, float(len(data)))",
+        "tests/trainer/test_losses.py",
+    ),
+    Mutation(
+        "packing efficiency counts pads",
+        "verl_padding/trainer/losses.py",
+        "int(tokens_R[real].sum()) / budget",
+        "int(tokens_R.sum()) / budget",
+        "tests/trainer/test_losses.py",
+    ),
+    Mutation(
+        "planning is said to take what pads take too",
+        "verl_padding/trainer/mixin.py",
+        "metrics[PLAN_SECONDS] = planned - started",
+        "metrics[PLAN_SECONDS] = time.perf_counter() - started",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "pads are said to take what planning takes too",
+        "verl_padding/trainer/mixin.py",
+        "metrics[UPSAMPLE_SECONDS] = time.perf_counter() - planned",
+        "metrics[UPSAMPLE_SECONDS] = time.perf_counter() - started",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "a pad of another length than its role says leaves for the workers",
+        "verl_padding/pads/template.py",
+        "            self._check(name, made, role)\n",
+        "",
+        "tests/pads/test_template.py",
+    ),
+    Mutation(
+        "lcm forgets the actor's ranks while the critic warms up",
+        "verl_padding/job.py",
+        "                row_multiple=dp_sizes[ACTOR],\n",
+        "",
+        "tests/test_job.py",
+    ),
 ]
 
 
@@ -224,11 +407,11 @@ def main() -> int:
         return 1
     table = Table("fault", "broken in", "a test fails")
     unnoticed = 0
-    for mutation in MUTATIONS:
-        noticed = fails(mutation.tests, mutation)
-        unnoticed += not noticed
-        table.add_row(mutation.fault, mutation.file, "yes" if noticed else "[red]no[/red]")
-        console.print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutation.fault}")
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for mutation, noticed in zip(MUTATIONS, pool.map(lambda it: fails(it.tests, it), MUTATIONS), strict=True):
+            unnoticed += not noticed
+            table.add_row(mutation.fault, mutation.file, "yes" if noticed else "[red]no[/red]")
+            console.print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutation.fault}")
     console.print(table)
     return 1 if unnoticed else 0
 

@@ -56,6 +56,7 @@ def test_the_comparison_and_the_picture_are_made_of_both(tmp_path):
     cells = [list(column.cells) for column in table.columns]
     assert cells[1] == ["4", "2 to 3"]
     assert cells[2] == ["3.0", "11.5"]
+    assert cells[3] == ["10.5%", "40.4%"]
     picture = tmp_path / "picture.png"
     draw_curves(picture, metrics, rows, rule)
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -134,6 +134,23 @@ def test_after_rejection_sampling_an_update_carries_the_tokens_that_were_kept():
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
+def test_none_reaches_a_worker_call_as_none_in_rows_and_in_pads():
+    hints = [None, "look", None]
+    batch = put_rows([(5, 3), (7, 2), (4, 9)], label=[None] * 3, hint=hints)
+    padded = upsample(batch, plan_for(batch), TEMPLATE)
+    try:
+        rows = padded.update_call("actor", batch)
+        data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
+        assert data[IS_PADDING].any()
+        hint_of = dict(zip(batch.keys, hints, strict=True))
+        for key, row in zip(rows.keys, data.unbind(0), strict=True):
+            assert row["label"] is None
+            assert row["hint"] == hint_of.get(key)
+    finally:
+        strip(padded)
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
 def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     padded = upsample(batch, plan_for(batch), TEMPLATE)

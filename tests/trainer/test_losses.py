@@ -5,12 +5,23 @@ import math
 import pytest
 import torch
 from tensordict import TensorDict
-from verl.utils.metric import Metric
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
 
 from tests.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from tests.trainer.losses_on_rows import LAYOUTS, MODES, PAD, SPREAD, Rows, critic_loss, policy_loss, run_as_verl_does
+from tests.trainer.losses_on_rows import (
+    LAYOUTS,
+    MODES,
+    PAD,
+    SPREAD,
+    Rows,
+    critic_loss,
+    nested,
+    policy_loss,
+    run_as_verl_does,
+)
 from verl_padding.pads.columns import LOSS_TOKENS
-from verl_padding.trainer.losses import MICRO_BATCHES, RealRowsLoss
+from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
 LOSSES = {"log_probs": policy_loss, "values": critic_loss}
 """Model output -> verl's loss on it."""
@@ -69,6 +80,22 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
     assert loss.requires_grad
     assert list(metrics) == [MICRO_BATCHES]
     loss.backward()
+
+
+@pytest.mark.parametrize(("held", "tokens"), [([0, 2, PAD], 7 + 8), ([1], 6), ([PAD, PAD], 0)])
+def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, tokens):
+    rows = Rows()
+    output, data = rows.micro_batch(held, rows.leaves(), "log_probs", dp_size=2, real_rows=5, reporting_ranks=1)
+    lengths = [len(p) + len(r) for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)]
+    data["input_ids"] = nested(torch.ones(length, dtype=torch.int64) for length in lengths)
+    # Ulysses: two GPUs share a row, and so do they a budget of 10 tokens each.
+    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=10, sp_size=2)
+    _, metrics = RealRowsLoss(policy_loss("token-mean"), "rows")(model_output=output, data=data)
+    told = {name: metrics[name] for name in (MICRO_BATCHES, PACKING_EFFICIENCY)}
+    assert {name: (metric.aggregation, metric.values) for name, metric in told.items()} == {
+        MICRO_BATCHES: (AggregationType.SUM, [1.0]),
+        PACKING_EFFICIENCY: (AggregationType.MEAN, [tokens / 20]),
+    }
 
 
 class RowsWithRejectedTokens(Rows):

@@ -12,6 +12,8 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.trainer.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.trainer import mixin
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -40,6 +42,28 @@ def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_pl
     assert metrics["global_seqlen/mean"] == sum(tag["seq_len"] for tag in batch.tags) / 2, "real tokens a rank"
     assert len(queue_content()) == 7 + trainer._padded_batch.plan.n_pads
     trainer._padded_batch = None
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_planning_and_pads_are_timed_each_by_itself(monkeypatch):
+    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
+    plan_batch, put_pads = mixin.plan_batch, PaddedBatch.put_pads
+
+    def plan_for_three_seconds(rows, job):
+        clock.now += 3
+        return plan_batch(rows, job)
+
+    def put_for_five_seconds(padded):
+        clock.now += 5
+        put_pads(padded)
+
+    monkeypatch.setattr(mixin, "time", clock)
+    monkeypatch.setattr(mixin, "plan_batch", plan_for_three_seconds)
+    monkeypatch.setattr(PaddedBatch, "put_pads", put_for_five_seconds)
+    trainer, metrics = padded_trainer(), {}
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), metrics)
+    assert metrics["timing_s/padding/plan"] == 3.0
+    assert metrics["timing_s/padding/upsample"] == 5.0
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 

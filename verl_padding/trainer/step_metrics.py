@@ -48,6 +48,8 @@ CALL_SECONDS = "padding/{call}/seconds"
 """Seconds of a worker call, as verl times it."""
 CALL_MEMORY = "padding/{call}/max_memory_allocated_gb"
 """Peak memory of an update, as verl's workers report it."""
+CALL_MEMORY_RESERVED = "padding/{call}/max_memory_reserved_gb"
+"""The same with what the allocator keeps beside it: far above the other where it is fragmented."""
 
 TIMERS = {LOG_PROB: "old_log_prob", REF: "ref", VALUES: "values", ACTOR: "update_actor", CRITIC: "update_critic"}
 """Worker call -> verl's name of its time."""
@@ -108,9 +110,10 @@ def worker_metrics(
         for theirs, ours in ((MICRO_BATCHES, CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, CALL_PACKING)):
             if f"{update}/{theirs}" in metrics:
                 told[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
-        memory = metrics.get(f"{update}/perf/max_memory_allocated_gb")
-        if memory is not None:
-            told[CALL_MEMORY.format(call=update)] = memory
+        for theirs, ours in (("allocated", CALL_MEMORY), ("reserved", CALL_MEMORY_RESERVED)):
+            memory = metrics.get(f"{update}/perf/max_memory_{theirs}_gb")
+            if memory is not None:
+                told[ours.format(call=update)] = memory
     for call, timer in TIMERS.items():
         if timer in seconds_after:
             told[CALL_SECONDS.format(call=call)] = seconds_after[timer] - seconds_before.get(timer, 0.0)
