@@ -1,16 +1,19 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import transformers
+from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.verl_config import compose_job
+from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.hydra_callback import CheckJobBeforeStart
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.plan import Pass, TransformerCost
+from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 
 DYNAMIC = (
     "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -37,6 +40,33 @@ def test_one_flag_selects_the_padded_trainer_and_fills_the_section(strategy):
     assert config.trainer.v1.trainer_mode == "padded_sync"
     assert config.padding.strategy == strategy
     assert check_job(config).strategy == strategy
+
+
+@pytest.mark.parametrize(("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})])
+def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_98_rows):
+    config = compose_job(
+        "+padding=lcm",
+        *DYNAMIC,
+        "algorithm.adv_estimator=gae",
+        "data.train_batch_size=24",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+        "critic.ppo_mini_batch_size=2",
+        f"trainer.critic_warmup={warm_up}",
+    )
+    sizes = {ACTOR: 6, LOG_PROB: 6, CRITIC: 2, VALUES: 2}
+    reader = JobReader(config, PaddingConfig.from_section(config.padding), "sync")
+    job = reader.step_job(dp_sizes=sizes, updates_actor=not warm_up, seed=0)
+    trainer = SimpleNamespace(config=config, use_critic=True, global_steps=1)
+    multiple = get_trainer_cls("sync")._get_required_batch_multiple(trainer, sizes[ACTOR])
+    for n_rows in (98, 24, 97, 144):
+        rows = Rows.from_keys([f"{row}_0_0" for row in range(n_rows)], [8] * n_rows)
+        layouts = plan_batch(rows, job).layouts
+        padded = -(-n_rows // multiple) * multiple
+        steps = {name: padded // reader.nominal_rows[name] for name in job.updates}
+        assert {name: layouts[name].n_mini_batches for name in job.updates} == steps
+        if n_rows == 98:
+            assert steps == steps_of_98_rows
 
 
 def test_without_the_flag_verls_config_is_its_own():

@@ -224,6 +224,8 @@ class JobReader:
                 sessions_per_prompt=self._rollout.n,
                 updates=updates,
                 inference=inference,
+                # verl's _get_required_batch_multiple starts from these, whatever trains in the step.
+                row_multiple=dp_sizes[ACTOR],
                 pad_tokens=pad_tokens or self.pad_length(),
                 # With "model", each call brings its own.
                 cost_model="attention" if self._padding.cost_model == "model" else self._padding.cost_model,

@@ -54,6 +54,7 @@ def jobs(draw, strategies=("prompt", "rows", "lcm")) -> Job:
         sessions_per_prompt=sessions,
         updates=updates,
         inference=inference,
+        row_multiple=draw(st.sampled_from([1, 1, 3, 10])),
         seed=draw(st.integers(0, 3)),
         packer=draw(st.sampled_from(["verl", "plan"])),
         cost_model=draw(st.sampled_from(["tokens", "attention"])),

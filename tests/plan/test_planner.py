@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from benchmarks.jobs import five_jobs
 from verl_padding.plan import (
     BatchPlan,
     Job,
@@ -59,6 +60,33 @@ def test_pads_of_a_nearly_full_batch_are_spread_over_the_steps():
     # verl 0.9.1: 121 rows, mini-batch 120 -> [120, 1]; 361 -> [120, 120, 120, 1].
     assert plan_batch(batch(121), lcm_job(actor=120)).layouts["actor"].real_rows_M == (61, 60)
     assert plan_batch(batch(361), lcm_job(actor=120)).layouts["actor"].real_rows_M == (91, 90, 90, 90)
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_a_batch_of_3509_rows_in_mini_batches_of_640_on_eight_ranks_is_even_in_all_that_can_be(packer):
+    # One of the jobs that figures are told of, with verl's number of steps, 6, of verl's size.
+    job = five_jobs()[2]
+    assert (len(job.tokens_R), job.mini_batch_rows, job.dp_size) == (3509, 640, 8)
+    rows = Rows.from_keys([f"{row // 5}_0_{row % 5}" for row in range(3509)], job.tokens_R)
+    update = Update(dp_size=8, token_budget=job.token_budget, prompts_per_mini_batch=80)
+    plan = plan_batch(
+        rows,
+        Job(
+            strategy="lcm",
+            prompts=480,
+            sessions_per_prompt=8,
+            updates={"actor": update},
+            inference={},
+            packer=packer,
+        ),
+    )
+    layout, figures = plan.layouts["actor"], plan.figures["actor"]
+    # verl: five mini-batches of 640 real rows, and one of 309 real rows and 331 pads.
+    assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
+    assert (layout.rows_per_cell, layout.n_pads) == (80, 331)
+    assert figures.imbalance < 1.001
+    if packer == "plan":
+        assert figures.micro_imbalance < 1.005
 
 
 def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():

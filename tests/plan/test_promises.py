@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_a_prompt_stays_whole_and_prompts_are_spread_evenly(rows, job):
 @given(rows=batches(), job=jobs(strategies=("lcm",)))
 def test_lcm_takes_verls_number_of_steps_of_verls_size(rows, job):
     plan = planned(rows, job)
-    multiple = 1
+    multiple = job.row_multiple
     for update in job.updates.values():
         multiple = math.lcm(multiple, update.dp_size, update.prompts_per_mini_batch * job.sessions_per_prompt)
     padded = len(rows)
@@ -124,6 +125,18 @@ def test_lcm_takes_verls_number_of_steps_of_verls_size(rows, job):
         layout, size = plan.layouts[name], update.prompts_per_mini_batch * job.sessions_per_prompt
         assert layout.n_mini_batches == min(padded // size, len(rows))
         assert layout.rows_per_cell * layout.dp_size == size
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_whoever_packs_the_mini_batches_hold_the_same_rows(rows, job):
+    by_packer = [planned(rows, replace(job, packer=packer)) for packer in ("verl", "plan")]
+    for name in job.updates:
+        verls, ours = (
+            [{row for cell in ranks for row in cell if row < len(rows)} for ranks in plan.layouts[name].cells]
+            for plan in by_packer
+        )
+        assert verls == ours
 
 
 @EXAMPLES

@@ -98,6 +98,9 @@ class Job:
     packer: Packer = "verl"
     """Who cuts micro-batches by tokens: verl's packer in the workers, which the plan leaves free, or the plan."""
 
+    row_multiple: int = 1
+    """What ``lcm`` pads the rows to a multiple of, beside what its updates ask for."""
+
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
 
@@ -108,7 +111,7 @@ class Job:
     """Of the permutations of updates that shuffle."""
 
     def __post_init__(self) -> None:
-        _refuse_below_one(self, "prompts", "sessions_per_prompt", "pad_tokens")
+        _refuse_below_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
         _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))
         _refuse_unless_one_of("packer", self.packer, get_args(Packer))
         _refuse_unless_one_of("cost_model", self.cost_model, tuple(COST_MODELS))

@@ -75,9 +75,11 @@ def _cut_fixed_size(rows: Rows, job: Job, name: str) -> Cut:
 
     25 rows, four ranks, an actor's mini-batches of 8 and a critic's of 12: multiples of lcm(4, 8, 12) = 24, so
     48 rows; six steps of the actor and four of the critic. Where verl fills the last ones with pads alone, the
-    25 rows are spread here: 5 4 4 4 4 4 and 7 6 6 6.
+    25 rows are spread here: 5 4 4 4 4 4 and 7 6 6 6. While only the critic trains, verl still takes the actor's ranks
+    into the multiple, as ``job.row_multiple`` has it.
     """
     multiple = lcm(
+        job.row_multiple,
         *(update.dp_size for update in job.updates.values()),
         *(job.mini_batch_rows(update) for update in job.updates.values()),
     )
