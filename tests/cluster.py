@@ -13,6 +13,8 @@ os.environ["VERL_PLATFORM"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Otherwise Ray starts a worker for each ticket, whether it is needed or not.
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 import verl_padding.local  # noqa: F401  (before anything imports transformers, and by it torchvision)
 
@@ -26,8 +28,8 @@ def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:
 
     folder = tempfile.mkdtemp(prefix="vp", dir="/tmp")  # Ray's sockets want a short path
     ray.init(
-        num_cpus=32,  # tickets, not cores: verl asks for three a worker, and for a GPU
-        num_gpus=8,
+        num_cpus=128,  # tickets, not cores: verl asks for ten a rank, and for a GPU
+        num_gpus=12,
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=folder,

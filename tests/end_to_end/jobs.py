@@ -6,7 +6,7 @@ import os
 import random
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -36,6 +36,8 @@ class OptimizerStep:
     """Experts of each token and layer of rows without a loss, where routes are recorded."""
     images: list[bool]
     """Whether each real row holds an image, where rows can."""
+    nodes: list[str] = field(compare=False)
+    """Ray's node of each rank: another one in each job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,7 @@ def _read_probe(folder: Path) -> dict:
                 moved=any(note["moved"] for note in notes_of_step),
                 pad_routes=[slots for note in notes_of_step for slots in note["routes"]],
                 images=[image for note in notes_of_step for image in note["images"]],
+                nodes=[note["node"] for note in notes_of_step],
             )
             for notes_of_step in zip(*ranks, strict=True)
         ]

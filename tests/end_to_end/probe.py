@@ -39,6 +39,7 @@ def _watch_optimizer_steps(module) -> None:
 
     @functools.wraps(train_batch)
     def watched(self, data, *args, **kwargs):
+        import ray
         import torch
 
         rows_with_loss = sum(bool(mask.sum() > 0) for mask in data["loss_mask"].unbind())
@@ -53,6 +54,7 @@ def _watch_optimizer_steps(module) -> None:
             kind="optimizer_step",
             model=model,
             rank=self.engine.get_data_parallel_rank(),
+            node=ray.get_runtime_context().get_node_id(),
             rows=len(data),
             real_rows=rows_with_loss,
             moved=moved,
@@ -91,6 +93,8 @@ def _watch_steps(module) -> None:
             rows=len(batch),
             pads=_pads(batch.tags),
             keys=batch.keys,
+            prompt_lengths=[tag["prompt_len"] for tag in batch.tags],
+            response_lengths=[tag["response_len"] for tag in batch.tags],
             questions=_questions(batch.keys),
             log_prob_gap=_log_prob_gap(batch.keys) if LOG_PROBS in os.environ else None,
         )

@@ -46,19 +46,19 @@ def weights_in(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> list[tuple[JobFacts, dict[str, torch.Tensor]]]:
-    """A stock job with the plug-in installed and one without it: what they did, and their weights."""
+def runs(tmp_path_factory) -> list[tuple[JobFacts, dict[str, torch.Tensor], Path]]:
+    """A stock job with the plug-in installed and one without it: what they did, their weights and checkpoints."""
     found = []
     for plugin in (True, False):
         folder = tmp_path_factory.mktemp("with" if plugin else "without")
         checkpoints = folder / "checkpoints"
         facts = run_job(folder, *few_rows(checkpoints), f"trainer.save_freq={STEPS}", steps=STEPS, plugin=plugin)
-        found.append((facts, weights_in(checkpoints, STEPS)))
+        found.append((facts, weights_in(checkpoints, STEPS), checkpoints))
     return found
 
 
 def test_with_the_flag_off_the_weights_are_those_without_the_plugin(runs):
-    (_, ours), (_, theirs) = runs
+    (_, ours, _), (_, theirs, _) = runs
     assert ours.keys() == theirs.keys()
     assert len(ours) > 20
     for name, weight in ours.items():
@@ -66,7 +66,7 @@ def test_with_the_flag_off_the_weights_are_those_without_the_plugin(runs):
 
 
 def test_so_are_the_metrics_the_optimizer_steps_and_the_log(runs):
-    (ours, _), (theirs, _) = runs
+    (ours, *_), (theirs, *_) = runs
     assert sorted(ours.metrics) == sorted(theirs.metrics) == list(range(1, STEPS + 1))
     compared = 0
     for step, metrics in ours.metrics.items():
@@ -83,16 +83,15 @@ def test_so_are_the_metrics_the_optimizer_steps_and_the_log(runs):
     assert "verl_padding:" not in ours.log
 
 
-def test_a_run_with_the_flag_resumes_a_stock_checkpoint_and_a_stock_run_ours(tmp_path):
-    checkpoints = tmp_path / "checkpoints"
-    common = [*few_rows(checkpoints), "trainer.resume_mode=auto", "trainer.save_freq=2"]
-    stock = run_job(tmp_path / "1 stock", *common, steps=2)
-    before = weights_in(checkpoints, 2)
-    ours = run_job(tmp_path / "2 ours", *common, "+padding=prompt", steps=4)
-    between = weights_in(checkpoints, 4)
-    again = run_job(tmp_path / "3 stock again", *common, steps=6)
-    after = weights_in(checkpoints, 6)
-    assert [sorted(run.metrics) for run in (stock, ours, again)] == [[1, 2], [3, 4], [5, 6]]
+def test_a_run_with_the_flag_resumes_a_stock_checkpoint_and_a_stock_run_ours(runs, tmp_path):
+    stock, before, checkpoints = runs[0]
+    common = [*few_rows(checkpoints), "trainer.resume_mode=auto", f"trainer.save_freq={STEPS}"]
+    ours = run_job(tmp_path / "2 ours", *common, "+padding=prompt", steps=2 * STEPS)
+    between = weights_in(checkpoints, 2 * STEPS)
+    again = run_job(tmp_path / "3 stock again", *common, steps=3 * STEPS)
+    after = weights_in(checkpoints, 3 * STEPS)
+    every = list(range(1, 3 * STEPS + 1))
+    assert [sorted(run.metrics) for run in (stock, ours, again)] == [every[:3], every[3:6], every[6:]]
     for earlier, later in ((before, between), (between, after)):
         assert earlier.keys() == later.keys()
         assert any(not torch.equal(weight, later[name]) for name, weight in earlier.items())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transfer_queue as tq
 
-from tests.end_to_end.jobs import JobFacts, run_job
+from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
 from tests.pads.rows_in_queue import PARTITION, queue_content
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -84,33 +84,46 @@ def finished_rows_of_snapshot(folder: Path) -> set[str]:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
-def test_a_resumed_run_trains_no_row_twice_and_loses_none(tmp_path):
-    # Much is generated at once, so that some groups end with those that are sampled and wait for a later step.
-    ahead = "trainer.v1.colocate_async.num_warmup_batches=3"
-    killed, resumed, checkpoints = run_killed_and_resumed(tmp_path, "update", *COLOCATE, ahead)
-    assert_each_prompt_counts_once(killed, resumed)
-    assert_snapshots_hold_no_trained_row(killed, checkpoints, [SAVED])
-    assert_snapshots_hold_no_trained_row(resumed, checkpoints, [KILLED, LAST])
-    finished = finished_rows_of_snapshot(checkpoints / f"global_step_{SAVED}")
+def assert_trained_as_configured(facts: JobFacts, steps_a_batch: int) -> None:
+    assert facts.metrics
+    for step, metrics in facts.metrics.items():
+        assert metrics["padding/actor/optimizer_steps/total"] == steps_a_batch
+        if step in facts.rows:  # the last one of a killed job may be missing
+            assert metrics["padding/real_rows/total"] == facts.rows[step].real
+    assert min(step.real_rows for step in facts.optimizer_steps[ACTOR]) >= 1
+    assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
+
+
+def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path) -> None:
+    finished = finished_rows_of_snapshot(checkpoint)
     trained = [key for note in resumed.batches for key in note["keys"]]
     assert finished, "no group was finished ahead of its step"
     assert all(trained.count(key) == 1 for key in finished), "a row of a finished group was lost"
-    assert len({key.split("_")[0] for key in trained} & {key.split("_")[0] for key in finished}) >= 1
-    assert {key for key in trained if key.split("_")[0] in {key.split("_")[0] for key in finished}} == finished
-    assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])
-    assert sorted(resumed.rows) == list(range(SAVED + 1, LAST + 1)), "the dump has its rows, though they were set aside"
-    assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0
+    prompts = {key.split("_")[0] for key in finished}
+    assert {key for key in trained if key.split("_")[0] in prompts} == finished
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("place", ["update", "save"])
 @pytest.mark.parametrize(
-    "mode",
-    [[*COLOCATE, *GAE], separate(1), [*separate(2), *GAE]],
+    ("mode", "steps_a_batch", "place"),
+    [
+        # Much is generated at once, so that some groups end with those that are sampled and wait for a later step.
+        ([*COLOCATE, *GAE, "trainer.v1.colocate_async.num_warmup_batches=3"], 3, "update"),
+        (separate(1), 1, "save"),
+        ([*separate(2), *GAE], 2, "update"),
+    ],
     ids=["colocate_async GAE", "separate_async 1", "separate_async 2 GAE"],
 )
-def test_every_asynchronous_trainer_resumes_so_wherever_it_was_killed(mode, place, tmp_path):
+def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, place, tmp_path):
     killed, resumed, checkpoints = run_killed_and_resumed(tmp_path, place, *mode)
     assert_each_prompt_counts_once(killed, resumed)
-    assert_snapshots_hold_no_trained_row(resumed, checkpoints, [LAST])
+    assert_snapshots_hold_no_trained_row(killed, checkpoints, [SAVED])
+    assert_snapshots_hold_no_trained_row(resumed, checkpoints, [KILLED, LAST])
+    for facts in (killed, resumed):
+        assert_trained_as_configured(facts, steps_a_batch)
+    if "num_warmup_batches" in mode[-1]:
+        assert_finished_groups_are_trained_whole(resumed, checkpoints / f"global_step_{SAVED}")
+    assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])
+    assert sorted(resumed.rows) == list(range(SAVED + 1, LAST + 1)), "the dump has its rows, though they were set aside"
+    assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0

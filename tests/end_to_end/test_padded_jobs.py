@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job import ACTOR as ACTOR_CALL
 from verl_padding.job import CRITIC as CRITIC_CALL
 from verl_padding.job import LOG_PROB, REF, VALUES
+from verl_padding.report import ROLLOUTS
 
 pytestmark = pytest.mark.ray
 
@@ -168,6 +170,28 @@ def test_what_pads_cost_is_in_the_console_in_tensorboard_and_in_wandb(grpo):
             assert f"{name}:" in console[step]
 
 
+def test_the_logged_scores_lengths_and_tokens_are_those_of_the_rows_in_the_dump(grpo):
+    (notes,) = [{note["step"]: note for note in grpo.batches}]
+    for step, metrics in grpo.metrics.items():
+        lines = (grpo.folder / ROLLOUTS / f"{step}.jsonl").read_text().split("\n")[:-1]
+        score_of = {row["uid"]: row["score"] for row in map(json.loads, lines)}
+        keys, prompts, responses = (notes[step][name] for name in ("keys", "prompt_lengths", "response_lengths"))
+        assert sorted(score_of) == sorted(keys)
+        told = {
+            # verl leaves out rows without a response.
+            "critic/score": [score_of[key] for key, length in zip(keys, responses, strict=True) if length],
+            "response_length": responses,
+            "prompt_length": prompts,
+        }
+        for name, values in told.items():
+            for kind, number in (("mean", fmean(values)), ("max", max(values)), ("min", min(values))):
+                assert metrics[f"{name}/{kind}"] == pytest.approx(number, rel=1e-5), f"step {step}: {name}/{kind}"
+        tokens = sum(prompts) + sum(responses)
+        assert metrics["perf/total_num_tokens"] == tokens, "stock verl counts its pads here"
+        assert metrics["global_seqlen/mean"] == pytest.approx(tokens / 2)
+    assert len({metrics["critic/score/mean"] for metrics in grpo.metrics.values()}) > 1
+
+
 def test_a_step_with_one_real_row_trains_on_it_and_warns_of_the_fewer_steps(grpo):
     assert grpo.rows[LONELY_STEP].real == 1
     assert grpo.metrics[LONELY_STEP]["padding/actor/optimizer_steps/total"] == 1
@@ -224,6 +248,7 @@ def test_validation_runs_beside_a_padded_training(gae):
     assert any(name.startswith("val-core/letters/") for name in gae.metrics[1])
 
 
+@pytest.mark.slow
 def test_stock_verl_shows_the_faults_that_these_tests_look_for(stock):
     # Known to be able to fail: verl's steps follow the rows, its pads gather in the last one, and reach the dump.
     steps = [stock.rows[step].real for step in sorted(stock.rows)]
@@ -241,35 +266,10 @@ def test_stock_verl_shows_the_faults_that_these_tests_look_for(stock):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "mode",
-    [
-        ["trainer.v1.trainer_mode=colocate_async"],
-        [
-            "trainer.v1.trainer_mode=separate_async",
-            "trainer.v1.separate_async.parameter_sync_step=3",
-            "actor_rollout_ref.rollout.n_gpus_per_node=2",
-        ],
-    ],
-    ids=["colocate_async", "separate_async"],
-)
-def test_the_asynchronous_trainers_take_the_configured_steps_too(mode, tmp_path):
-    facts = run_job(tmp_path, "+padding=prompt", *mode, steps=3)
-    assert len(facts.metrics) == 3
-    for step, metrics in facts.metrics.items():
-        assert metrics["padding/actor/optimizer_steps/total"] == PROMPTS // MINI
-        assert metrics["padding/real_rows/total"] == facts.rows[step].real
-    assert min(m.real_rows for m in facts.optimizer_steps[ACTOR]) >= 1
-    assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
-def test_fixed_micro_batches_and_a_warm_up_of_the_critic_run_under_every_strategy(strategy, tmp_path):
+def test_fixed_micro_batches_and_a_warm_up_of_the_critic_run(tmp_path):
     facts = run_job(
         tmp_path,
-        f"+padding={strategy}",
+        "+padding=rows",
         "algorithm.adv_estimator=gae",
         "critic.optim.lr=1e-3",
         "trainer.critic_warmup=2",
@@ -292,11 +292,42 @@ def test_fixed_micro_batches_and_a_warm_up_of_the_critic_run_under_every_strateg
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
-def test_the_plans_micro_batches_hold_through_mishaps_under_every_strategy(strategy, tmp_path):
+def test_the_plainest_job_takes_verls_numbers_of_steps_with_a_critic_of_other_mini_batches(tmp_path):
+    """``lcm``, dynamic batch sizes, verl's packer, GAE, nothing else; the actor waits for the second step."""
+    actor_rows, critic_rows, ranks = 2 * 2, 3 * 2, 2
     facts = run_job(
         tmp_path,
-        f"+padding={strategy}",
+        "+padding=lcm",
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.rollout.n=2",
+        "critic.ppo_mini_batch_size=3",
+        "critic.optim.lr=1e-3",
+        "trainer.critic_warmup=2",
+        steps=3,
+    )
+    assert_no_pad_outside_worker_calls(facts)
+    assert_finite_and_agreeing(facts)
+    padded, multiples = {}, {1: math.lcm(ranks, critic_rows), 2: math.lcm(ranks, actor_rows, critic_rows)}
+    for step, rows in facts.rows.items():
+        multiple = multiples[min(step, 2)]
+        padded[step] = math.ceil(rows.real / multiple) * multiple
+    assert any(padded[step] != rows.real for step, rows in facts.rows.items()), "no batch was awkward"
+    for model, size, steps in ((ACTOR, actor_rows, (2, 3)), (CRITIC, critic_rows, (1, 2, 3))):
+        counts = [padded[step] // size for step in steps]
+        for step, mini_batches in zip(steps, split(facts.optimizer_steps[model], counts), strict=True):
+            real = [m.real_rows for m in mini_batches]
+            assert {m.rows for m in mini_batches} == {size}
+            assert sum(real) == facts.rows[step].real
+            assert min(real) >= 1
+            assert max(real) - min(real) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_plans_micro_batches_hold_through_mishaps(tmp_path):
+    facts = run_job(
+        tmp_path,
+        "+padding=lcm",
         "padding.packer=plan",
         MISHAPS,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=72",

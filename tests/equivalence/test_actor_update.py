@@ -1,6 +1,7 @@
 """Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a pad."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,36 +19,45 @@ from tests.equivalence.updates import (
     plan_of,
     put_trained_rows,
     update_both,
+    update_both_with,
+    with_trained_fields,
 )
-from tests.equivalence.workers import padded_and_plain, start_actor, start_over
-from tests.pads.rows_in_queue import PARTITION
+from tests.equivalence.workers import padded_and_plain, start_actor, start_over, stop
+from tests.pads.rows_in_queue import PARTITION, put_rows
 from tests.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import strip, upsample
 from verl_padding.pads.template import PadTemplate
-from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, wrap_worker_loss
 from verl_padding.trainer.plan_packer import install_in_worker
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
+OVERRIDES = (
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "actor_rollout_ref.actor.loss_scale_factor=16",
+    f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+)
+BUDGETS = (
+    f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
+    f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
+)
+
+
 @pytest.fixture(scope="module")
-def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Two ranks that get pads, and one that does not."""
-    model = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
-    overrides = (
-        "actor_rollout_ref.actor.use_kl_loss=true",
-        "actor_rollout_ref.actor.kl_loss_coef=0.1",
-        "actor_rollout_ref.actor.entropy_coeff=0.01",
-        "actor_rollout_ref.actor.loss_scale_factor=16",
-        f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
-    )
-    budgets = [
-        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
-        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
-    ]
-    with padded_and_plain(start_actor, model, *overrides, padded=budgets) as both:
+    with padded_and_plain(start_actor, model, *OVERRIDES, padded=BUDGETS) as both:
         yield both
 
 
@@ -93,6 +103,32 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, actors):
     both = update_both(padded_ranks, one_rank, micro_batch_rows=2)
     assert_metrics_agree(both)
     assert both.padded[MICRO_BATCHES] == [both.layout.rows_per_cell / 2] * EPOCHS * both.layout.n_mini_batches
+
+
+def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, model):
+    _, one_rank = actors
+    four_ranks = start_actor(model, 4, *OVERRIDES, *BUDGETS)
+    four_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    four_ranks.execute_with_func_generator(install_in_worker)
+    lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
+    for packer in ("verl", "plan"):
+        for workers in (four_ranks, one_rank):
+            start_over(workers, "seq-mean-token-mean")
+        torch.manual_seed(0)
+        batch = with_trained_fields(put_rows(lengths, keys), torch.Generator().manual_seed(0))
+        job = Job(
+            strategy="prompt",
+            prompts=3,
+            sessions_per_prompt=2,
+            updates={"actor": Update(dp_size=4, token_budget=BUDGET, prompts_per_mini_batch=1)},
+            inference={},
+            packer=packer,
+        )
+        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+        assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 3), "three ranks were meant to have pads alone"
+        template = PadTemplate(eos_token_id=3, length=2)
+        assert_metrics_agree(update_both_with(four_ranks, one_rank, batch, plan, template))
+    stop(four_ranks)
 
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])

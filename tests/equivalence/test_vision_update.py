@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from verl_padding.pads.pictures import RUNS_WITHOUT_IMAGES, picture_for
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.trainer import position_ids, text_rows
+from verl_padding.trainer import plan_packer, position_ids, text_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -32,6 +33,7 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
         overrides.append("actor_rollout_ref.model.use_remove_padding=false")
     config = json.loads((model / "config.json").read_text())
     with padded_and_plain(start_actor, model, *overrides) as both:
+        both[0].execute_with_func_generator(plan_packer.install_in_worker)  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
             workers.execute_with_func_generator(position_ids.install_in_worker)
             workers.execute_with_func_generator(text_rows.install_in_worker)
@@ -43,7 +45,7 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
     patterns = [[True, True, True]]
     if family != "gemma3":  # which leaves its tower out of a micro-batch without an image, pads or not
         patterns.append([True, False, True])
-    for with_image in patterns:
+    for with_image, packer in product(patterns, ("verl", "plan")):
         for workers in (padded_ranks, one_rank):
             start_over(workers, "token-mean")
         torch.manual_seed(0)
@@ -58,6 +60,7 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
             updates={"actor": Update(dp_size=2, token_budget=64, prompts_per_mini_batch=1)},
             inference={},
             pad_tokens=length,
+            packer=packer,
         )
         plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
         assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 1), "one rank was meant to have pads alone"

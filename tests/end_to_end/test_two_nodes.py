@@ -1,0 +1,56 @@
+"""A job on a Ray cluster of two nodes, a rank on each, that was there before the job."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from tests.end_to_end.jobs import ACTOR, ROOT, run_job
+from verl_padding.local.launch import job_environment
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Iterator[Cluster]:
+    """Two nodes of this machine, of one GPU ticket each, started as a user would: without a word of the plug-in."""
+    with tempfile.TemporaryDirectory(prefix="vp", dir="/tmp", ignore_cleanup_errors=True) as scratch:
+        environment = job_environment(Path(scratch), tmp_path) | {"PYTHONPATH": str(ROOT)}
+        with mock.patch.dict(os.environ, environment):
+            node = {"num_cpus": 32, "num_gpus": 1, "object_store_memory": 200_000_000}
+            cluster = Cluster(
+                initialize_head=True, head_node_args=node | {"temp_dir": scratch, "include_dashboard": False}
+            )
+            cluster.add_node(**node)
+        cluster.wait_for_nodes()
+        yield cluster
+        cluster.shutdown()
+
+
+def test_the_ranks_of_two_nodes_train_on_real_rows_alone(cluster, tmp_path):
+    facts = run_job(
+        tmp_path,
+        "+padding=prompt",
+        "padding.packer=plan",
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=1",
+        f"+ray_kwargs.ray_init.address={cluster.address}",
+        "ray_kwargs.ray_init.num_cpus=null",
+        "ray_kwargs.ray_init.num_gpus=null",
+        "ray_kwargs.ray_init.object_store_memory=null",
+        steps=2,
+    )
+    steps = facts.optimizer_steps[ACTOR]
+    assert len(steps) == 2 * 6 // 2
+    assert all(len(set(step.nodes)) == 2 for step in steps), "the ranks were meant to be on two nodes"
+    for step, metrics in facts.metrics.items():
+        # Where the plug-in is not loaded, a worker has verl's packer and loss, and tells of neither.
+        assert metrics["padding/actor/micro_batches"] >= 1
+        assert metrics["padding/real_rows/total"] == facts.rows[step].real
+    assert sum(step.real_rows for step in steps) == sum(rows.real for rows in facts.rows.values())
+    assert sum(step.rows - step.real_rows for step in steps) > 0, "no pad was met"
+    assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
