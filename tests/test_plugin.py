@@ -49,7 +49,7 @@ def test_the_plugin_costs_a_few_milliseconds():
         "import verl_padding.plugin\n"
         "print(time.process_time() - started)"
     )
-    assert min(float(run_python(code).splitlines()[-1]) for _ in range(3)) < 0.1
+    assert any(float(run_python(code).splitlines()[-1]) < 0.1 for _ in range(3))
 
 
 def test_the_trainers_are_registered_when_verl_imports_its_own():

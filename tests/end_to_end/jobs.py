@@ -20,6 +20,8 @@ from verl_padding.report import ROLLOUTS, StepRows, read_metrics, read_rows
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ACTOR, CRITIC = "language_model", "value_model"
+PROBE = "probe"
+"""Folder of the probe's notes, in that of a job."""
 ON_A_CPU = "verl_padding.local.registration"
 """What the plug-in loads with VERL_PLATFORM=cpu."""
 
@@ -81,7 +83,7 @@ def run_job(
         levels: whether to note what each step leaves behind.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
     """
-    facts = folder / "probe"
+    facts = folder / PROBE
     facts.mkdir(parents=True)
     model = make_tiny_model(model_kind, folder / "models")
     data = folder / "train.parquet"

@@ -171,7 +171,7 @@ def test_what_pads_cost_is_in_the_console_in_tensorboard_and_in_wandb(grpo):
 
 
 def test_the_logged_scores_lengths_and_tokens_are_those_of_the_rows_in_the_dump(grpo):
-    (notes,) = [{note["step"]: note for note in grpo.batches}]
+    notes = {note["step"]: note for note in grpo.batches}
     for step, metrics in grpo.metrics.items():
         lines = (grpo.folder / ROLLOUTS / f"{step}.jsonl").read_text().split("\n")[:-1]
         score_of = {row["uid"]: row["score"] for row in map(json.loads, lines)}

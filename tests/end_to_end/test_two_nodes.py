@@ -9,7 +9,8 @@ from unittest import mock
 import pytest
 from ray.cluster_utils import Cluster
 
-from tests.end_to_end.jobs import ACTOR, ROOT, run_job
+from tests.end_to_end import probe
+from tests.end_to_end.jobs import ACTOR, PROBE, ROOT, run_job
 from verl_padding.local.launch import job_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -17,9 +18,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[Cluster]:
-    """Two nodes of this machine, of one GPU ticket each, started as a user would: without a word of the plug-in."""
+    """Two nodes of this machine, of one GPU ticket each.
+
+    Workers have the environment of their node: the probe is named there, and the plug-in is not.
+    """
     with tempfile.TemporaryDirectory(prefix="vp", dir="/tmp", ignore_cleanup_errors=True) as scratch:
-        environment = job_environment(Path(scratch), tmp_path) | {"PYTHONPATH": str(ROOT)}
+        environment = job_environment(Path(scratch), tmp_path) | {
+            "PYTHONPATH": str(ROOT),
+            "VERL_USE_EXTERNAL_MODULES": probe.__name__,
+            probe.FOLDER: str(tmp_path / PROBE),
+        }
         with mock.patch.dict(os.environ, environment):
             node = {"num_cpus": 32, "num_gpus": 1, "object_store_memory": 200_000_000}
             cluster = Cluster(
