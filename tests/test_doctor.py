@@ -106,10 +106,10 @@ def diagnose_here(*overrides: str) -> tuple[int, str]:
 def test_a_job_that_can_run_is_told_in_words(job):
     code, said = diagnose_here(*job, "+padding=prompt")
     assert code == 0, said
-    assert "padded_sync" in said
+    assert "sync, by PaddedTrainerSync" in said
     assert "prompt, 8 prompts x 4 sessions a batch" in said
     assert "4 optimizer steps a batch, 2 data-parallel ranks" in said
-    assert "verl's own check" in said
+    assert "verl's own checks" in said
 
 
 def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
@@ -125,6 +125,8 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
         ("actor_rollout_ref.rollout.m=4", "Could not override 'actor_rollout_ref.rollout.m'"),
         ("data.val_files=/nowhere/val.parquet", "data.val_files: /nowhere/val.parquet"),
         ("trainer.v1.trainer_mode=mine", "trainer.v1.trainer_mode='mine': Unknown trainer 'mine'"),
+        ("actor_rollout_ref.rollout.mode=sync", "verl's rollout: refused"),
+        ("+trainer.v1.sync.parameter_sync_step=2", "trainer.v1.sync.parameter_sync_step=2: this mode's rollout sleeps"),
         (
             "actor_rollout_ref.actor.ppo_mini_batch_size=16",
             "prompts_per_mini_batch=16 of 'actor' does not divide prompts=8",
@@ -135,6 +137,23 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(job, override, told):
     code, said = diagnose_here(*job, "+padding=prompt", override)
     assert code == 1
     assert told in said.replace("\n", " ") or told in said, said
+
+
+@pytest.mark.parametrize("padding", [(), ("+padding=prompt",)], ids=["verl's own", "padded"])
+def test_what_verls_trainer_would_refuse_is_told_with_and_without_the_flag(job, padding):
+    separate = [
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        "trainer.v1.separate_async.parameter_sync_step=4",
+    ]
+    code, said = diagnose_here(*job, *separate, *padding)
+    assert code == 0, said
+    code, said = diagnose_here(*job, *separate, *padding, "data.train_batch_size=16")
+    assert code == 1
+    assert "verl's trainer: refused" in said
+    assert "train_batch_size must equal parameter_sync_step * ppo_mini_batch_size" in said.replace("\n", " ")
 
 
 def test_a_group_that_hydra_does_not_find_is_no_valid_job(job):
@@ -152,6 +171,7 @@ def test_a_trainer_that_nobody_knows_is_refused_without_the_flag_too(job):
 def test_a_padded_trainer_is_told_as_one_without_the_flag_too(job):
     code, said = diagnose_here(*job, "trainer.v1.trainer_mode=padded_sync")
     assert code == 0, said
+    assert "padded_sync, by PaddedTrainerSync" in said
     assert "4 optimizer steps a batch" in said
 
 

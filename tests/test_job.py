@@ -11,7 +11,7 @@ from tests.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.hydra_callback import CheckJobBeforeStart
-from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job, stock_mode
+from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 
@@ -35,9 +35,9 @@ def job_of(*overrides, updates_actor=True):
 
 
 @pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
-def test_one_flag_selects_the_padded_trainer_and_fills_the_section(strategy):
+def test_one_flag_fills_the_section_and_leaves_the_mode_to_the_job(strategy):
     config = compose_job(f"+padding={strategy}", *DYNAMIC)
-    assert config.trainer.v1.trainer_mode == "padded_sync"
+    assert config.trainer.v1 == compose_job().trainer.v1
     assert config.padding.strategy == strategy
     assert check_job(config).strategy == strategy
 
@@ -78,14 +78,6 @@ def test_without_the_flag_verls_config_is_its_own():
 @pytest.mark.parametrize("mode", ["padded_sync", "padded_colocate_async", "padded_separate_async"])
 def test_the_trainer_mode_alone_works_with_the_defaults(mode):
     assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).strategy == "prompt"
-
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_a_stock_mode_beside_the_flag_becomes_its_padded_counterpart(mode):
-    config = compose_job("+padding=rows", f"trainer.v1.trainer_mode={mode}", *DYNAMIC)
-    CheckJobBeforeStart().on_run_start(config)
-    assert config.trainer.v1.trainer_mode == f"padded_{mode}"
-    assert stock_mode(config.trainer.v1.trainer_mode) == mode
 
 
 def test_a_refusal_ends_the_command_with_its_message():
@@ -176,11 +168,19 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
         (["trainer.use_v1=false"], r"^trainer.use_v1=False: .*Set trainer.use_v1=True\.$"),
         (
             ["trainer.v1.trainer_mode=async"],
-            r"^trainer.v1.trainer_mode='async': not a padded trainer. Choices: padded_sync",
+            r"^trainer.v1.trainer_mode='async': not a trainer that can be padded. Choices: sync, colocate_async,",
         ),
         (
             ["trainer.v1.trainer_mode=padded_separate_async", "data.train_batch_size=1022"],
             r"^data.train_batch_size=1022: not a multiple of trainer.v1.separate_async.parameter_sync_step=4\. Set",
+        ),
+        (
+            ["algorithm.adv_estimator=gae", "+critic.fsdp.use_dynamic_bsz=false"],
+            r"^\+critic.fsdp.micro_batch_size_per_gpu=None: without dynamic batch sizes the rows .* must be set\.$",
+        ),
+        (
+            ["++trainer.v1.sync.parameter_sync_step=2"],
+            r"^trainer.v1.sync.parameter_sync_step=2: this mode's rollout sleeps .*trainer_mode=separate_async\.$",
         ),
         (
             ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
@@ -318,3 +318,12 @@ def test_the_experts_of_a_mixture_are_counted_from_its_config(config, experts, t
     config.save_pretrained(tmp_path)
     job = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}", "+padding=prompt")
     assert JobReader(job, check_job(job)).n_experts == experts
+
+
+@pytest.mark.parametrize("choice", ["auto", "minimal"])
+def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_start(choice, tmp_path):
+    transformers.MllamaConfig().save_pretrained(tmp_path)
+    overrides = (*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}")
+    with pytest.raises(PaddingConfigError, match=rf"^padding.multimodal='{choice}': .* type 'mllama' must .*=empty"):
+        job_of(*overrides, f"padding.multimodal={choice}")
+    assert job_of(*overrides, "padding.multimodal=empty")

@@ -4,6 +4,21 @@ import verl  # noqa: F401  (loads the plug-in, which puts its configs on Hydra's
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
+DYNAMIC = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+    "algorithm.adv_estimator=grpo",
+)
+
+SEPARATE = (
+    "data.train_batch_size=64",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "trainer.v1.separate_async.parameter_sync_step=4",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+)
+"""What verl's own constructor of separate_async wants; the other modes run with it too."""
+
 
 def compose_job(*overrides: str) -> DictConfig:
     """verl's ``ppo_trainer`` config with overrides."""

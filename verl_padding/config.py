@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from verl_padding import __version__
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.roles import FieldRole, Fill, Role
 
@@ -63,6 +64,9 @@ class PaddingConfig:
     packer: Packer = "verl"
     """Who cuts micro-batches by tokens: ``verl`` in the workers, each rank its own rows, or the ``plan``, which makes
     micro-batches cost the same on all ranks. Without dynamic batch sizes there is nothing to choose."""
+
+    version: str = __version__
+    """The plug-in's version, for the record: the config groups fill it in where the trainer is made. Not to be set."""
 
     def __post_init__(self) -> None:
         _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))

@@ -159,10 +159,11 @@ def _look_for_trainers() -> None:
     from verl_padding.job import MODE_PREFIX, STOCK_MODES
 
     # Registers them: where verl's entry point could not, this says why.
-    from verl_padding.trainer.trainers import extended_mode
+    from verl_padding.trainer.trainers import padded_trainer
 
     for mode in STOCK_MODES:
-        extended_mode(MODE_PREFIX + mode)
+        if padded_trainer(mode) is not padded_trainer(MODE_PREFIX + mode):
+            raise LookupError(f"{mode} and {MODE_PREFIX}{mode} do not name one trainer")
 
 
 def _look_for_config_groups() -> None:
@@ -184,29 +185,30 @@ def job(overrides: Sequence[str], config_name: str) -> Iterator[Finding]:
         yield Finding("overrides", "Hydra cannot compose them", "", False, f"{type(error).__name__}: {error}")
         return
     from verl_padding.errors import PaddingError
-    from verl_padding.hydra_callback import raise_to_padded
     from verl_padding.job_summary import summary
-    from verl_padding.trainer.trainers import is_padded
+    from verl_padding.trainer.trainers import asks_for_padding, padded_trainer
+    from verl_padding.verl_refusals import verl_refusals
 
+    trainer_mode = config.trainer.v1.trainer_mode
     try:
-        if config.get("padding") is None and not is_padded(config.trainer.v1.trainer_mode):
-            yield Finding("trainer", config.trainer.v1.trainer_mode, "", True)
+        if not asks_for_padding(config):
+            yield Finding("trainer", trainer_mode, "", True)
             yield Finding(
                 "padding", "not asked for: verl trains as if the plug-in were not there", "+padding=prompt", True
             )
         else:
-            mode = raise_to_padded(config)
-            yield Finding("trainer", config.trainer.v1.trainer_mode, "", True)
-            for subject, told in summary(config, mode):
+            trainer = padded_trainer(trainer_mode)
+            yield Finding("trainer", f"{trainer_mode}, by {trainer.__name__}", "", True)
+            for subject, told in summary(config, trainer.extends):
                 yield Finding(subject, told, "", True)
     except PaddingError as refusal:
         yield Finding("padding", "refused", "", False, str(refusal))
     yield from _files(config, overrides)
-    try:
-        _check_by_verl(config)
-        yield Finding("verl's own check", "passed", "", True)
-    except Exception as error:  # verl raises anything from AssertionError to Hydra's own
-        yield Finding("verl's own check", "refused", "", False, f"{type(error).__name__}: {error}")
+    refusals = list(verl_refusals(config))
+    for part, refusal in refusals:
+        yield Finding(part, "refused", "", False, f"{type(refusal).__name__}: {refusal}")
+    if not refusals:
+        yield Finding("verl's own checks", "passed", "", True)
 
 
 FILES = (
@@ -227,13 +229,6 @@ def _files(config: DictConfig, overrides: Sequence[str]) -> Iterator[Finding]:
         for name in value if isinstance(value, ListConfig) else [value]:
             if name and "://" not in name and not Path(name).expanduser().exists():
                 yield Finding(setting, str(name), "a file", False, "There is no such file on this machine.")
-
-
-def _check_by_verl(config: object) -> None:
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 
 
 def _tried(subject: str, found: str, attempt: Callable[[], object]) -> Finding:

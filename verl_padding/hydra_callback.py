@@ -8,11 +8,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from verl_padding.errors import PaddingError
-from verl_padding.job import MODE_PREFIX, STOCK_MODES, check_job, stock_mode
+from verl_padding.job import check_job
+from verl_padding.verl_refusals import refuse_what_verl_refuses
 
 
 class CheckJobBeforeStart(Callback):
-    """Raises a stock trainer mode to its padded counterpart and refuses a job that cannot run.
+    """Refuses a job that cannot run.
 
     Hydra turns an exception of a callback into a warning and goes on, so a refusal leaves by
     ``sys.exit``, with its message on stderr and exit code 1.
@@ -26,27 +27,12 @@ class CheckJobBeforeStart(Callback):
         _exit_if_refused(config)
 
 
-def raise_to_padded(config: DictConfig) -> str:
-    """Puts the padded counterpart in the place of a stock trainer mode; returns the verl mode that the job extends.
-
-    Raises:
-        PaddingConfigError: a trainer that pads nothing, or that nobody knows.
-    """
-    mode: str = config.trainer.v1.trainer_mode
-    if mode in STOCK_MODES:
-        config.trainer.v1.trainer_mode = MODE_PREFIX + mode
-        return mode
-    if mode.startswith(MODE_PREFIX):
-        return stock_mode(mode)
-    # Only now: it imports verl's trainers, which takes seconds.
-    from verl_padding.trainer.trainers import extended_mode
-
-    return extended_mode(mode)
-
-
 def _exit_if_refused(config: DictConfig) -> None:
     try:
-        check_job(config, raise_to_padded(config))
+        from verl_padding.trainer.trainers import padded_trainer
+
+        check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
+        refuse_what_verl_refuses(config)
     except PaddingError as refusal:
         sys.exit(f"verl_padding: {refusal}")
     except Exception:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import verl
@@ -18,12 +19,13 @@ from verl_padding.engine_refusals import refuse_engines
 from verl_padding.errors import PaddingConfigError
 from verl_padding.model_cost import read_model_config, read_model_cost
 from verl_padding.pad_length import pad_length
+from verl_padding.pads.pictures import refuse_unknown_type
 from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 
 MODE_PREFIX = "padded_"
 STOCK_MODES = ("sync", "colocate_async", "separate_async")
-"""Trainer modes of verl 0.9 that have a padded counterpart, named ``padded_<mode>``."""
+"""Trainer modes of verl 0.9 that have a padded counterpart, which answers to ``padded_<mode>`` as well."""
 
 ACTOR, CRITIC = "actor", "critic"
 """Names of the updates in a plan."""
@@ -61,6 +63,11 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
         )
     mode = mode or stock_mode(config.trainer.v1.trainer_mode)
     sync_step = parameter_sync_step(config, mode)
+    if sync_step != 1 and mode != "separate_async":
+        raise PaddingConfigError(
+            f"trainer.v1.{mode}.parameter_sync_step={sync_step}: this mode's rollout sleeps from a step's first local "
+            "update on, and the next would wait for it. Set it to 1, or choose trainer.v1.trainer_mode=separate_async."
+        )
     if config.data.train_batch_size % sync_step:
         raise PaddingConfigError(
             f"data.train_batch_size={config.data.train_batch_size}: not a multiple of "
@@ -73,17 +80,20 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
         _check_loss(config.critic, "critic")
     roles = JobReader(config, padding, mode)
     roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    model = config.actor_rollout_ref.model
+    # What would have to be fetched first is read by the trainer, once verl has fetched it.
+    if Path(model.get("hf_config_path") or model.path).expanduser().is_dir():
+        roles.refuse_unknown_vision()
     return padding
 
 
 def stock_mode(trainer_mode: str) -> str:
-    """The verl mode that a padded mode extends: ``padded_sync`` -> ``sync``."""
+    """verl's own name of a mode, with or without our prefix: ``padded_sync`` -> ``sync``."""
     mode = trainer_mode.removeprefix(MODE_PREFIX)
-    if mode == trainer_mode or mode not in STOCK_MODES:
+    if mode not in STOCK_MODES:
         raise PaddingConfigError(
-            f"trainer.v1.trainer_mode={trainer_mode!r}: not a padded trainer. Choices: "
-            f"{', '.join(MODE_PREFIX + known for known in STOCK_MODES)}, or the name of a registered trainer that "
-            "extends one of theirs."
+            f"trainer.v1.trainer_mode={trainer_mode!r}: not a trainer that can be padded. Choices: "
+            f"{', '.join(STOCK_MODES)}, or the name of a registered trainer that extends one of the padded ones."
         )
     return mode
 
@@ -163,6 +173,15 @@ class JobReader:
     def has_vision(self) -> bool:
         """Whether the actor has a vision tower. verl knows no processor for some models that have (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
+
+    def refuse_unknown_vision(self) -> None:
+        """Refuses an actor that sees, if what a pad would have to show it is not known.
+
+        Raises:
+            PaddingConfigError: it is not, or the model's config cannot be read.
+        """
+        if self.has_vision:
+            refuse_unknown_type(self._padding.multimodal, self.model_config)
 
     @cached_property
     def n_experts(self) -> int | None:

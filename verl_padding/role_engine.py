@@ -194,10 +194,11 @@ def critic_engine(config: DictConfig) -> RoleEngine:
     engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
     name = next(name for name in ("fsdp", "megatron", "veomni", "torchtitan") if getattr(critic, name, None) is engine)
     settings = {
-        "max_token_len_per_gpu": "critic.ppo_infer_max_token_len_per_gpu",
-        "infer_max_token_len_per_gpu": "critic.ppo_infer_max_token_len_per_gpu",
-        "micro_batch_size_per_gpu": f"critic.{name}.micro_batch_size_per_gpu",
-        "infer_micro_batch_size_per_gpu": f"critic.{name}.infer_micro_batch_size_per_gpu",
+        # No YAML of verl's has these: Hydra wants them with a +.
+        "max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
+        "infer_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
+        "micro_batch_size_per_gpu": f"+critic.{name}.micro_batch_size_per_gpu",
+        "infer_micro_batch_size_per_gpu": f"+critic.{name}.infer_micro_batch_size_per_gpu",
     }
     _refuse_unset({field: getattr(engine, field) for field in settings}, settings, dynamic=engine.use_dynamic_bsz)
     return _role_engine(config, "critic", settings, engine, config.critic.model)

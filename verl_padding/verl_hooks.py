@@ -5,14 +5,15 @@ from types import ModuleType
 
 from wrapt import register_post_import_hook
 
+from verl_padding import __version__
 from verl_padding.plugin import speak_of_a_failure
 
 
 def _register_trainers(trainers: ModuleType) -> None:
     try:
-        from verl_padding.trainer.stock_guard import refuse_padding_in_stock_trainers
+        from verl_padding.trainer.stock_guard import pad_or_refuse_in_stock_trainers
 
-        refuse_padding_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most where the next line fails
+        pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most where the next line fails
         import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
     except Exception:
         speak_of_a_failure("the padded trainers could not be registered")
@@ -29,6 +30,24 @@ def _register_config_group(_: ModuleType) -> None:
         speak_of_a_failure("the config groups could not be put on Hydra's search path")
 
 
+def _register_resolver(omegaconf: ModuleType) -> None:
+    try:
+        omegaconf.OmegaConf.register_new_resolver("verl_padding.version", lambda: __version__, replace=True)
+    except Exception:
+        speak_of_a_failure("the version could not be put at OmegaConf's disposal")
+
+
+def _lift_check_of_rows(config: ModuleType) -> None:
+    try:
+        from verl_padding.check_of_rows import lift_check_of_rows
+
+        lift_check_of_rows(config)
+    except Exception:
+        speak_of_a_failure("verl's check of a batch's rows could not be lifted")
+
+
+register_post_import_hook(_lift_check_of_rows, "verl.utils.config")
+register_post_import_hook(_register_resolver, "omegaconf")
 register_post_import_hook(_register_trainers, "verl.trainer.ppo.v1")
 register_post_import_hook(_register_config_group, "hydra")
 

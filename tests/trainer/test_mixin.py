@@ -89,7 +89,7 @@ def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkey
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(mode, monkeypatch):
     trainer = padded_trainer()
-    trainer.extends = mode
+    trainer.trainer_mode = mode
     trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
     content, seen = queue_content(), []
     stock = get_trainer_cls("sync")
@@ -227,6 +227,17 @@ def test_fixed_micro_batches_make_each_cell_a_multiple_of_them():
     layouts = trainer._padded_batch.plan.layouts
     assert layouts["actor"].rows_per_cell % 3 == 0
     assert layouts["log_prob"].rows_per_cell % 5 == 0
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+@pytest.mark.parametrize(("eos", "pad", "token"), [(3, 4, 3), (None, 4, 4), (None, None, 0)])
+def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, pad, token):
+    trainer = padded_trainer()
+    trainer.tokenizer = SimpleNamespace(eos_token_id=eos, pad_token_id=pad)
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
+    pads = [key for key, tag in queue_content().items() if tag.get("is_padding")]
+    rows = tq.kv_batch_get(keys=pads, partition_id=PARTITION, select_fields=["input_ids"])
+    assert {int(each) for ids in rows["input_ids"] for each in ids} == {token}
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 

@@ -34,7 +34,8 @@ def padded_trainer(*overrides, dp_size=2):
     trainer.config = config
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.use_critic = trainer.use_reference_policy = trainer.ref_in_actor = False
-    trainer.tokenizer = SimpleNamespace(eos_token_id=3)
+    trainer.trainer_mode = "sync"
+    trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
     workers = SimpleNamespace(_dispatch_info={"actor": list(range(dp_size))})
     trainer.actor_rollout_wg = PaddedWorkerGroup(workers, lambda: trainer._padded_batch)
     return trainer

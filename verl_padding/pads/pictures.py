@@ -63,6 +63,26 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], Picture]] = {
 """Model types whose vision tower has to run on every rank -> how their smallest image is made."""
 
 
+def refuse_unknown_type(choice: str, config: Mapping[str, Any]) -> None:
+    """Refuses a model of which it is not known what its vision tower needs.
+
+    Args:
+        choice: ``padding.multimodal``.
+        config: the Hugging Face config of a model with a vision tower.
+
+    Raises:
+        PaddingConfigError: a model of a type that is not known.
+    """
+    model_type = str(config.get("model_type"))
+    if model_type not in SMALLEST and not _needs_none(choice, model_type):
+        raise PaddingConfigError(
+            f"padding.multimodal={choice!r}: what an image of model type {model_type!r} must look like is not known. "
+            f"Known: {', '.join(sorted(SMALLEST))}; without an image run {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. Set "
+            "padding.multimodal=empty if the model runs on text alone on some ranks and with images on others, or if "
+            "no row of the job has any."
+        )
+
+
 def picture_for(choice: str, config: Mapping[str, Any], source: Inputs) -> Picture | None:
     """What pads must show a model, if anything.
 
@@ -74,13 +94,10 @@ def picture_for(choice: str, config: Mapping[str, Any], source: Inputs) -> Pictu
     Raises:
         PaddingConfigError: a model of a type that is not known.
     """
+    refuse_unknown_type(choice, config)
     model_type = str(config.get("model_type"))
-    if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):
-        return None
-    if model_type not in SMALLEST:
-        raise PaddingConfigError(
-            f"padding.multimodal={choice!r}: what an image of model type {model_type!r} must look like is not known. "
-            f"Known: {', '.join(sorted(SMALLEST))}; without an image run {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. Set "
-            "padding.multimodal=empty if the model runs on text alone on some ranks and with images on others."
-        )
-    return SMALLEST[model_type](config, source)
+    return None if _needs_none(choice, model_type) else SMALLEST[model_type](config, source)
+
+
+def _needs_none(choice: str, model_type: str) -> bool:
+    return choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES)

@@ -60,16 +60,13 @@ class PaddedTrainer(VerlTrainer):
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
         self._schema = Schema(self._padding.fields)
+        # verl compares the name of the mode with its own and looks up sections of the config by it.
+        config.trainer.v1.trainer_mode = self.extends
         super().__init__(config)
 
-    @property
-    def trainer_mode(self) -> str:
-        """The mode that this trainer extends: verl compares it with its own names."""
-        return self.extends
-
-    @trainer_mode.setter
-    def trainer_mode(self, configured: str) -> None:
-        """verl sets the name under which the trainer was registered."""
+    def _init_tokenizer(self) -> None:
+        super()._init_tokenizer()
+        self._job_reader.refuse_unknown_vision()  # the model is at hand now, and no worker has started
 
     def _setup(self) -> None:
         super()._setup()
@@ -166,7 +163,7 @@ class PaddedTrainer(VerlTrainer):
         if images is not None:
             picture = picture_for(self._padding.multimodal, self._job_reader.model_config, images)
         return PadTemplate(
-            eos_token_id=self.tokenizer.eos_token_id,
+            eos_token_id=_token_of_a_pad(self.tokenizer),
             length=self._job_reader.pad_length(1 + len(picture.token_ids) if picture else MIN_PAD_LENGTH),
             schema=self._schema,
             n_experts=lambda: self._job_reader.n_experts,
@@ -187,6 +184,12 @@ class PaddedTrainer(VerlTrainer):
         """Another shuffle each local update, the same one on a resumed run."""
         parts = [self._padding.seed, self.global_steps, self.local_trigger_step]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def _token_of_a_pad(tokenizer: Any) -> int:
+    """The end of a text; of a tokenizer that has none, any other token: nobody but the model reads it."""
+    known = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]
+    return int(known[0]) if known else 0
 
 
 def _dp_size(worker_group: Any, mesh_name: str) -> int:

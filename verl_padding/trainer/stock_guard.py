@@ -1,9 +1,9 @@
-"""A padding section beside one of verl's own trainers is refused: it would be ignored without a word.
+"""A job with a padding section never trains with one of verl's own trainers, which would ignore it without a word.
 
-That happens where Hydra's callback does not run (a config composed by a program, with a stock trainer_mode) or where
-the config group was not found, so that ``padding`` is the plain string "prompt". The trainer's constructor is the last
-place before workers start, and the first where both config and trainer are known; verl has no hook there, so the
-constructor is wrapped.
+verl chooses a trainer by ``trainer.v1.trainer_mode`` alone and then hands it the config: its constructor is the first
+place where both are known, and the last before workers start. There one of verl's trainers is made as its padded
+counterpart, so that the config keeps verl's own name of the mode, by which verl reads it elsewhere. A trainer without a
+counterpart, such as somebody's own on top of one of verl's, refuses.
 """
 
 from __future__ import annotations
@@ -17,20 +17,35 @@ from verl_padding.errors import PaddingConfigError
 MARK = "extends"
 """Attribute that padded trainers alone have. They are not imported here: the guard stands where they cannot be."""
 
+COUNTERPARTS: dict[type, type] = {}
+"""verl's trainers and the padded ones that take their place; filled by ``verl_padding.trainer.trainers``."""
 
-def refuse_padding_in_stock_trainers(base: type) -> None:
-    """Wraps the constructor of verl's base trainer; a config without ``padding`` passes through untouched."""
+
+def pad_or_refuse_in_stock_trainers(base: type) -> None:
+    """Changes how trainers of verl's base are made; a config without ``padding`` passes through untouched."""
+    make: Any = base.__new__
+
+    def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
+        chosen = COUNTERPARTS.get(cls, cls) if _padding(args, kwargs) is not None else cls
+        # Python calls the constructor of whatever comes back, which is one of `cls`.
+        return make(chosen) if make is object.__new__ else make(chosen, *args, **kwargs)
+
+    base.__new__ = staticmethod(make_by_config)  # type: ignore[assignment]
     wrap_function_wrapper(base, "__init__", _construct)
 
 
+def _padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    config = kwargs["config"] if "config" in kwargs else args[0] if args else {}
+    return config.get("padding")
+
+
 def _construct(construct: Any, trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    config = kwargs["config"] if "config" in kwargs else args[0]
-    padding = config.get("padding")
+    padding = _padding(args, kwargs)
     if padding is not None and not hasattr(trainer, MARK):
-        mode = config.trainer.v1.trainer_mode
         raise PaddingConfigError(
-            f"padding={padding!r}: trainer.v1.trainer_mode={mode!r} is verl's own trainer and would ignore it. Set "
-            f"trainer.v1.trainer_mode=padded_{mode}, or leave +padding out; `verl-padding doctor` with the job's "
-            "overrides tells more."
+            f"padding={padding!r}: {type(trainer).__name__} is no padded trainer and would ignore it. Choose "
+            "trainer.v1.trainer_mode=sync, colocate_async or separate_async, have a trainer of your own extend "
+            "verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out; "
+            "`verl-padding doctor` with the job's overrides tells more."
         )
     construct(*args, **kwargs)

@@ -1,6 +1,11 @@
-"""Registers the padded trainers with verl: importing this module is all it takes."""
+"""Registers the padded trainers with verl, by names of their own and as counterparts of verl's trainers.
 
+Importing this module is all it takes.
+"""
+
+from omegaconf import DictConfig
 from verl.trainer.ppo.v1 import (
+    PPOTrainer,
     PPOTrainerColocateAsync,
     PPOTrainerSeparateAsync,
     PPOTrainerSync,
@@ -10,6 +15,7 @@ from verl.trainer.ppo.v1 import (
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.trainer.mixin import PaddedTrainer
+from verl_padding.trainer.stock_guard import COUNTERPARTS
 
 
 @register_trainer("padded_sync")
@@ -33,31 +39,55 @@ class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
     extends = "separate_async"
 
 
-def is_padded(trainer_mode: str) -> bool:
-    """Whether the trainer of this name is a padded one.
+COUNTERPARTS.update(
+    {
+        PPOTrainerSync: PaddedTrainerSync,
+        PPOTrainerColocateAsync: PaddedTrainerColocateAsync,
+        PPOTrainerSeparateAsync: PaddedTrainerSeparateAsync,
+    }
+)
+
+
+def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
+    """The trainer that a job with this ``trainer.v1.trainer_mode`` gets if it asks for padding.
+
+    Returns:
+        The one of that name, or the counterpart of verl's own.
 
     Raises:
-        PaddingConfigError: there is no trainer of this name.
+        PaddingConfigError: no trainer of this name, or one that pads nothing.
     """
+    named = _registered(trainer_mode)
+    trainer = COUNTERPARTS.get(named, named)
+    if not issubclass(trainer, PaddedTrainer):
+        raise PaddingConfigError(
+            f"trainer.v1.trainer_mode={trainer_mode!r}: this trainer pads nothing, and padding is given. Have it "
+            "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out."
+        )
+    return trainer
+
+
+def make_trainer(config: DictConfig) -> PPOTrainer:
+    """The trainer of a job as ``verl.trainer.main_ppo`` makes it: nothing has been started yet."""
+    return get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+
+
+def asks_for_padding(config: DictConfig) -> bool:
+    """Whether a job has a ``padding`` section, or a padded trainer by name.
+
+    Raises:
+        PaddingConfigError: there is no trainer of the name that is configured.
+    """
+    named = _registered(config.trainer.v1.trainer_mode)
+    return config.get("padding") is not None or issubclass(named, PaddedTrainer)
+
+
+def _registered(trainer_mode: str) -> type:
     try:
-        return issubclass(get_trainer_cls(trainer_mode), PaddedTrainer)
+        trainer: type = get_trainer_cls(trainer_mode)
     except ValueError as error:
         raise PaddingConfigError(
             f"trainer.v1.trainer_mode={trainer_mode!r}: {error} Choose one of these, or register your own in a module "
             "that VERL_USE_EXTERNAL_MODULES names."
         ) from error
-
-
-def extended_mode(trainer_mode: str) -> str:
-    """The verl mode that a registered padded trainer extends, whatever its own name is.
-
-    Raises:
-        PaddingConfigError: no trainer of this name, or one that pads nothing.
-    """
-    if not is_padded(trainer_mode):
-        raise PaddingConfigError(
-            f"trainer.v1.trainer_mode={trainer_mode!r}: this trainer pads nothing, and padding is given. Have it "
-            "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out."
-        )
-    trainer: type[PaddedTrainer] = get_trainer_cls(trainer_mode)
-    return trainer.extends
+    return trainer

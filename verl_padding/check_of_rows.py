@@ -1,0 +1,46 @@
+"""verl's check that its ranks can share the rows of a batch evenly, lifted for jobs whose batches are padded.
+
+With fixed micro-batches ``validate_config`` of verl 0.9 wants train_batch_size x n to be a multiple of what its ranks
+take at once. Pads make it one, whatever comes. The check stands in the middle of others, so verl's function is shown a
+batch that passes this one alone.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+import verl
+from omegaconf import OmegaConf
+from wrapt import wrap_function_wrapper
+
+KNOWN_VERL = "0.9."
+"""Versions of verl whose check is known."""
+PADDED = "padded_"
+"""Names of padded trainers begin so."""
+
+
+def lift_check_of_rows(module: ModuleType) -> None:
+    """Wraps ``validate_config`` of verl.utils.config; what does not ask for padding passes through untouched."""
+    if verl.__version__.startswith(KNOWN_VERL):
+        wrap_function_wrapper(module, "validate_config", _validate)
+
+
+def _validate(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    config = kwargs.pop("config") if "config" in kwargs else args[0]
+    validate(_with_rows_for_all(config), *args[1:], **kwargs)
+
+
+def _with_rows_for_all(config: Any) -> Any:
+    named = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    if config.get("padding") is None and not named.startswith(PADDED):
+        return config
+    actor = config.actor_rollout_ref.actor
+    view = deepcopy(config)
+    # A multiple of ranks x rows of a micro-batch. What else is asked of the number of prompts, that it is not below
+    # ppo_mini_batch_size, holds for the job's own as well: our check of the job wants a multiple of it.
+    view.data.train_batch_size *= (
+        config.trainer.n_gpus_per_node * config.trainer.nnodes * (actor.ppo_micro_batch_size_per_gpu or 1)
+    )
+    return view
