@@ -128,9 +128,30 @@ MUTATIONS = [
     Mutation(
         "a pad lacks a field that only some rows have",
         "verl_padding/pads/source.py",
-        "for keys in keys_by_fields(batch.keys, batch.partition_id).values()",
-        "for keys in list(keys_by_fields(batch.keys, batch.partition_id).values())[:1]",
+        "for keys in listing.keys_by_fields.values()]",
+        "for keys in list(listing.keys_by_fields.values())[:1]]",
         "tests/pads/test_random_schemas.py",
+    ),
+    Mutation(
+        "one scalar goes into the queue with a stride of zero",
+        "verl_padding/pads/queue.py",
+        "value.repeat(len(keys), *[1] * value.ndim)",
+        "value.expand(len(keys), *value.shape).contiguous()",
+        "tests/pads/test_random_schemas.py",
+    ),
+    Mutation(
+        "a column is read as one storage alone gives it",
+        "verl_padding/pads/columns.py",
+        "(column.values() if column.is_nested else column).reshape(len(data))",
+        "column",
+        "tests/trainer/test_storages_that_read_by_shape.py",
+    ),
+    Mutation(
+        "a field that no pad can be made for waits for the first pad",
+        "verl_padding/pads/padded_batch.py",
+        "if not self._template.has_met(self._source.names - OWN_COLUMNS):",
+        "if False:",
+        "tests/trainer/test_mixin.py",
     ),
     Mutation(
         "pads of an earlier run stay",

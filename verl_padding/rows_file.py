@@ -10,12 +10,12 @@ from typing import Any
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
-from verl_padding.plan import Rows
+from verl_padding.plan import MOST_TOKENS, Rows
 
 CountTokens = Callable[[str], int]
 
-MOST = 1 << 30
-"""Larger numbers of tokens, or of a session, are a mistake; their costs would not fit int64."""
+MOST = MOST_TOKENS
+"""Larger numbers of tokens, or of a session, are a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,10 @@
 """A pad looks like a row: same fields, dtypes and ranks, in a pad's own lengths."""
 
+from collections import UserDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+
 import numpy as np
 import pytest
 import torch
@@ -208,8 +213,107 @@ def test_none_stays_none_whether_all_rows_have_it_or_the_first_alone():
     assert pad["hint"] is None
 
 
-def test_a_value_without_a_neutral_one_is_refused_with_its_type():
-    with pytest.raises(
-        PaddingDataError, match=r"^field 'custom': a range has no neutral value for a pad\. Store it as"
-    ):
-        pad_of(rows_with(custom=lambda p, r: range(3)))
+@dataclass
+class Verdict:
+    passed: bool
+
+
+NEUTRAL = [
+    (True, False),
+    (3, 0),
+    (2.5, 0.0),
+    (1j, 0j),
+    ("text", ""),
+    (b"bytes", b""),
+    (bytearray(b"bytes"), bytearray()),
+    ([1], []),
+    ((1,), ()),
+    ({1}, set()),
+    (frozenset({1}), frozenset()),
+    ({"style": {"kind": ["rule", None]}}, {}),
+    (UserDict({"pixel_values": 1}), {}),
+    (None, None),
+    (np.bool_(True), np.bool_(False)),
+    (np.int64(3), np.int64(0)),
+    (np.uint8(3), np.uint8(0)),
+    (np.float32(0.5), np.float32(0)),
+    (np.float64(0.5), np.float64(0)),
+    (np.complex64(1j), np.complex64(0)),
+    (np.str_("text"), np.str_("")),
+    (np.bytes_(b"bytes"), np.bytes_(b"")),
+    (np.datetime64("2026-01-01"), np.datetime64("1970-01-01")),
+    (range(3), None),
+    (Decimal("0.1"), None),
+    (datetime(2026, 1, 1, tzinfo=UTC), None),
+    (Verdict(True), None),
+]
+
+
+@pytest.mark.parametrize(("value", "neutral"), NEUTRAL, ids=[repr(value) for value, _ in NEUTRAL])
+@pytest.mark.parametrize("declared", [None, {"custom": FieldRole(Role.OBJECT)}], ids=["found", "declared"])
+def test_a_value_that_is_no_tensor_leaves_nothing_but_its_type(value, neutral, declared):
+    made = pad_of(rows_with(custom=lambda p, r: value), declared=declared)["custom"]
+    assert type(made) is type(neutral)
+    assert made == neutral
+
+
+@pytest.mark.parametrize("value", [torch.ones(7, 3, dtype=torch.float16), np.ones((7, 3), dtype=np.float16)])
+def test_a_tensor_that_is_said_to_be_an_object_gives_an_empty_one_so_that_columns_stay_columns(value):
+    rows = rows_with(custom=lambda p, r: value[: p * r % 7])
+    made = pad_of(rows, declared={"custom": FieldRole(Role.OBJECT)})["custom"]
+    assert type(made) is type(value)
+    assert (tuple(made.shape), made.dtype) == ((0, 3), value.dtype)
+
+
+def test_a_field_that_is_none_or_empty_in_some_rows_is_shaped_from_the_others():
+    rows = rows_with(scores=lambda p, r: None, counts=lambda p, r: [])
+    rows[1] |= {"scores": torch.ones(2), "counts": [5, 6]}
+    assert pad_of(rows)["scores"].tolist() == [0.0]
+    assert pad_of(rows)["counts"] == []
+    rows[0]["counts"], rows[2]["counts"] = [1, 2, 3], None
+    assert pad_of(rows, declared={"counts": FieldRole(Role.RESPONSE)})["counts"] == [0]
+
+
+def test_a_field_that_was_none_in_all_rows_so_far_is_known_when_it_first_holds_tensors():
+    template = PadTemplate(eos_token_id=EOS, length=4)
+    assert template.fields(rows_with(custom=lambda p, r: None), ["custom"]).shared == {"custom": None}
+    made = template.fields(rows_with(custom=lambda p, r: torch.ones(r)), ["custom"]).shared["custom"]
+    assert made.tolist() == [0.0]
+
+
+def test_roles_between_which_a_pad_makes_no_difference_need_no_choice():
+    one_token = [row_fields(p, 1, "u") | {"custom": torch.ones(1, dtype=torch.uint8)} for p in (4, 5)]
+    made = pad_of(one_token)["custom"]  # one value a response token, or one a row
+    assert (made.tolist(), made.dtype) == ([0], torch.uint8)
+    alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4, 2)}]
+    assert pad_of(alike, pad_length=2)["custom"].tolist() == [[0.0, 0.0]]  # a prompt of one token, a response of one
+    schema = Schema()
+    PadTemplate(eos_token_id=EOS, length=2, schema=schema).fields(alike, ["custom"])
+    later = rows_with(custom=lambda p, r: torch.ones(p, 2))
+    made = PadTemplate(eos_token_id=EOS, length=4, schema=schema).fields(later, ["custom"]).shared["custom"]
+    assert made.shape == (3, 2), "what made no difference then decides nothing now"
+
+
+def test_the_data_sets_dummy_tensor_is_one_value_a_row_whatever_the_lengths():
+    for prompt, response in ((1, 1), (1, 5), (5, 1), (3, 3)):
+        rows = [row_fields(prompt, response, "u") | {"dummy_tensor": torch.zeros(1, dtype=torch.uint8)}]
+        assert pad_of(rows, pad_length=8)["dummy_tensor"].tolist() == [0]
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_a_dtype_that_cannot_hold_the_fill_is_refused_with_the_field(kind):
+    dtype = torch.uint8 if kind is torch.tensor else np.uint8
+    rows = rows_with(custom=lambda p, r: kind([1] * r, dtype=dtype))
+    template = PadTemplate(eos_token_id=151643, length=4, schema=Schema({"custom": FieldRole(Role.RESPONSE, Fill.EOS)}))
+    with pytest.raises(PaddingDataError, match=r"^field 'custom': (torch\.)?uint8 cannot hold 151643, which a pad"):
+        template.fields(rows, ["custom"])
+
+
+@pytest.mark.parametrize(
+    ("array", "nothing"),
+    [(np.array(["a", "b"]), ""), (np.array([{"a": 1}, 0], dtype=object), None), (np.array([b"a", b"b"]), b"")],
+)
+def test_arrays_of_text_or_objects_hold_nothing_of_the_source_row(array, nothing):
+    made = pad_of(rows_with(custom=lambda p, r: array))["custom"]
+    assert made.dtype == array.dtype
+    assert made.tolist() == [nothing, nothing]

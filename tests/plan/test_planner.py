@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks.jobs import five_jobs
@@ -146,6 +147,35 @@ def test_a_key_of_another_form_is_refused_by_name(key):
     with pytest.raises(PlanError, match=r"not of the form \{uid\}_\{session\}_\{index\}") as refusal:
         Rows.from_keys(["a_0_0", key], [3, 3])
     assert repr(key) in str(refusal.value)
+
+
+@pytest.mark.parametrize("tokens", [None, float("inf"), float("nan"), 7.9, 8.0, "8", 0, -1, True, 2**26 + 1, 2**70])
+def test_a_row_without_a_whole_number_of_tokens_is_refused_by_name_with_the_number(tokens):
+    with pytest.raises(PlanError, match=r"^row 'b_0_0' has .* tokens: a whole number from 1 to 67108864") as refusal:
+        Rows.from_keys(["a_0_0", "b_0_0"], [3, tokens])
+    assert f"has {tokens!r} tokens" in str(refusal.value)
+
+
+def test_numpys_whole_numbers_are_tokens_too():
+    assert Rows.from_keys(["a_0_0", "b_0_0"], np.array([3, 4], dtype=np.int32)).tokens_R == (3, 4)
+
+
+@pytest.mark.parametrize("cost_model", ["tokens", "attention"])
+def test_rows_whose_costs_do_not_fit_int64_are_refused_with_the_longest(cost_model):
+    longest = 2**26
+    call = Pass(dp_size=2, token_budget=longest)
+    job = Job(
+        strategy="rows", prompts=1, sessions_per_prompt=1, updates={}, inference={"ref": call}, cost_model=cost_model
+    )
+    few, many = (Rows.from_keys([f"a_0_{i}" for i in range(n)], [longest, *[5] * (n - 1)]) for n in (4, 300))
+    figures = plan_batch(few, job).figures["ref"]
+    assert figures.imbalance >= 1
+    assert figures.over_lower_bound >= 1
+    if cost_model == "tokens":
+        assert plan_batch(many, job).n_rows == 300
+    else:
+        with pytest.raises(PlanError, match=r"^row 'a_0_0' has 67108864 tokens: 300 rows .*choose cost_model=tokens"):
+            plan_batch(many, job)
 
 
 def test_a_uid_may_hold_underscores():

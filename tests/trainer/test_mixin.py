@@ -5,11 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.pads.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from tests.trainer.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.padded_batch import PaddedBatch
@@ -197,6 +199,82 @@ def test_a_key_of_another_form_is_refused():
     odd = KVBatchMeta(keys=[batch.keys[0], "a-row"], tags=batch.tags, partition_id=PARTITION)
     refused(padded_trainer(), odd, r"^step 7: row 'a-row': not of the form \{uid\}_\{session\}_\{index\}")
     tq.kv_clear(keys=[batch.keys[1]], partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("dp_size", [1, 2], ids=["no pad is needed", "pads are needed"])
+def test_rows_that_are_not_in_the_queue_are_refused_by_name(dp_size):
+    batch = put_rows([(5, 3)] * 4)
+    trainer = padded_trainer(f"trainer.n_gpus_per_node={dp_size}", dp_size=dp_size)
+    lost = batch.keys[1:3]
+    tq.kv_clear(keys=lost, partition_id=PARTITION)
+    refused(trainer, batch, rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)")
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ({"seq_len": None}, r"tag seq_len=None, but a whole number"),
+        ({"seq_len": float("nan")}, r"tag seq_len=nan, but a whole number"),
+        ({"prompt_len": "5"}, r"tag prompt_len='5', but a whole number"),
+        ({"seq_len": 9}, r"tags prompt_len=6, response_len=5, seq_len=9, which do not add up"),
+        ({"prompt_len": 5, "response_len": 6}, r"tag prompt_len=5, but its fields have 6 prompt and 5 response tokens"),
+    ],
+)
+def test_tags_that_do_not_say_what_a_row_has_are_refused_with_the_row(tag, message):
+    batch = put_rows([(5, 3), (6, 5)])
+    batch.tags[1].update(tag)
+    refused(padded_trainer(), batch, rf"^row '{batch.keys[1]}': {message}")
+
+
+def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
+    batch = put_rows([(5, 3), (6, 5), (6, 4)])
+    for tag in batch.tags:
+        del tag["prompt_len"], tag["response_len"]
+    padded_trainer()._balance_batch(batch, {})
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_an_empty_prompt_is_refused_with_what_is_missing():
+    batch = put_rows([(5, 3), (0, 5)])
+    refused(padded_trainer(), batch, rf"^row '{batch.keys[1]}': prompt_len=0\. verl takes the log-prob of the first")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
+        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, of torch.float32; .* another name"),
+    ],
+)
+def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):
+    refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
+
+
+def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_though_no_pad_is_needed(monkeypatch):
+    trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
+    batch = put_rows([(5, 3), (4, 2)] * 2)
+    read, get = [], tq.kv_batch_get
+    monkeypatch.setattr(tq, "kv_batch_get", lambda **kwargs: read.append(kwargs["keys"]) or get(**kwargs))
+    for reads in (1, 0):
+        read.clear()
+        trainer._balance_batch(batch, {})
+        assert trainer._padded_batch.plan.n_pads == 0
+        assert len(read) == reads, "rows are read for fields that no step has met, and for no others"
+    content = queue_content()
+    assert len(content) == 4
+    tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict({"odd": nested([torch.ones(15), torch.ones(8)] * 2)}, batch_size=4),
+    )
+    with pytest.raises(PaddingDataError, match=r"^field 'odd': role unclear.* fit no role"):
+        trainer._balance_batch(batch, {})
+    assert queue_content() == content
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def nested(values):
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
 def test_a_real_row_that_is_tagged_as_padding_is_refused():

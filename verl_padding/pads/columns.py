@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
+from tensordict import TensorDict
 
 from verl_padding.plan import BatchPlan, Layout
 
@@ -24,7 +25,21 @@ MICRO_BATCH = "micro_batch"
 LOSS_TOKENS = "mini_batch_loss_tokens"
 """Column (R,) int64 in an update after rejection sampling: response tokens of the row's mini-batch that were kept."""
 
-OWN_COLUMNS = frozenset({IS_PADDING, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH, LOSS_TOKENS})
+COLUMN_DTYPES = {
+    IS_PADDING: torch.bool,
+    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH, LOSS_TOKENS), torch.int64),
+}
+OWN_COLUMNS = frozenset(COLUMN_DTYPES)
+
+
+def read_column(data: TensorDict, name: str) -> torch.Tensor:
+    """A column (R,) of worker data of R rows, from whatever storage.
+
+    TransferQueue's SimpleStorage hands a column out as it was put. Its storages that read by shape (Mooncake) take a
+    number for a row of one, since TransferQueue notes it so, and hand out a jagged (R, 1).
+    """
+    column = data[name]
+    return (column.values() if column.is_nested else column).reshape(len(data))
 
 
 def loss_columns(

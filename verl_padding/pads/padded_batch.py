@@ -32,7 +32,7 @@ class PaddedBatch:
         self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
         self._template = template
         self._rejects_tokens = rejects_tokens
-        self._source = SourceRows(batch) if plan.n_pads else None
+        self._source = SourceRows(batch)
         self._made: set[str] = set()
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
@@ -97,14 +97,22 @@ class PaddedBatch:
                 put_copies(self.pad_keys[:n_pads], self.batch.partition_id, fields.shared, per_row=fields.per_pad)
 
     def _new_fields(self, n_pads: int) -> PadFields:
-        assert self._source is not None
         rows = self._source.read()
         names = list(dict.fromkeys(name for row in rows for name in row))
         return self._template.fields(rows, [name for name in names if name not in self._made | OWN_COLUMNS], n_pads)
 
     def put_pads(self) -> None:
-        """Puts all pads, with the fields that real rows have by now, in one put."""
+        """Puts all pads, with the fields that real rows have by now, in one put.
+
+        A step that needs no pads reads a few rows and makes a pad of those fields that no step has met before, so that
+        a field that no pad can be made for is refused when it first comes.
+
+        Raises:
+            PaddingDataError: a field that no pad can be made for; nothing is put.
+        """
         if not self.pad_keys:
+            if not self._template.has_met(self._source.names - OWN_COLUMNS):
+                self._new_fields(1)
             return
         fields = self._new_fields(len(self.pad_keys))
         self._made = {*fields.shared, *fields.per_pad}
@@ -142,7 +150,8 @@ def padded_batch(
         rejects_tokens: whether the trainer takes tokens out of the response masks before an update.
 
     Raises:
-        PaddingDataError: a real row tagged as padding.
+        PaddingDataError: a real row tagged as padding, or that TransferQueue knows otherwise than the batch does, see
+            :class:`SourceRows`.
     """
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         if is_padding(tag):

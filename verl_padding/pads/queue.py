@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ import transfer_queue as tq
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import is_padding
 
 logger = logging.getLogger(__name__)
@@ -37,24 +39,57 @@ def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | Non
     return [{name: row[name] for name in list(row.keys())} for row in rows]
 
 
-def keys_by_fields(keys: Sequence[str], partition_id: str) -> dict[frozenset[str], list[str]]:
-    """Rows grouped by the fields that they have, the largest group first.
+@dataclass(frozen=True)
+class Listing:
+    """What TransferQueue's controller says of some rows; their data is not read."""
 
-    TransferQueue tells which rows have a field, but not which fields there are: its controller is asked for that.
+    keys_by_fields: dict[frozenset[str], list[str]]
+    """Rows grouped by the fields that they have, the largest group first."""
+    shapes: dict[str, dict[str, tuple[int, ...]]]
+    """Field that all rows have -> row -> its shape; without rows of which it is not known, and what is no tensor."""
+    dtypes: dict[str, torch.dtype]
+    """Tensor field of the partition -> dtype of its first put, which all others must have."""
+    unlisted: dict[str, list[str]]
+    """Field -> rows whose put of it TransferQueue has stored, and has not listed, but for a line in its log."""
+
+
+def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
+    """Looks rows up.
+
+    Raises:
+        PaddingDataError: a row that is not in TransferQueue.
     """
     if not keys:
-        return {}
+        return Listing({}, {}, {}, {})
+    meta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
+    if len(meta.global_indexes) != len(keys):
+        there = tags_of(partition_id)
+        lost = [key for key in keys if key not in there]
+        raise PaddingDataError(
+            f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). Whatever "
+            f"cleared it from partition {partition_id!r} must leave the rows of a step until the step has ended."
+        )
     controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    names = ray.get(controller.__ray_call__.remote(_field_names, partition_id))
-    client = tq.get_client()
-    indexes, has_RF = client.get_production_status(names, partition_id)
+    fields: dict[str, tuple[torch.dtype | None, list[int]]] = ray.get(
+        controller.__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes))
+    )
+    key_of = dict(zip(meta.global_indexes, keys, strict=True))
+    return Listing(
+        keys_by_fields=_by_fields(key_of, list(fields), partition_id),
+        shapes={name: _shapes(schema, keys) for name, schema in meta.field_schema.items()},
+        dtypes={name: dtype for name, (dtype, _) in fields.items() if dtype is not None},
+        unlisted={name: [key_of[row] for row in rows] for name, (_, rows) in fields.items() if rows},
+    )
+
+
+def _by_fields(key_of: Mapping[int, str], names: list[str], partition_id: str) -> dict[frozenset[str], list[str]]:
+    # TransferQueue tells which rows have a field, but not which fields there are: its controller was asked for that.
+    indexes, has_RF = tq.get_client().get_production_status(names, partition_id)
     place_of = {int(index): place for place, index in enumerate(indexes)}
-    rows = client.kv_retrieve_meta(keys=list(keys), partition_id=partition_id).global_indexes
-    assert len(rows) == len(keys), "rows of the batch that are not in TransferQueue"
-    has_field_R = has_RF[[place_of[index] for index in rows]].bool()
+    has_field_R = has_RF[[place_of[index] for index in key_of]].bool()
     patterns, pattern_R, sizes = torch.unique(has_field_R, dim=0, return_inverse=True, return_counts=True)
     groups: dict[int, list[str]] = {int(pattern): [] for pattern in sizes.argsort(descending=True)}
-    for key, pattern in zip(keys, pattern_R.tolist(), strict=True):
+    for key, pattern in zip(key_of.values(), pattern_R.tolist(), strict=True):
         groups[pattern].append(key)
     return {
         frozenset(name for name, has in zip(names, patterns[pattern].tolist(), strict=True) if has): group
@@ -62,9 +97,25 @@ def keys_by_fields(keys: Sequence[str], partition_id: str) -> dict[frozenset[str
     }
 
 
-def _field_names(controller: Any, partition_id: str) -> list[str]:
-    # Runs in TransferQueue's controller; its snapshot of a partition holds the same, and much more.
-    return list(controller.partitions[partition_id].field_name_mapping)
+def _shapes(schema: Mapping[str, Any], keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
+    return {key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None}
+
+
+def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, tuple[torch.dtype | None, list[int]]]:
+    # Runs in TransferQueue's controller: field -> its dtype, and those of `rows` that have it and are not in its books.
+    # A put whose field has another dtype than the first put of that field is stored; at that field, listing it stops.
+    partition, wanted = queue.partitions[partition_id], set(rows)
+    fields = {}
+    for name, column in partition.field_name_mapping.items():
+        listed = partition.field_metadata.get(name)
+        unlisted = sorted(wanted - listed.global_indexes if listed else wanted)
+        has = partition.production_status[unlisted, column].tolist()
+        fields[name] = (
+            listed.dtype if listed else None,
+            [row for row, is_there in zip(unlisted, has, strict=True) if is_there],
+        )
+    return fields
 
 
 def put_copies(
@@ -87,8 +138,9 @@ def put_copies(
             columns[name] = NonTensorStack(*[NonTensorData(value)] * len(keys))
         else:
             # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs a call's
-            # rows anew, and a dense column goes in five times faster.
-            columns[name] = value.expand(len(keys), *value.shape).contiguous()
+            # rows anew, and a dense column goes in five times faster. Repeated, not expanded: one scalar expanded to
+            # one row counts as contiguous with a stride of 0, which TransferQueue cannot send.
+            columns[name] = value.repeat(len(keys), *[1] * value.ndim)
     tq.kv_batch_put(
         keys=list(keys),
         partition_id=partition_id,

@@ -21,7 +21,7 @@ class Role(Enum):
     ROW = "row"
     """One value, of a fixed shape, a row."""
     OBJECT = "object"
-    """Not a tensor: a pad gets the empty value of its type."""
+    """Not one value a token: a pad gets the empty value of its type, None if it has none."""
     MULTIMODAL = "multimodal"
     """Images and videos as the model takes them, name -> tensor."""
 
@@ -58,6 +58,8 @@ KNOWN_FIELDS: Mapping[str, FieldRole] = {
     "routed_experts": FieldRole(Role.SEQUENCE, Fill.ROUTES),
     "teacher_ids": FieldRole(Role.SEQUENCE, Fill.EOS),
     "teacher_logprobs": FieldRole(Role.SEQUENCE),
+    # written by verl's data set (utils/dataset/rl_dataset.py)
+    "dummy_tensor": FieldRole(Role.ROW),
     # written by verl's workers, whole sequence
     "log_probs": FieldRole(Role.SEQUENCE),
     # written by verl's trainer (trainer/ppo/v1/trainer_base.py), response only. Workers write `entropy` and

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Role
+from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
 
 Row = Mapping[str, Any]
 """Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
@@ -29,12 +29,15 @@ class Schema:
     def __init__(self, declared: Mapping[str, FieldRole] | None = None):
         self._declared = dict(declared or {})
         self._found: dict[str, FieldRole] = {}
+        self.met: set[str] = set()
+        """Fields that a pad was made with."""
 
-    def role_of(self, name: str, rows: Sequence[Row]) -> FieldRole:
+    def role_of(self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]) -> FieldRole:
         """The role of a field, from the table or from its shapes in real rows that all have it.
 
         Args:
             rows: real rows; rows of different lengths tell most.
+            pad_lengths: prompt and response tokens of a pad. Roles between which it makes no difference need no choice.
 
         Raises:
             PaddingDataError: no role fits, or several do and nothing says which.
@@ -48,12 +51,16 @@ class Schema:
         known = KNOWN_FIELDS.get(name) or self._found.get(name)
         if known is not None and _fits(known.role, values, rows):
             return known
-        fitting = _roles_that_fit(values, rows)
+        fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
+        if len(fitting) > 1 and len({_length_in_a_pad(role, values[0], pad_lengths) for role in fitting}) == 1:
+            return FieldRole(fitting[0], fill)  # not kept: rows to come may tell more, and other pads be longer
         if len(fitting) != 1:
             fit = f"fit {' and '.join(role.value for role in fitting)}" if fitting else "fit no role"
             raise self._unclear(name, rows, f"{fit}.")
-        self._found[name] = FieldRole(fitting[0]) if known is None else FieldRole(fitting[0], known.fill)
-        return self._found[name]
+        field = FieldRole(fitting[0], fill)
+        if field.role is not Role.OBJECT:  # which fits anything: a field that was None so far may yet hold tensors
+            self._found[name] = field
+        return field
 
     def _unclear(self, name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
         shapes = [_shape(row[name]) for row in rows]
@@ -85,6 +92,10 @@ def _fits(role: Role, values: Sequence[Any], rows: Sequence[Row]) -> bool:
     return all(
         length_of(role, value) == expected_length(role, *_lengths(row)) for value, row in zip(values, rows, strict=True)
     )
+
+
+def _length_in_a_pad(role: Role, value: Any, pad_lengths: tuple[int, int]) -> int:
+    return int(value.shape[0]) if role is Role.ROW else expected_length(role, *pad_lengths)
 
 
 def expected_length(role: Role, prompt: int, response: int) -> int:

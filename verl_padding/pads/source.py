@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_padding.pads.queue import KVBatchMeta, keys_by_fields, read_rows
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import COLUMN_DTYPES
+from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
+from verl_padding.pads.tags import refuse_other_lengths
 
 ROWS_PER_KIND = 4
 """Rows of different lengths that are read to tell what a field means."""
@@ -21,11 +24,19 @@ class SourceRows:
     """
 
     def __init__(self, batch: KVBatchMeta):
+        """Looks all rows of the batch up, and compares what TransferQueue knows of them with their tags.
+
+        Raises:
+            PaddingDataError: a row that is not there, that lacks a prompt or a response, whose tags are not those of
+                its fields, or that has a field in another dtype than other rows.
+        """
         self._batch = batch
-        tags = dict(zip(batch.keys, batch.tags, strict=True))
-        self._keys = [
-            _of_different_lengths(keys, tags) for keys in keys_by_fields(batch.keys, batch.partition_id).values()
-        ]
+        listing = list_rows(batch.keys, batch.partition_id)
+        _refuse_unlisted(listing)
+        lengths = _lengths(batch, listing)
+        self._keys = [_of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()]
+        self.names = frozenset(name for names in listing.keys_by_fields for name in names)
+        """Fields that a row of the batch has."""
 
     def read(self) -> list[dict[str, Any]]:
         """The rows as they are now, those of the most common kind first, each with its own fields."""
@@ -44,8 +55,43 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
     return None
 
 
-def _of_different_lengths(keys: Sequence[str], tags: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _refuse_unlisted(listing: Listing) -> None:
+    for name, keys in listing.unlisted.items():
+        raise PaddingDataError(
+            f"field {name!r}: TransferQueue has not listed it for row {keys[0]!r} ({len(keys)} rows in all), though it "
+            f"was put: its dtype is {listing.dtypes.get(name, 'that of no tensor')} there. TransferQueue takes one "
+            "dtype a field; where a put differs it leaves out that field and those after it, with a line in its log. "
+            f"Have all rows write {name} and the fields before it in one dtype."
+        )
+    for name, dtype in COLUMN_DTYPES.items():
+        if listing.dtypes.get(name, dtype) != dtype:
+            raise PaddingDataError(
+                f"field {name!r}: rows have it, of {listing.dtypes[name]}; a padded trainer tells its workers "
+                f"something else under this name, of {dtype}. Give the rows' field another name."
+            )
+
+
+def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:
+    """Prompt and response tokens of each row, by its fields where TransferQueue knows them, else by its tags."""
+    for name in ("prompts", "responses"):
+        for names, keys in listing.keys_by_fields.items():
+            if name not in names:
+                raise PaddingDataError(
+                    f"row {keys[0]!r}: no field {name!r}, which every row of verl has. Put it there."
+                )
+    lengths = {}
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        prompt, response = (listing.shapes[name].get(key) for name in ("prompts", "responses"))
+        if prompt is None or response is None:
+            lengths[key] = tag.get("prompt_len"), tag.get("response_len")
+        else:
+            lengths[key] = prompt[0], response[0]
+            refuse_other_lengths(key, tag, prompt[0], response[0])
+    return lengths
+
+
+def _of_different_lengths(keys: Sequence[str], lengths: Mapping[str, tuple[int, int]]) -> list[str]:
     found: dict[tuple[int, int], str] = {}
     for key in keys:
-        found.setdefault((tags[key]["prompt_len"], tags[key]["response_len"]), key)
+        found.setdefault(lengths[key], key)
     return list(found.values())[:ROWS_PER_KIND]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.neutral_values import empty_value, filled
 from verl_padding.pads.pictures import Picture
 from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.pads.routes import spread_routes
@@ -73,6 +74,10 @@ class PadTemplate:
         prompt = self.length - PAD_RESPONSE_LENGTH
         return {"prompt_len": prompt, "response_len": PAD_RESPONSE_LENGTH, "seq_len": self.length}
 
+    def has_met(self, names: Collection[str]) -> bool:
+        """Whether pads have been made with these fields, in this job."""
+        return self._schema.met.issuperset(names)
+
     def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1) -> PadFields:
         """Fields of ``n_pads`` pads, shaped from the first of ``rows`` that has them; the others tell what they mean.
 
@@ -81,18 +86,20 @@ class PadTemplate:
             names: which fields; each is in one of the rows at least.
 
         Raises:
-            PaddingDataError: a field whose role is unclear, or whose type has no neutral value.
+            PaddingDataError: a field whose role is unclear, or that cannot hold what its role says.
         """
         pads = PadFields()
+        pad_lengths = (self.length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
         for name in names:
-            having = [row for row in rows if name in row]
-            value, role = having[0][name], self._schema.role_of(name, having)
+            telling = _telling_most(name, [row for row in rows if name in row])
+            value, role = telling[0][name], self._schema.role_of(name, telling, pad_lengths)
             if role.fill is Fill.ROUTES and getattr(value, "ndim", 0) == 3:
                 pads.per_pad[name] = self._routes(value, n_pads)
                 made = pads.per_pad[name][0]
             else:
                 made = pads.shared[name] = self._neutral(name, value, role)
             self._check(name, made, role)
+            self._schema.met.add(name)
         return pads
 
     def _check(self, name: str, made: Any, field: FieldRole) -> None:
@@ -113,10 +120,10 @@ class PadTemplate:
             return dict(self._picture.inputs)
         no_tensor = not isinstance(value, torch.Tensor | np.ndarray)
         if field.role in (Role.OBJECT, Role.MULTIMODAL) or (field.role is Role.ROW and no_tensor):
-            return _neutral_object(name, value)
+            return empty_value(value)
         fill = {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
         if field.role is Role.ROW:
-            return _filled(name, value, tuple(value.shape), fill)
+            return filled(name, value, tuple(value.shape), fill)
         tags = self.tag_lengths
         length = expected_length(field.role, tags["prompt_len"], tags["response_len"])
         if field.role is Role.POSITIONS and not no_tensor:
@@ -127,7 +134,7 @@ class PadTemplate:
                 if isinstance(value, np.ndarray)
                 else torch.from_numpy(positions).to(value)
             )
-        made = _filled(name, value, (length, *np.shape(value)[1:]), fill)
+        made = filled(name, value, (length, *np.shape(value)[1:]), fill)
         if name in ("prompts", "input_ids") and self._picture is not None:
             # The picture's tokens end the prompt: what is left before them is end-of-sequence.
             ids = torch.tensor(self._picture.token_ids, dtype=made.dtype)
@@ -144,27 +151,8 @@ class PadTemplate:
         return routes.astype(value.dtype) if isinstance(value, np.ndarray) else torch.from_numpy(routes).to(value.dtype)
 
 
-def _filled(name: str, value: Any, shape: tuple[int, ...], fill: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return np.full(shape, fill, dtype=value.dtype)
-    if isinstance(value, torch.Tensor):
-        return value.new_full(shape, fill)
-    if isinstance(value, list | tuple) and value and isinstance(value[0], bool | int | float):
-        return type(value)([type(value[0])(fill)] * shape[0])
-    raise PaddingDataError(
-        f"field {name!r}: a {type(value).__name__} is no list of numbers, so it cannot hold one value a token. Set "
-        f"padding.fields.{name}=object, or store it as a tensor or an array."
-    )
-
-
-def _neutral_object(name: str, value: Any) -> Any:
-    # Nothing of the source row: its ground truth in a pad would be one more answer to a question nobody asked.
-    if value is None:
-        return None
-    for kind in (bool, int, float, str, list, tuple, dict):
-        if isinstance(value, kind):
-            return kind()
-    raise PaddingDataError(
-        f"field {name!r}: a {type(value).__name__} has no neutral value for a pad. Store it as a tensor, a NumPy "
-        "array or a plain bool, int, float, str, list, tuple, dict or None."
-    )
+def _telling_most(name: str, rows: Sequence[Row]) -> Sequence[Row]:
+    """Of rows with a field, those with a tensor in it, or else a list that is not empty; all where none has either."""
+    # Where some rows hold None, or nothing yet, the others say what kind of column it is.
+    tensors = [row for row in rows if isinstance(row[name], torch.Tensor | np.ndarray)]
+    return tensors or [row for row in rows if isinstance(row[name], list | tuple) and row[name]] or rows

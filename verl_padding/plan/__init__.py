@@ -9,11 +9,12 @@ from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.job import Job, Packer, Pass, Strategy, Update
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
-from verl_padding.plan.rows import Rows
+from verl_padding.plan.rows import MOST_TOKENS, Rows
 from verl_padding.plan.transformer_cost import TransformerCost
 
 __all__ = [
     "COST_MODELS",
+    "MOST_TOKENS",
     "BatchPlan",
     "Job",
     "Layout",

@@ -6,12 +6,16 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.cells import Dealer
-from verl_padding.plan.errors import NoRealRowError, RowTooLongError
+from verl_padding.plan.cost import CostModel
+from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.figures import judge
 from verl_padding.plan.job import Job, Pass, Update, setting_of
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import Cut, cut_mini_batches
 from verl_padding.plan.rows import Rows
+
+MOST_COST = 1 << 60
+"""Cost of all rows of a call together: an eighth of int64's, for what sums of pads and levels add."""
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
@@ -26,6 +30,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     Raises:
         NoRealRowError: there is no row.
         RowTooLongError: a row does not fit into a micro-batch of one of the calls.
+        PlanError: rows so many and long that their costs do not fit int64.
     """
     if not len(rows):
         raise NoRealRowError(
@@ -35,6 +40,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     tokens_R = np.array(rows.tokens_R, dtype=np.int64)
     for name, call in job.calls():
         _refuse_long_rows(rows, name, call)
+        _refuse_costs_past_int64(rows, name, job.cost_model_of(call))
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
@@ -85,4 +91,16 @@ def _refuse_long_rows(rows: Rows, name: str, call: Pass) -> None:
             f"row {rows.key_R[longest]!r} has {tokens} tokens, prompt and response, more than the {call.token_budget} "
             f"that a micro-batch of {name!r} may hold: raise {setting_of(call)} until it holds {tokens}, or keep rows "
             "shorter (data.max_prompt_length, data.max_response_length)"
+        )
+
+
+def _refuse_costs_past_int64(rows: Rows, name: str, cost_model: CostModel) -> None:
+    longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
+    cost = int(cost_model(np.array([rows.tokens_R[longest]], dtype=np.int64))[0])
+    # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
+    if cost < 0 or cost * len(rows) > MOST_COST:
+        raise PlanError(
+            f"row {rows.key_R[longest]!r} has {rows.tokens_R[longest]} tokens: {len(rows)} rows of that length cost "
+            f"{cost * len(rows):.1e} in call {name!r}, more than the planner counts ({MOST_COST:.1e}). Keep rows "
+            "shorter, or choose cost_model=tokens"
         )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, SupportsIndex
 
 from verl_padding.plan.errors import PlanError
 
 KEY_FORM = "{uid}_{session}_{index}"
+
+MOST_TOKENS = 1 << 26
+"""Tokens that a row may have: beyond every model's context, and few enough for the square to be a cost in int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +41,25 @@ class Rows:
             if key in seen:
                 raise PlanError(f"row {key!r} is in the batch twice: every key must be there once")
             seen.add(key)
-            if tokens < 1:
-                raise PlanError(f"row {key!r} has {tokens} tokens: a row has at least one")
+            if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_TOKENS:
+                raise PlanError(f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MOST_TOKENS} is needed")
 
     def __len__(self) -> int:
         return len(self.key_R)
 
     @classmethod
-    def from_keys(cls, keys: Iterable[str], tokens: Iterable[int]) -> Rows:
+    def from_keys(cls, keys: Iterable[str], tokens: Iterable[SupportsIndex]) -> Rows:
         """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
+
+        Args:
+            tokens: of each row; whole numbers of any kind, NumPy's as well.
 
         >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
         ('math_7',)
 
         Raises:
-            PlanError: a key of another form, a key that comes twice, or not one number of tokens a key.
+            PlanError: a key of another form, a key that comes twice, not one number of tokens a key, or a number that
+                is not whole, below 1 or beyond ``MOST_TOKENS``.
         """
         key_R = tuple(keys)
         prompt_R, session_R = [], []
@@ -64,8 +73,13 @@ class Rows:
             key_R=key_R,
             prompt_R=tuple(prompt_R),
             session_R=tuple(session_R),
-            tokens_R=tuple(int(length) for length in tokens),
+            tokens_R=tuple(_as_int(length) for length in tokens),
         )
+
+
+def _as_int(tokens: Any) -> Any:
+    """A whole number of any kind as an int; anything else as it is, to be refused with its key."""
+    return tokens if isinstance(tokens, bool) or not hasattr(tokens, "__index__") else operator.index(tokens)
 
 
 def _parts(key: str) -> tuple[str, str, str]:

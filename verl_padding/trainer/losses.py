@@ -11,7 +11,15 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
 from verl_padding.config import Denominator, Weighting
-from verl_padding.pads.columns import IS_PADDING, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
+from verl_padding.pads.columns import (
+    IS_PADDING,
+    LOSS_TOKENS,
+    REAL_ROWS,
+    REPORTING_RANKS,
+    SESSION_ROWS,
+    SESSIONS,
+    read_column,
+)
 from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
 from verl_padding.trainer.row_means import over_the_mini_batch
 
@@ -56,7 +64,7 @@ class RealRowsLoss:
         if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
             # Top-k distillation asks the loss for per-token values first, pads and all; nothing is summed there.
             return self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
-        pads = data[IS_PADDING].bool()
+        pads = read_column(data, IS_PADDING).bool()
         real = (~pads).nonzero().flatten().tolist()
         packing = _packing_metrics(data, real)
         if not real:
@@ -82,9 +90,9 @@ class RealRowsLoss:
     def _groups(self, data: TensorDict, real: list[int]) -> list[tuple[list[int], int | None]]:
         """Real rows that share a denominator, and the denominator; None for the one that the call brings."""
         if self.weighting == "row":
-            return [(real, int(data[REAL_ROWS][0]) if self.denominator == "rows" else None)]
-        sessions = int(data[SESSIONS][0]) if self.denominator == "rows" else int(data["global_batch_size"])
-        session_rows = data[SESSION_ROWS].tolist()
+            return [(real, int(read_column(data, REAL_ROWS)[0]) if self.denominator == "rows" else None)]
+        sessions = int(read_column(data, SESSIONS)[0]) if self.denominator == "rows" else int(data["global_batch_size"])
+        session_rows = read_column(data, SESSION_ROWS).tolist()
         return [
             ([row for row in real if session_rows[row] == split], sessions * split)
             for split in sorted({session_rows[row] for row in real})
@@ -95,10 +103,10 @@ def _share_of(data: TensorDict) -> MicroBatchShare:
     rejected = LOSS_TOKENS in data.keys()  # noqa: SIM118  (a TensorDict)
     return MicroBatchShare(
         tokens=int(data["response_mask" if rejected else "loss_mask"].sum()),
-        mini_batch_tokens=int(data[LOSS_TOKENS][0] if rejected else data["batch_num_tokens"]),
+        mini_batch_tokens=int(read_column(data, LOSS_TOKENS)[0] if rejected else data["batch_num_tokens"]),
         rows=len(data),
-        mini_batch_rows=int(data[REAL_ROWS][0]),
-        reporting_ranks=int(data[REPORTING_RANKS][0]),
+        mini_batch_rows=int(read_column(data, REAL_ROWS)[0]),
+        reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
         dp_size=int(data["dp_size"]),
     )
 

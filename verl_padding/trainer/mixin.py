@@ -18,6 +18,7 @@ from verl_padding.pads.pictures import picture_for
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers, set_aside
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
+from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
 from verl_padding.trainer import plan_packer, position_ids, text_rows
@@ -105,7 +106,7 @@ class PaddedTrainer(VerlTrainer):
             PaddingDataError: rows that cannot be planned; no row was touched.
         """
         started = time.perf_counter()
-        tokens_R = [tag["seq_len"] for tag in batch.tags]
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
         template = self._pad_template(batch)
         job = self._job_reader.step_job(
             dp_sizes=self._dp_sizes(),

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import MICRO_BATCH
+from verl_padding.pads.columns import MICRO_BATCH, read_column
 
 PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
@@ -37,7 +37,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         by_rows = not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
         if by_rows or MICRO_BATCH not in data.keys():  # noqa: SIM118  (a TensorDict)
             return prepare(data, dp_group=dp_group, num_batches_divided_by=num_batches_divided_by, **kwargs)
-        number_R = data[MICRO_BATCH].tolist()
+        number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
         _check(data, indices, number_R, budget, num_batches_divided_by)

@@ -1,0 +1,236 @@
+"""Whatever verl's data set, agent loops, reward managers and reward functions write into rows, pads can be made for."""
+
+import asyncio
+import pkgutil
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.pads.test_padded_batch import plan_for
+from tests.verl_config import compose_job
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.columns import IS_PADDING, OWN_COLUMNS
+from verl_padding.pads.padded_batch import strip, upsample
+from verl_padding.pads.queue import read_rows
+from verl_padding.pads.template import PadTemplate
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+ANSWERS = {
+    # module of verl/utils/reward_score -> data source that verl gives it, a right answer, what it is compared with
+    "gsm8k": ("openai/gsm8k", "#### 42", "42"),
+    "math_reward": ("lighteval/MATH", "so it is \\boxed{42}", "42"),
+    "math_dapo": ("math_dapo", "Answer: 42", "42"),
+    "prime_math": ("numina_amc_aime", "\\boxed{42}", "42"),
+    "geo3k": ("hiyouga/geometry3k", "<think>6 x 7</think> \\boxed{42}", "42"),
+    "search_r1_like_qa_em": ("searchR1_nq", "<answer>42</answer>", {"target": ["42"]}),
+}
+NOT_DISPATCHED = {
+    "math_batch": "scores whole batches, for a reward manager that verl 0.9 has no more",
+    "math_verify": "wants the package math-verify, and verl calls it for no data source",
+    "prime_code": "runs the answer as a program; its score is a float as well",
+    "rlla": "verl calls it for no data source; its score is a dict of floats, as math_dapo's",
+    "sandbox_fusion": "asks a server",
+}
+NUMPYS = [np.bool_, np.int64, np.str_, np.bytes_]
+TOOL_CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
+TOOLS = '''
+from verl.tools.function_tool import function_tool
+
+
+@function_tool("multiply")
+async def multiply(a: int, b: int) -> str:
+    """Multiplies.
+
+    Args:
+        a: a factor.
+        b: a factor.
+    """
+    return str(a * b)
+'''
+
+
+def verls(registry):
+    """Names that verl itself has registered, without those of this repository's recipes and tests."""
+    return sorted(name for name, entry in registry.items() if entry.get("_target_", "").startswith("verl."))
+
+
+def agent_loops():
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    return verls(_agent_loop_registry)
+
+
+def reward_managers():
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    return sorted(name for name, cls in REWARD_MANAGER.items() if cls.__module__.startswith("verl."))
+
+
+def test_every_reward_function_agent_loop_and_reward_manager_of_verl_is_run_or_named():
+    from verl.utils import reward_score
+
+    modules = {module.name for module in pkgutil.iter_modules(reward_score.__path__)}
+    assert modules == ANSWERS.keys() | NOT_DISPATCHED.keys()
+    assert not ANSWERS.keys() & NOT_DISPATCHED.keys()
+    assert set(agent_loops()) >= {"single_turn_agent", "tool_agent"}
+    assert set(reward_managers()) >= {"naive", "dapo", "gdpo"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_model("qwen3", tmp_path_factory.mktemp("model"))
+
+
+class Policy:
+    """The model's side of an agent loop: a tool call first, where there are tools, and the answer next."""
+
+    def __init__(self, tokenizer, answer, uses_tools):
+        self.tokenizer, self.answer, self.uses_tools = tokenizer, answer, uses_tools
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        from verl.workers.rollout.replica import TokenOutput
+
+        called = "multiply" in self.tokenizer.decode(prompt_ids).rsplit("assistant", 1)[0] if self.uses_tools else True
+        text = self.answer if called else TOOL_CALL
+        token_ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+        return TokenOutput(
+            token_ids=token_ids, log_probs=[-0.5] * len(token_ids), stop_reason="completed", extra_fields=steps
+        )
+
+
+def rows_of(folder, model, *, source, agent="single_turn_agent", manager="naive", sessions=3):
+    """The rows of one prompt, made by verl from the parquet file to TransferQueue; only the text is ours."""
+    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
+
+    data_source, answer, truth = ANSWERS[source]
+    (folder / "tools.py").write_text(TOOLS)
+    config = compose_job(
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.name=vllm",
+        f"actor_rollout_ref.rollout.n={sessions}",
+        "actor_rollout_ref.rollout.prompt_length=512",
+        "actor_rollout_ref.rollout.response_length=512",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={folder / 'tools.py'}",
+        f"reward.reward_manager.name={manager}",
+        "reward.num_workers=1",
+    )
+    row = {
+        "prompt": [{"role": "user", "content": "6 x 7 = ?"}],
+        "data_source": data_source,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"index": 3, "split": "train"},
+        "difficulty": 0.5,
+    }
+    pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
+    scorer = RewardLoopWorker(config)
+    handle = SimpleNamespace(compute_score=SimpleNamespace(remote=scorer.compute_score))
+    worker_class = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    worker = worker_class(config, None, reward_loop_worker_handles=[handle])
+    worker.llm_client = Policy(worker.tokenizer, answer, uses_tools=agent == "tool_agent")
+    data = RLHFDataset(str(folder / "rows.parquet"), worker.tokenizer, config.data)
+    prompts = collate_fn([dict(data[0])])
+    prompts |= {"uid": np.array(["0f"], dtype=object), "agent_name": np.array([agent], dtype=object)}
+    batch = tu.get_tensordict(prompts)
+    tu.assign_non_tensor_data(batch, "global_steps", 1)
+
+    async def roll_out():
+        await worker.generate_sequences(batch)
+        await asyncio.gather(*worker.background_tasks)
+
+    asyncio.run(roll_out())
+    tags = queue_content()
+    assert tags.pop("0f") == {"status": "finished"}, "a session has failed"
+    assert len(tags) == sessions
+    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION, extra_info={})
+
+
+def assert_padded(batch):
+    """Pads have each field of the rows, and an update reads both together; gives a row and a pad."""
+    padded = upsample(batch, plan_for(batch, dp_size=2), PadTemplate(eos_token_id=3, length=2))
+    try:
+        assert padded.pad_keys
+        (row,), (pad,) = read_rows(batch.keys[:1], PARTITION), read_rows(padded.pad_keys[:1], PARTITION)
+        assert pad.keys() - OWN_COLUMNS == row.keys() - OWN_COLUMNS
+        call = padded.update_call("actor", batch)
+        data = tq.kv_batch_get(keys=call.keys, partition_id=PARTITION)
+        assert data[IS_PADDING].any()
+        assert set(data.keys()) >= row.keys()
+        return row, pad
+    finally:
+        strip(padded)
+
+
+@pytest.fixture(autouse=True)
+def _empty_queue():
+    yield
+    if content := queue_content():
+        tq.kv_clear(keys=list(content), partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("source", ANSWERS)
+def test_rows_scored_by_each_reward_function_are_padded(source, tmp_path, model):
+    row, pad = assert_padded(rows_of(tmp_path, model, source=source))
+    assert row["rm_scores"].sum() > 0, "the answer was not taken for right"
+    assert row["extra_fields"]["reward_extra_info"]
+    assert pad["extra_fields"] == pad["reward_model"] == {}
+    assert pad["dummy_tensor"].tolist() == [0]
+
+
+@pytest.mark.parametrize("manager", reward_managers())
+def test_rows_of_each_reward_manager_are_padded(manager, tmp_path, model):
+    row, _ = assert_padded(rows_of(tmp_path, model, source="math_dapo", manager=manager))
+    assert row["extra_fields"]["reward_extra_info"]["acc"]
+
+
+@pytest.mark.parametrize("agent", agent_loops())
+def test_rows_of_each_agent_loop_are_padded(agent, tmp_path, model):
+    row, pad = assert_padded(rows_of(tmp_path, model, source="gsm8k", agent=agent))
+    assert row["num_turns"] == (4 if agent == "tool_agent" else 2)
+    assert (pad["num_turns"], pad["raw_prompt"], pad["difficulty"]) == (0, [], 0.0)
+
+
+@pytest.mark.parametrize("source", ANSWERS)
+def test_what_a_colocated_reward_model_writes_back_is_padded(source, tmp_path, model):
+    from verl.experimental.reward_loop.reward_loop import RewardLoopManager
+    from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl.utils.reward_score import default_compute_score
+
+    batch = rows_of(tmp_path, model, source=source)
+    data_source, answer, truth = ANSWERS[source]
+    result = default_compute_score(data_source, answer, truth)
+    told = dict(result) if isinstance(result, dict) else {"acc": result}
+    told |= {"passed": True, "tokens": 3, "verdict": "right", "reason": None, "log": b"ok"}
+    outputs = [{"reward_score": 1.0, "reward_extra_info": told}] * len(batch)
+    manager = object.__new__(RewardLoopManager)
+    manager.reward_model_manager = None
+    manager.reward_manager_cls = pytest.importorskip(
+        "verl.experimental.reward_loop.reward_manager.base"
+    ).RewardManagerBase
+    call = SimpleNamespace(remote=lambda chunk: ray.put(outputs[: len(chunk)]))
+    manager.reward_loop_workers = [SimpleNamespace(compute_score_batch=call)]
+    trainer = object.__new__(get_trainer_cls("sync"))
+    trainer.reward_loop_manager, trainer.tokenizer = manager, SimpleNamespace(pad_token_id=0)
+    trainer._compute_reward_colocate(batch)
+    row, pad = assert_padded(batch)
+    assert {type(row[name]) for name in ("passed", "tokens", "verdict", "log")} & {
+        np.bool_,
+        np.int64,
+        np.str_,
+        np.bytes_,
+    }
+    assert not pad["passed"]
+    assert (pad["tokens"], pad["verdict"], pad["reason"], pad["log"]) == (0, "", None, b"")
+    assert all(type(pad[name]) is type(row[name]) for name in told)

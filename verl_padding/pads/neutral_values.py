@@ -1,0 +1,66 @@
+"""Values that say nothing, in the type of a value of a real row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_padding.errors import PaddingDataError
+
+EMPTY_OF_ITSELF = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset)
+"""Types whose empty value is what they give without an argument."""
+
+
+def empty_value(value: Any) -> Any:
+    """The empty value of the type of ``value``; None where a type has none.
+
+    Nothing of ``value`` but its type, dtype and rank is left: a source row's ground truth in a pad would be one more
+    answer to a question nobody asked. Subclasses give the plain value (``{}`` of any mapping, ``()`` of a named tuple).
+
+    >>> empty_value(np.float32(0.5)), empty_value(b"abc"), empty_value({"style": "rule"}), empty_value(range(3))
+    (np.float32(0.0), b'', {}, None)
+    """
+    if isinstance(value, torch.Tensor):
+        return torch.zeros((0, *value.shape[1:]) if value.ndim else (), dtype=value.dtype, device=value.device)
+    if isinstance(value, np.ndarray):
+        return np.zeros((0, *value.shape[1:]) if value.ndim else (), dtype=value.dtype)
+    if isinstance(value, np.generic):
+        # Before Python's types: np.float64 and np.str_ are subclasses of them.
+        return np.zeros((), dtype=value.dtype)[()]
+    if isinstance(value, Mapping):
+        return {}
+    for kind in EMPTY_OF_ITSELF:
+        if isinstance(value, kind):
+            return kind()
+    return None
+
+
+def filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
+    """A tensor, an array or a list like ``value``, of another shape, that holds ``fill`` everywhere.
+
+    Raises:
+        PaddingDataError: ``value`` is no tensor, array or list of numbers, or its dtype cannot hold ``fill``.
+    """
+    if isinstance(value, np.ndarray) and not fill:
+        return np.zeros(shape, dtype=value.dtype) if value.dtype != object else np.full(shape, None)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        try:
+            if isinstance(value, torch.Tensor):
+                return torch.full(shape, fill, dtype=value.dtype, device=value.device)
+            return np.full(shape, fill, dtype=value.dtype)
+        except (RuntimeError, OverflowError, ValueError) as error:
+            raise PaddingDataError(
+                f"field {name!r}: {value.dtype} cannot hold {fill}, which a pad is filled with ({error}). Store it in "
+                f"a larger dtype, or set +padding.fields.{name} with fill: zero."
+            ) from error
+    if isinstance(value, list | tuple):
+        first = value[0] if value else 0.0
+        if isinstance(first, bool | int | float | complex | np.number | np.bool_):
+            return type(value)([type(first)(fill)] * shape[0])
+    raise PaddingDataError(
+        f"field {name!r}: a {type(value).__name__} is no list of numbers, so it cannot hold one value a token. Set "
+        f"padding.fields.{name}=object, or store it as a tensor or an array."
+    )
