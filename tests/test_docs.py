@@ -195,10 +195,10 @@ def test_what_every_commit_must_pass_begins_with_the_test_command_of_the_readme(
     assert next(line for line in lines if not line.startswith("#") and tools.search(line)) == f"({command})"
 
 
-def test_there_are_ten_promises_in_order():
+def test_there_are_eleven_promises_in_order():
     index = (DOCS / "promises" / "index.md").read_text()
     linked = re.findall(r"^\| (\d+) \| \[(.+)\]\((.+)\.md\) \|$", index, re.MULTILINE)
-    assert [number for number, _, _ in linked] == [str(number) for number in range(1, 11)]
+    assert [number for number, _, _ in linked] == [str(number) for number in range(1, 12)]
     assert {name for _, _, name in linked} == {page.stem for page in PROMISES}
     for number, title, name in linked:
         assert (DOCS / "promises" / f"{name}.md").read_text().startswith(f"# {number}. {title}\n")

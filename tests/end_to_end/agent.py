@@ -1,7 +1,9 @@
 """An agent whose sessions have no, one or several rows, by its place in the data: the same in every run."""
 
+import asyncio
 import hashlib
 import random
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -41,36 +43,42 @@ class VaryingTurns(AgentLoopBase):
         if self.mishaps and step == FAILING_STEP and _hash("fail", index, session) % 5 == 0:
             raise RuntimeError("this session fails on purpose")
         first = kwargs["raw_prompt"][-1]
-        outputs = []
-        for turn in range(turns):
-            message = {"role": "user", "content": text_of(first) + "x" * (7 * turn)} if turn else first
-            media = await self.process_multi_modal_info([message])
-            prompt_ids = await self.ct_build_initial_tokens([message], images=media.get("images"))
-            answer = await self.server_manager.generate(
-                request_id=uuid4().hex,
-                prompt_ids=prompt_ids,
-                sampling_params=dict(sampling_params),
-                image_data=media.get("images"),
-            )
-            ids = answer.token_ids[: self.rollout_config.response_length]
-            outputs.append(
-                AgentLoopOutput(
-                    prompt_ids=prompt_ids,
-                    response_ids=ids,
-                    response_mask=[1] * len(ids),
-                    response_logprobs=answer.log_probs[: len(ids)] if answer.log_probs else None,
-                    num_turns=2,
-                    metrics={},
-                    extra_fields=dict(answer.extra_fields),
-                    multi_modal_data=media,
-                    routed_experts=self._draw_routes(len(prompt_ids) + len(ids), index, session, turn),
-                )
-            )
+        outputs = await self._play([self._turn(sampling_params, self._message(first, turn)) for turn in range(turns)])
+        for turn, output in enumerate(outputs):
+            tokens = len(output.prompt_ids) + len(output.response_ids)
+            output.routed_experts = self._draw_routes(tokens, index, session, turn)
         if outputs:
             text = self.tokenizer.decode(outputs[-1].response_ids, skip_special_tokens=True)
             outputs[-1].reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
             outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
         return outputs
+
+    async def _play(self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]) -> list[AgentLoopOutput]:
+        return [await turn for turn in turns]
+
+    def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
+        return {"role": "user", "content": text_of(first) + "x" * (7 * turn)} if turn else first
+
+    async def _turn(self, sampling_params: dict[str, Any], message: dict[str, Any]) -> AgentLoopOutput:
+        media = await self.process_multi_modal_info([message])
+        prompt_ids = await self.ct_build_initial_tokens([message], images=media.get("images"))
+        answer = await self.server_manager.generate(
+            request_id=uuid4().hex,
+            prompt_ids=prompt_ids,
+            sampling_params=dict(sampling_params),
+            image_data=media.get("images"),
+        )
+        ids = answer.token_ids[: self.rollout_config.response_length]
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=ids,
+            response_mask=[1] * len(ids),
+            response_logprobs=answer.log_probs[: len(ids)] if answer.log_probs else None,
+            num_turns=2,
+            metrics={},
+            extra_fields=dict(answer.extra_fields),
+            multi_modal_data=media,
+        )
 
     def _draw_routes(self, tokens: int, *seed: object) -> list[list[list[int]]] | None:
         if self.routes is None:
@@ -83,6 +91,20 @@ class VaryingTurns(AgentLoopBase):
         """Indices of the prompts of a training step (no shuffle; validation does not get here at such a step)."""
         size = self.config.data.train_batch_size
         return range((step - 1) * size, step * size)
+
+
+class SubagentsInAnyOrder(VaryingTurns):
+    """The turns of a session side by side: sub-agents who are all asked the same, after a while that no run repeats."""
+
+    async def _play(self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]) -> list[AgentLoopOutput]:
+        return [*await asyncio.gather(*turns)]
+
+    def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
+        return first
+
+    async def _turn(self, sampling_params: dict[str, Any], message: dict[str, Any]) -> AgentLoopOutput:
+        await asyncio.sleep(random.SystemRandom().uniform(0, 0.3))
+        return await super()._turn(sampling_params, message)
 
 
 def rows_of_step(step: int, most: int = 500) -> int:

@@ -58,6 +58,8 @@ class JobFacts:
     """The batch after each local update."""
     queue: list[dict]
     """TransferQueue after each step, before its rows are cleared."""
+    sampled: list[dict]
+    """Each batch as it was sampled, validation included: its rows in the order in which their sessions ended."""
     levels: list[dict]
     """What was left after each step, if that was asked for."""
     log: str
@@ -187,5 +189,6 @@ def _read_probe(folder: Path) -> dict:
         "optimizer_steps": steps,
         "batches": [note for note in notes if note["kind"] == "batch"],
         "queue": [note for note in notes if note["kind"] == "queue"],
+        "sampled": [note for note in notes if note["kind"] == "sampled"],
         "levels": [note for note in notes if note["kind"] == "level"],
     }

@@ -134,6 +134,18 @@ def _watch_steps(module) -> None:
     module.PPOTrainer._save_checkpoint = watched_save
 
 
+def _watch_sampling(module) -> None:
+    sample = module.ReplayBuffer.sample
+
+    @functools.wraps(sample)
+    def watched(self, *args, **kwargs):
+        batch, metrics = sample(self, *args, **kwargs)
+        _note(kind="sampled", partition=batch.partition_id, keys=list(batch.keys))
+        return batch, metrics
+
+    module.ReplayBuffer.sample = watched
+
+
 def _log_prob_gap(keys) -> float:
     """The most by which rollout and trainer differ on a token with a loss."""
     import transfer_queue as tq
@@ -205,5 +217,6 @@ def _pads(tags) -> int:
 if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
+    register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
     if LEVELS in os.environ:
         register_post_import_hook(_watch_levels, "verl.utils.tracking")

@@ -82,6 +82,31 @@ def test_a_row_samples_the_same_tokens_alone_and_in_company(model: Any) -> None:
         assert twin.token_ids == generation.token_ids
 
 
+def test_in_float64_company_changes_no_bit_of_a_row(model: Any) -> None:
+    kind = {"qwen3_moe": {"experts_implementation": "eager"}}.get(model.config.model_type, {})
+    exact = type(model).from_pretrained(model.config._name_or_path, dtype=torch.float64, **kind).eval()
+    exact.load_state_dict(model.state_dict())
+    assert exact.dtype == torch.float64
+    runs = [run(ContinuousBatch(exact), staggered(exact)), run(ContinuousBatch(exact, max_rows=3), staggered(exact))]
+    runs.append([row for rows in staggered(exact) for row in rows])
+    for row in runs[2]:
+        run(ContinuousBatch(exact), [[row]])
+
+    tokens, log_probs = ([{row.seed: part(row) for row in rows} for rows in runs] for part in (tokens_of, bits_of))
+
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert log_probs[0] == log_probs[1] == log_probs[2]
+
+
+def tokens_of(row: Generation) -> list[int]:
+    return row.token_ids
+
+
+def bits_of(row: Generation) -> bytes:
+    """Of the log-probs, as training rows hold them."""
+    return torch.tensor(row.log_probs, dtype=torch.float32).numpy().tobytes()
+
+
 def test_limits_on_rows_and_prefill_change_nothing_but_the_order(model: Any) -> None:
     wide = run(ContinuousBatch(model), staggered(model))
     narrow = run(ContinuousBatch(model, max_rows=3, max_prefill_tokens=32), staggered(model))

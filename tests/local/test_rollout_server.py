@@ -22,7 +22,7 @@ CONFIG = SimpleNamespace(
     top_p=1.0,
     ignore_eos=False,
     seed=1,
-    dtype="float32",
+    dtype="float64",
     max_num_seqs=64,
     max_num_batched_tokens=4096,
 )
@@ -75,17 +75,47 @@ def test_concurrent_requests_get_the_log_probs_of_the_weights(model: Any, serve:
     serve(test)
 
 
-def test_the_same_requests_get_the_same_answers_in_any_order(model: Any, serve: Any) -> None:
+def test_a_request_is_answered_by_its_id_whenever_it_comes_and_whichever_server_takes_it(
+    model: Any, serve: Any
+) -> None:
     async def test(server: TransformersServer) -> None:
-        prompts = [[5, 6], [7], [5, 6], [8, 9, 10]]
+        prompts = {str(n): [[5, 6], [7], [5, 6], [8, 9, 10]][n % 4] for n in range(24)}
         answers = []
-        for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        for names, pause in ((list(prompts), 0.0), (list(reversed(prompts)), 0.0), (list(prompts)[::2], 0.002)):
             await server.load_weights(weights(model), global_steps=1)
-            outputs = await asyncio.gather(*[server.generate(prompts[n], PARAMS, "") for n in order])
-            answers.append(sorted(output.token_ids for output in outputs))
+            running = {}
+            for name in names:
+                running[name] = asyncio.create_task(server.generate(prompts[name], PARAMS, name))
+                await asyncio.sleep(pause)
+            outputs = {name: await task for name, task in running.items()}
+            answers.append({name: (output.token_ids, to_float32(output.log_probs)) for name, output in outputs.items()})
         assert answers[0] == answers[1]
+        assert answers[2].items() <= answers[0].items()
+        assert len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24  # no two samples are alike
+        other = TransformersServer(CONFIG, server._model_config, replica_rank=1)
+        await other.ready()
+        await other.load_weights(weights(model), global_steps=1)
+        assert (await other.generate(prompts["3"], PARAMS, "3")).token_ids == answers[0]["3"][0]
 
     serve(test)
+
+
+def test_another_seed_draws_other_tokens(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        other = TransformersServer(SimpleNamespace(**{**vars(CONFIG), "seed": 2}), server._model_config, replica_rank=0)
+        await other.ready()
+        answers = []
+        for each in (server, other):
+            await each.load_weights(weights(model), global_steps=1)
+            answers.append((await each.generate([5, 6], PARAMS, "one")).token_ids)
+        assert answers[0] != answers[1]
+
+    serve(test)
+
+
+def to_float32(log_probs: list[float]) -> list[float]:
+    """As rows hold them."""
+    return torch.tensor(log_probs, dtype=torch.float32).tolist()
 
 
 def test_new_weights_are_used_and_old_ones_are_gone(model: Any, serve: Any) -> None:

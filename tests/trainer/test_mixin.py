@@ -3,6 +3,7 @@
 import logging
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -15,6 +16,7 @@ from tests.pads.rows_in_queue import PARTITION, put_rows, put_some_fields, queue
 from tests.trainer.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.prompt_order import ordered_uid, place_of
 from verl_padding.trainer import mixin
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
@@ -29,6 +31,46 @@ def refused(trainer, batch, message):
     assert trainer._padded_batch is None
     if batch.keys:
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_prompts_are_fetched_under_uids_that_tell_their_order():
+    trainer = padded_trainer()
+    trainer.config.data.gen_batch_size = 2
+    trainer.train_dataloader, trainer.train_dataloader_it = _Prompts(), None
+    places = []
+    for step, n_prompts in ((7, 4), (7, 2), (8, 4)):
+        trainer.global_steps = step
+        batch = trainer._next_train_batch(n_prompts)
+        places += [place_of(uid) for uid in batch["uid"]]
+        assert batch["index"].tolist() == [0, 1] * (n_prompts // 2)
+        assert batch["global_steps"] == step
+    assert places == [(7, place) for place in range(6)] + [(8, place) for place in range(4)]
+
+
+class _Prompts:
+    """A data loader of the same two prompts, for ever."""
+
+    def __iter__(self):
+        while True:
+            yield {"raw_prompt": [[{"role": "user", "content": "?"}]] * 2, "index": torch.arange(2)}
+
+
+def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_first():
+    uids = [ordered_uid(7, place) for place in range(4)]
+    keys = [f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)]
+    lengths = [(5 + number, 3 + number % 4) for number in range(len(keys))]
+    plans, metrics = [], {}
+    for order in (range(16), reversed(range(16)), np.random.default_rng(0).permutation(16)):
+        came = [int(number) for number in order]
+        batch = put_rows([lengths[number] for number in came], [keys[number] for number in came])
+        trainer = padded_trainer()
+        trainer._balance_batch(batch, metrics)
+        assert batch.keys == keys
+        assert [tag["seq_len"] for tag in batch.tags] == [prompt + response for prompt, response in lengths]
+        plans.append(trainer._padded_batch.plan)
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    assert plans[0].n_pads > 0
+    assert plans[0] == plans[1] == plans[2]
 
 
 def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_plan():

@@ -223,14 +223,15 @@ def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
     Returns: (rows,) the tokens.
     """
     greedy = torch.tensor([row.temperature == 0 for row in rows])
-    temperatures = torch.tensor([row.temperature or 1.0 for row in rows])
-    logits = logits.float() / temperatures[:, None]
+    temperatures = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float64)
+    # In float64, since the sum runs over the whole vocabulary.
+    logits = logits.double() / temperatures[:, None]
     if any(row.top_k > 0 or row.top_p < 1 for row in rows):
         logits = _keep_top(logits, rows)
     log_probs = logits.log_softmax(-1)
     # By the inverse of the distribution function, with one number from each row's own stream: what a row
-    # draws does not depend on its neighbours. In float64, since the sum runs over the whole vocabulary.
-    cumulative = log_probs.double().exp().cumsum(-1)
+    # draws does not depend on its neighbours.
+    cumulative = log_probs.exp().cumsum(-1)
     draws = torch.tensor([row.draw() for row in rows], dtype=torch.float64) * cumulative[:, -1]
     sampled = torch.searchsorted(cumulative, draws[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logits.argmax(-1), sampled)

@@ -29,6 +29,8 @@ _HOOKS = {
     "verl.workers.engine.fsdp.transformer_impl": "verl_padding.local.fsdp2_engines:register_engines",
     "verl.workers.rollout.base": "verl_padding.local.rollout_names:register_adapter",
     "verl.workers.rollout.replica": "verl_padding.local.rollout_names:register_replica",
+    "verl.workers.rollout.llm_server": "verl_padding.local.request_names:name_requests",
+    "verl.experimental.agent_loop.agent_loop": "verl_padding.local.request_names:name_sessions",
     "verl.checkpoint_engine.base": "verl_padding.local.shared_file_checkpoint",
     "verl.trainer.ppo.v1.replay_buffer": "verl_padding.local.replay_buffer_poll:poll_often",
 }

@@ -1,8 +1,6 @@
 """The rollout server: a Ray actor that generates with transformers, many requests at a time."""
 
 import asyncio
-import zlib
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -37,7 +35,7 @@ class TransformersServer:
     Args:
         config: verl's ``RolloutConfig``.
         model_config: verl's ``HFModelConfig`` or the ``DictConfig`` it is made from.
-        replica_rank: which replica this is; each draws its own random numbers.
+        replica_rank: which replica this is.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
@@ -50,7 +48,6 @@ class TransformersServer:
         self._batch: ContinuousBatch | None = None
         self._weights_of_step: int | None = None
         self._answers: dict[Generation, asyncio.Future[str]] = {}
-        self._times_seen: Counter[tuple[int, ...]] = Counter()
         self._paused = self._rejecting = False
         self._resumed = asyncio.Event()
         self._work_to_do = asyncio.Event()
@@ -76,6 +73,8 @@ class TransformersServer:
         """Continues one prompt.
 
         Args:
+            request_id: what the response is drawn by, with the rollout's seed: requests that are equal otherwise get
+                one response under one id, at any time and from any server (:mod:`verl_padding.local.request_names`).
             image_data: PIL images whose tokens the prompt holds, in order; taken by the model's image processor.
 
         Returns: the response with the step of the weights it came from. Its stop_reason is "aborted" if it
@@ -88,7 +87,7 @@ class TransformersServer:
         """
         if video_data or audio_data:
             raise NotImplementedError("the transformers rollout generates from text and images only")
-        generation = self._generation(list(prompt_ids), sampling_params, self._images(image_data))
+        generation = self._generation(list(prompt_ids), sampling_params, request_id, self._images(image_data))
         while self._paused:
             if self._rejecting:
                 return self._output(generation, "aborted", sampling_params, self._weights_of_step)
@@ -116,7 +115,6 @@ class TransformersServer:
             raise RuntimeError(f"{len(self._answers)} requests are running: abort them before new weights")
         self._batch = await self._in_model_thread(lambda: self._build(weights))
         self._weights_of_step = global_steps
-        self._times_seen.clear()
 
     async def sleep(self) -> None:
         """Drops the weights. Requests that are still running end as aborted."""
@@ -190,7 +188,9 @@ class TransformersServer:
             return {}
         return dict(self._model_config.processor.image_processor(images=image_data, return_tensors="pt"))
 
-    def _generation(self, prompt_ids: list[int], params: dict[str, Any], images: dict[str, torch.Tensor]) -> Generation:
+    def _generation(
+        self, prompt_ids: list[int], params: dict[str, Any], request_id: str, images: dict[str, torch.Tensor]
+    ) -> Generation:
         unknown = params.keys() - _KNOWN_PARAMS - {"max_tokens", "max_new_tokens"}
         if unknown:
             raise ValueError(f"the transformers rollout does not know the sampling parameters {sorted(unknown)}")
@@ -202,10 +202,6 @@ class TransformersServer:
         stop_ids = frozenset(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
             stop_ids |= self._stop_ids
-        # The n samples of one prompt differ by how often it was seen with these weights, not by the order of
-        # arrival among other prompts: a job repeats itself as far as its rounding errors allow.
-        key = (*prompt_ids, *(zlib.crc32(tensor.numpy().tobytes()) for tensor in images.values()))
-        self._times_seen[key] += 1
         return Generation(
             prompt_ids=prompt_ids,
             max_new_tokens=max(1, min(config.response_length, budget) if limit is None else limit),
@@ -213,7 +209,7 @@ class TransformersServer:
             top_k=params.get("top_k", config.top_k),
             top_p=params.get("top_p", config.top_p),
             stop_ids=stop_ids,
-            seed=f"{config.seed} {self._replica_rank} {self._weights_of_step} {self._times_seen[key]} {key}",
+            seed=f"{config.seed} {request_id}",
             images=images,
         )
 
@@ -230,12 +226,15 @@ class TransformersServer:
 
     def _build(self, weights: dict[str, torch.Tensor]) -> ContinuousBatch:
         model_class = getattr(transformers, self._hf_config.architectures[0])
+        dtype = getattr(torch, self._config.dtype)
         # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of MoE models).
         model, report = model_class.from_pretrained(
             None,
             config=self._hf_config,
             state_dict=weights,
-            dtype=getattr(torch, self._config.dtype),
+            dtype=dtype,
+            # The faster ways to run a mixture's experts know no float64; other models take no notice.
+            experts_implementation="eager" if dtype == torch.float64 else None,
             output_loading_info=True,
         )
         wrong = {what: names for what, names in report.items() if names}

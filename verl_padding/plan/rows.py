@@ -64,9 +64,10 @@ class Rows:
         key_R = tuple(keys)
         prompt_R, session_R = [], []
         for key in key_R:
-            uid, session, index = _parts(key)
-            if not (uid and _is_count(session) and _is_count(index)):
+            parts = parts_of_key(key)
+            if parts is None:
                 raise PlanError(f"row {key!r}: not of the form {KEY_FORM}, session and index whole numbers from 0")
+            uid, session, _ = parts
             prompt_R.append(uid)
             session_R.append(f"{uid}_{session}")
         return cls(
@@ -82,9 +83,16 @@ def _as_int(tokens: Any) -> Any:
     return tokens if isinstance(tokens, bool) or not hasattr(tokens, "__index__") else operator.index(tokens)
 
 
-def _parts(key: str) -> tuple[str, str, str]:
-    parts = key.rsplit("_", 2)
-    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else ("", "", "")
+def parts_of_key(key: str) -> tuple[str, str, str] | None:
+    """uid, session and index of a row's key; None of a key that is not of the form ``{uid}_{session}_{index}``.
+
+    >>> parts_of_key("math_7_0_1")
+    ('math_7', '0', '1')
+    """
+    uid, *counts = key.rsplit("_", 2)
+    if not uid or len(counts) != 2 or not all(map(_is_count, counts)):
+        return None
+    return uid, counts[0], counts[1]
 
 
 def _is_count(text: str) -> bool:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
+from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
@@ -21,6 +23,7 @@ from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import PlanError, Rows, plan_batch
+from verl_padding.prompt_order import data_order, ordered_uid
 from verl_padding.trainer import plan_packer, position_ids, text_rows
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
@@ -63,6 +66,7 @@ class PaddedTrainer(VerlTrainer):
         self._schema = Schema(self._padding.fields)
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
+        self._fetched = (0, 0)  # step, and prompts fetched in it so far
         super().__init__(config)
 
     def _init_tokenizer(self) -> None:
@@ -93,6 +97,16 @@ class PaddedTrainer(VerlTrainer):
             wrapper = wrapped.setdefault(id(worker_group), PaddedWorkerGroup(worker_group, lambda: self._padded_batch))
             setattr(self, name, wrapper)
 
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        """verl's next prompts from the data loader, under uids that tell their order."""
+        batch = super()._fetch_one_gen_batch()
+        step, fetched = self._fetched
+        first = fetched if step == self.global_steps else 0
+        self._fetched = (self.global_steps, first + len(batch))
+        places = range(first, first + len(batch))
+        assign_non_tensor_stack(batch, "uid", [ordered_uid(self.global_steps, place) for place in places])
+        return batch
+
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self._trained = []
         return super().step(metrics, timing_raw)
@@ -100,12 +114,15 @@ class PaddedTrainer(VerlTrainer):
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **_: Any
     ) -> KVBatchMeta:
-        """Plans the batch and puts its pads into TransferQueue; the batch itself is left as it is.
+        """Puts the rows in the order of the data set, plans them, and puts their pads into TransferQueue.
+
+        They come in the order in which their sessions ended, which no run repeats.
 
         Raises:
             PaddingDataError: rows that cannot be planned; no row was touched.
         """
         started = time.perf_counter()
+        batch.reorder(data_order(batch.keys))
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         template = self._pad_template(batch)
         job = self._job_reader.step_job(

@@ -1,0 +1,105 @@
+"""The same job, run again: the same rollouts and metrics, although no session ends when it ended before."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.jobs import JobFacts, run_job
+from verl_padding.prompt_order import place_of
+from verl_padding.report import ROLLOUTS
+
+pytestmark = pytest.mark.ray
+
+STEPS, PROMPTS, SESSIONS = 3, 6, 3
+MEASURED = re.compile(r"timing|seconds|memory|perf/(mfu|throughput|time)")
+"""Metrics of time and memory; all others repeat."""
+
+
+def run(folder: Path) -> JobFacts:
+    """GRPO on sub-agents who are asked the same at once; data set and mini-batches are shuffled; with validation."""
+    return run_job(
+        folder,
+        "+padding=prompt",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=subagents_in_any_order",
+        "actor_rollout_ref.rollout.agent.num_workers=2",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",  # a server a rank
+        "data.shuffle=true",
+        "actor_rollout_ref.actor.shuffle=true",
+        "trainer.test_freq=3",
+        steps=STEPS,
+    )
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    return run(tmp_path_factory.mktemp("first"))
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    return run(tmp_path_factory.mktemp("again"))
+
+
+def row_name(key: str) -> tuple:
+    """Step and place of the prompt, session, row: what of a row's key repeats. A prompt of validation has no place."""
+    uid, session, index = key.rsplit("_", 2)
+    return place_of(uid), int(session), int(index)
+
+
+def rollouts(facts: JobFacts) -> dict[int, list[tuple]]:
+    """Step -> rows of the dump, which verl sorts by uid."""
+    lines = {int(path.stem): path.read_text().split("\n")[:-1] for path in (facts.folder / ROLLOUTS).glob("*.jsonl")}
+    return {
+        step: [(row_name(row["uid"]), row["input"], row["output"], row["score"]) for row in map(json.loads, rows)]
+        for step, rows in lines.items()
+    }
+
+
+def repeating_metrics(facts: JobFacts) -> dict[int, dict[str, float]]:
+    return {
+        step: {name: value for name, value in metrics.items() if not MEASURED.search(name)}
+        for step, metrics in facts.metrics.items()
+    }
+
+
+def test_each_row_of_each_step_is_generated_again_letter_by_letter(first: JobFacts, again: JobFacts) -> None:
+    rows = rollouts(first)
+    assert sorted(rows) == [1, 2, 3]
+    for step in rows:
+        assert len(rows[step]) > PROMPTS * SESSIONS
+        assert len({name for name, *_ in rows[step]}) == len(rows[step])
+        assert {name[0] for name, *_ in rows[step]} == {(step, place) for place in range(PROMPTS)}
+    assert len({output for step in rows for _, _, output, _ in rows[step]}) > 50, "responses that differ"
+    assert rollouts(again) == rows
+
+
+def test_each_metric_of_each_step_is_the_same_to_the_last_bit(first: JobFacts, again: JobFacts) -> None:
+    metrics = repeating_metrics(first)
+    assert sorted(metrics) == [1, 2, 3]
+    assert all(len(values) > 60 for values in metrics.values())
+    assert any(name.startswith("val-") for name in metrics[3])
+    assert any(name.startswith("rollout_corr/") for name in metrics[1])
+    for step, values in repeating_metrics(again).items():
+        for name, value in values.items():
+            # verl adds up what validation has earned in the order in which its sessions ended.
+            same = pytest.approx(metrics[step][name], rel=1e-12) if name.startswith("val-") else metrics[step][name]
+            assert value == same, (step, name)
+        assert values.keys() == metrics[step].keys()
+
+
+def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set_whichever_session_ended_first(
+    first: JobFacts, again: JobFacts
+) -> None:
+    trained = [[row_name(key) for key in batch["keys"]] for batch in first.batches]
+    assert len(trained) == STEPS
+    assert trained == [sorted(names) for names in trained]
+    assert [[row_name(key) for key in batch["keys"]] for batch in again.batches] == trained
+    came = [
+        [[row_name(key) for key in batch["keys"]] for batch in facts.sampled if batch["partition"] == "train"]
+        for facts in (first, again)
+    ]
+    for step in range(STEPS):
+        assert sorted(came[0][step]) == sorted(came[1][step]) == trained[step]
+        assert came[0][step] != came[1][step], "they ended in the same order: nothing was asked of the trainer"

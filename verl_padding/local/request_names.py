@@ -1,0 +1,124 @@
+"""Names of rollout requests that say what is asked for, and not when: the rollout server draws by them.
+
+verl's client sends each request under a random id, and sessions run side by side, so neither an id nor the order of
+arrival is the same in two runs. What is: the step, the prompt, the session, which of the session's asyncio tasks asks
+(a loop starts its sub-agents as tasks), and how often that task has asked before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from contextvars import ContextVar, copy_context
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+from verl_padding.local.rollout_names import ROLLOUT_NAME
+from verl_padding.prompt_order import place_of
+
+
+class Agent:
+    """One asyncio task of a session, and the names of its requests.
+
+    Args:
+        name: of the task; no two of a job are alike, if no two of the data set's rows are.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._turns = 0
+        self._started: Counter[str] = Counter()
+
+    def next_request(self) -> str:
+        self._turns += 1
+        return f"{self.name} turn {self._turns}"
+
+    def start(self, work: str) -> Agent:
+        """The agent of a task that this one starts: named by the coroutine, for other tasks may come between."""
+        self._started[work] += 1
+        return Agent(f"{self.name} {work} {self._started[work]}")
+
+
+_agent: ContextVar[Agent | None] = ContextVar("verl_padding_agent", default=None)
+
+
+def name_sessions(agent_loop: ModuleType) -> None:
+    """Patch of verl's ``AgentLoopWorker`` (verl 0.9): each session knows its name while it runs.
+
+    verl hands the session's number to the agent loop alone, and from there nothing leads to the server. It can go when
+    verl's client gets to know the session.
+    """
+
+    async def in_session(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def parts(sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any) -> tuple[Any, Any]:
+            return trajectory, fields
+
+        name_tasks(asyncio.get_running_loop())
+        token = _agent.set(Agent(session_name(*parts(*args, **kwargs))))
+        try:
+            return await wrapped(*args, **kwargs)
+        finally:
+            _agent.reset(token)
+
+    wrapt.wrap_function_wrapper(agent_loop, "AgentLoopWorker._run_agent_loop", in_session)
+
+
+def name_requests(llm_server: ModuleType) -> None:
+    """Patch of verl's ``LLMServerClient`` (verl 0.9): a request of a session to this rollout is sent under its name."""
+
+    def named(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        agent = _agent.get()
+        if agent is None or instance.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
+            return str(wrapped(*args, **kwargs))
+        return agent.next_request()
+
+    wrapt.wrap_function_wrapper(llm_server, "LLMServerClient._vllm_request_id", named)
+
+
+def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Name of a session: the same in each run of a job, and another one for each session.
+
+    Args:
+        trajectory: what verl says of a prompt: ``step`` of the trainer, ``validate``, ``sample_index`` in the data set
+            and ``rollout_n``, which tells neighbours of one index apart.
+        fields: the row of the data set, with ``session_id``.
+    """
+    what = "validation" if trajectory["validate"] else "training"
+    # The trainer's place is the better name where it gives one: a data set may hold a row twice.
+    place = place_of(str(fields.get("uid")))
+    if place is not None:
+        prompt = f"{place[0]}.{place[1]}"
+    else:
+        text = json.dumps(_plain(fields.get("raw_prompt")), sort_keys=True, default=lambda thing: type(thing).__name__)
+        prompt = f"{fields.get('index')}.{trajectory['rollout_n']}.{zlib.crc32(text.encode()):08x}"
+    return f"{what} step {trajectory['step']} prompt {prompt} session {fields.get('session_id', 0)}"
+
+
+def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Makes each task that is started inside a session an agent of its own; a second call does nothing.
+
+    Tasks are numbered when they are started, which is in the order of their code; they come to speak in any order.
+    """
+    before = loop.get_task_factory()
+    if getattr(before, "names_tasks", False):
+        return
+
+    def start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **kwargs: Any) -> Any:
+        agent = _agent.get()
+        # Who passes a context shares it with the task, and its agent as well.
+        if agent is not None and kwargs.get("context") is None:
+            kwargs["context"] = copy_context()
+            kwargs["context"].run(_agent.set, agent.start(getattr(work, "__qualname__", type(work).__qualname__)))
+        return before(loop, work, **kwargs) if before else asyncio.Task(work, loop=loop, **kwargs)
+
+    start.names_tasks = True  # type: ignore[attr-defined]
+    loop.set_task_factory(start)
+
+
+def _plain(thing: Any) -> Any:
+    return thing.tolist() if hasattr(thing, "tolist") else thing
