@@ -86,8 +86,8 @@ MUTATIONS = [
     Mutation(
         "the batch that advantages are computed from holds pads",
         "verl_padding/trainer/mixin.py",
-        "        return batch\n\n    def _step_once",
-        "        return self._padded_batch.update_call(ACTOR, batch)\n\n    def _step_once",
+        "        return batch\n\n    def _plan(",
+        "        return self._padded_batch.update_call(ACTOR, batch)\n\n    def _plan(",
         "tests/equivalence/test_advantages.py",
     ),
     Mutation(
@@ -107,15 +107,29 @@ MUTATIONS = [
     Mutation(
         "the pads stay when the step is interrupted",
         "verl_padding/trainer/mixin.py",
-        "except BaseException:",
-        "except Exception:",
+        "except BaseException:\n            # After the loss",
+        "except Exception:\n            # After the loss",
         "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "a job takes the rows of another one for its own",
+        "verl_padding/pads/queue_claim.py",
+        "    if owner != ray.get_runtime_context().get_job_id():\n",
+        "    if False:\n",
+        "tests/pads/test_queue_claim.py",
+    ),
+    Mutation(
+        "a second trainer takes the queue of one that lives",
+        "verl_padding/pads/queue_claim.py",
+        "    return data is not None and WorkerTableData.FromString(data).is_alive",
+        "    return False",
+        "tests/pads/test_queue_claim.py",
     ),
     Mutation(
         "a checkpoint of stock verl brings pads and trained rows along",
         "verl_padding/trainer/mixin.py",
-        "        super()._setup()\n        clear_leftovers(TRAIN_PARTITION)\n",
-        "        clear_leftovers(TRAIN_PARTITION)\n        super()._setup()\n",
+        "            super()._setup()\n            clear_leftovers(TRAIN_PARTITION)\n",
+        "            clear_leftovers(TRAIN_PARTITION)\n            super()._setup()\n",
         "tests/trainer/test_mixin.py",
     ),
     Mutation(
@@ -156,14 +170,14 @@ MUTATIONS = [
     Mutation(
         "pads of an earlier run stay",
         "verl_padding/trainer/mixin.py",
-        "        clear_leftovers(TRAIN_PARTITION)\n",
+        "            clear_leftovers(TRAIN_PARTITION)\n",
         "",
         "tests/trainer/test_mixin.py",
     ),
     Mutation(
         "a checkpoint brings rows back that its weights were trained on",
         "verl_padding/trainer/mixin.py",
-        'set_aside(self._trained if self.trainer_mode != "sync" else [])',
+        'set_aside(batches if self.trainer_mode != "sync" else [])',
         "set_aside([])",
         "tests/trainer/test_mixin.py",
     ),

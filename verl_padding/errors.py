@@ -1,4 +1,4 @@
-"""The errors of the plug-in: one root, whose children are ValueErrors as well."""
+"""The errors of the plug-in: one root; those of settings and data are ValueErrors as well."""
 
 
 class PaddingError(Exception):
@@ -11,3 +11,7 @@ class PaddingConfigError(PaddingError, ValueError):
 
 class PaddingDataError(PaddingError, ValueError):
     """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a worker lost."""
+
+
+class LostActorError(PaddingError, RuntimeError):
+    """An actor that training cannot go on without has died."""

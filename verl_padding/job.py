@@ -7,6 +7,7 @@ config are named where they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,24 @@ class JobReader:
                 f"{refusal} (prompts: data.train_batch_size / parameter_sync_step; prompts_per_mini_batch: "
                 "actor_rollout_ref.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size)"
             ) from refusal
+
+    def call_job(self, call: str, *, dp_sizes: Mapping[str, int], seed: int, pad_tokens: int) -> Job:
+        """The planner's job of one worker call by itself, with the arguments of :meth:`step_job`.
+
+        Raises:
+            PaddingConfigError: no worker of this job can make the call.
+        """
+        job = self.step_job(dp_sizes=dp_sizes, updates_actor=True, seed=seed, pad_tokens=pad_tokens)
+        updates = {name: update for name, update in job.updates.items() if name == call}
+        inference = {name: one_pass for name, one_pass in job.inference.items() if name == call}
+        if call == LOG_PROB:  # the actor can always, though a step may do without
+            inference = {LOG_PROB: Pass(**self._actor_pass(dp_sizes[LOG_PROB], training=False))}
+        if not updates and not inference:
+            raise PaddingConfigError(
+                f"worker call {call!r}: this job has no worker for it. Leave it out, or turn on what it is for: a "
+                "reference (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward) or a critic."
+            )
+        return replace(job, updates=updates, inference=inference)
 
     @property
     def _has_lora(self) -> bool:

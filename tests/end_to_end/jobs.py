@@ -54,6 +54,8 @@ class JobFacts:
     """By step, from the rollout dump."""
     optimizer_steps: dict[str, list[OptimizerStep]]
     """By model, in order."""
+    passes: dict[str, list[dict]]
+    """Rows, and pads among them as the worker is told, of each pass without training, over all ranks, by model."""
     batches: list[dict]
     """The batch after each local update."""
     queue: list[dict]
@@ -62,6 +64,8 @@ class JobFacts:
     """Each batch as it was sampled, validation included: its rows in the order in which their sessions ended."""
     levels: list[dict]
     """What was left after each step, if that was asked for."""
+    killed_at: float | None
+    """When an actor was killed, in seconds since the epoch."""
     log: str
 
     def trained_questions(self, steps: Iterable[int]) -> list[str]:
@@ -74,6 +78,8 @@ def run_job(
     *overrides: str,
     steps: int,
     kill: str | None = None,
+    kill_actor: str | None = None,
+    fails: bool = False,
     levels: bool = False,
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
@@ -82,6 +88,8 @@ def run_job(
 
     Args:
         kill: where the trainer's process is to be killed, as :mod:`tests.end_to_end.probe` has it.
+        kill_actor: which actor's process is to be killed, and when.
+        fails: whether the job is to fail; one in which something is killed is.
         levels: whether to note what each step leaves behind.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
     """
@@ -115,6 +123,7 @@ def run_job(
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "PYTHONPATH": str(ROOT),
         **({probe.KILL: kill} if kill else {}),
+        **({probe.KILL_ACTOR: kill_actor} if kill_actor else {}),
         **({probe.LEVELS: "1"} if levels else {}),
     }
     with mock.patch.dict(os.environ, environment):
@@ -144,7 +153,7 @@ def run_job(
             timeout_s=3000,
         )
     log = (folder / LOG).read_text()
-    assert (code == 0) == (kill is None), log[-5000:]
+    assert (code == 0) == (not fails and kill is None and kill_actor is None), log[-5000:]
     return JobFacts(
         folder=folder,
         metrics=dict(read_metrics(folder)),
@@ -187,8 +196,24 @@ def _read_probe(folder: Path) -> dict:
         ]
     return {
         "optimizer_steps": steps,
+        "passes": _passes(notes),
         "batches": [note for note in notes if note["kind"] == "batch"],
         "queue": [note for note in notes if note["kind"] == "queue"],
         "sampled": [note for note in notes if note["kind"] == "sampled"],
         "levels": [note for note in notes if note["kind"] == "level"],
+        "killed_at": next((note["time"] for note in notes if note["kind"] == "killed"), None),
+    }
+
+
+def _passes(notes: list[dict]) -> dict[str, list[dict]]:
+    by_rank = defaultdict(list)
+    for note in notes:
+        if note["kind"] == "pass":
+            by_rank[note["model"], note["rank"]].append(note)
+    return {
+        model: [
+            {"rows": sum(note["rows"] for note in ranks), "pads": sum(note["pads"] for note in ranks)}
+            for ranks in zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=True)
+        ]
+        for model in {model for model, _ in by_rank}
     }

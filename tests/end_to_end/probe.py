@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 from wrapt import register_post_import_hook
@@ -24,6 +25,10 @@ KILL = "VERL_PADDING_PROBE_KILL"
 """Environment variable: ``update:4`` kills the trainer's process after the update of step 4, before anything is saved;
 ``save:4`` while its checkpoint is being written, the weights done."""
 
+
+KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
+"""Environment variable: ``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts
+of step 2 are being generated."""
 
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
 """Environment variable: if it is there, how far the rollout's log-probs are from the trainer's is noted."""
@@ -64,6 +69,24 @@ def _watch_optimizer_steps(module) -> None:
         return output
 
     module.TrainingWorker.train_batch = watched
+
+
+def _watch_passes(module) -> None:
+    infer_batch = module.TrainingWorker.infer_batch
+
+    @functools.wraps(infer_batch)
+    def watched(self, data, *args, **kwargs):
+        told = data["is_padding"] if "is_padding" in data.keys() else []  # noqa: SIM118  (a TensorDict)
+        _note(
+            kind="pass",
+            model=self.config.model_type,
+            rank=self.engine.get_data_parallel_rank(),
+            rows=len(data),
+            pads=sum(map(bool, told)),
+        )
+        return infer_batch(self, data, *args, **kwargs)
+
+    module.TrainingWorker.infer_batch = watched
 
 
 def _routes_of_pads(data) -> list:
@@ -169,6 +192,33 @@ def _questions(keys) -> list[str]:
     return [text_of(messages[-1]) for messages in data["raw_prompt"]]
 
 
+def _kill_actor_in_sample(module) -> None:
+    actor, _, step = os.environ[KILL_ACTOR].partition(":")
+
+    def killing(sample):
+        @functools.wraps(sample)
+        def wrapped(self, global_steps, partition_id, batch_size):
+            if partition_id == "train" and str(global_steps) == step:
+                _kill_actors(actor)
+            return sample(self, global_steps, partition_id, batch_size)
+
+        return wrapped
+
+    for buffer in (module.ReplayBuffer, module.ReplayBufferAsync):
+        buffer.sample = killing(buffer.sample)
+
+
+def _kill_actors(name: str) -> None:
+    import psutil
+
+    # Named by their class and the method that they run: those of this job have this process's parent, the raylet.
+    actors = [p for p in psutil.Process().parent().children() if "".join(p.cmdline()).startswith(f"ray::{name}")]
+    assert actors, f"no actor {name}"
+    _note(kind="killed", time=time.time(), pids=[p.pid for p in actors])
+    for process in actors:
+        process.kill()
+
+
 def _watch_levels(module) -> None:
     log = module.Tracking.log
 
@@ -216,7 +266,10 @@ def _pads(tags) -> int:
 
 if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
+    register_post_import_hook(_watch_passes, "verl.workers.engine_workers")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
     register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
+    if KILL_ACTOR in os.environ:
+        register_post_import_hook(_kill_actor_in_sample, "verl.trainer.ppo.v1.replay_buffer")
     if LEVELS in os.environ:
         register_post_import_hook(_watch_levels, "verl.utils.tracking")

@@ -244,6 +244,14 @@ def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
     assert not [name for name in metrics if name.startswith(("actor/padding/", "critic/padding/"))]
 
 
+def test_workers_are_told_the_pads_of_every_pass(gae):
+    # The log-prob pass and the reference's, and the critic's.
+    assert {model: len(passes) for model, passes in gae.passes.items()} == {ACTOR: 2, CRITIC: 1}
+    passes = [one_pass for of_model in gae.passes.values() for one_pass in of_model]
+    assert all(one_pass["rows"] - one_pass["pads"] == gae.rows[1].real for one_pass in passes)
+    assert any(one_pass["pads"] > 0 for one_pass in passes)
+
+
 def test_validation_runs_beside_a_padded_training(gae):
     assert any(name.startswith("val-core/letters/") for name in gae.metrics[1])
 

@@ -16,11 +16,18 @@ from tests.pads.rows_in_queue import PARTITION, put_rows, put_some_fields, queue
 from tests.trainer.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.pads.queue import controller
+from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
 from verl_padding.prompt_order import ordered_uid, place_of
 from verl_padding.trainer import mixin
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+
+def set_up(trainer):
+    trainer.actor_rollout_wg = SimpleNamespace(execute_with_func_generator=lambda function: None)
+    trainer._setup()
 
 
 def refused(trainer, batch, message):
@@ -148,12 +155,42 @@ def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_tra
     tq.kv_clear(keys=list(content), partition_id=PARTITION)
 
 
-def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
-    trainer = padded_trainer()
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    tq.kv_put(key=batch.keys[0].split("_")[0], partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
-    tq.kv_put(key=batch.keys[2].split("_")[0], partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
+def save_and_see(trainer, monkeypatch) -> list[set[str]]:
+    """Has the trainer save a checkpoint as an asynchronous one, and tells what the snapshot of the queue holds."""
+    seen = []
+    trainer.extends = "colocate_async"
+    monkeypatch.setattr(get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content())))
     content = queue_content()
+    trainer._save_checkpoint()
+    assert queue_content() == content
+    return seen
+
+
+def test_a_checkpoint_can_be_saved_outside_of_the_loop_when_the_rows_of_the_step_are_gone(monkeypatch):
+    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
+    trained = put_rows([(5, 3), (7, 2), (4, 9)])
+    trainer._trained = [trained]
+    tq.kv_clear(keys=trained.keys[:2], partition_id=PARTITION)
+    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    tq.kv_clear(keys=trained.keys[2:], partition_id=PARTITION)
+    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    tq.kv_clear(keys=waiting.keys, partition_id=PARTITION)
+
+
+def test_a_checkpoint_that_is_saved_in_a_step_holds_no_pad_and_none_of_its_rows(monkeypatch):
+    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
+    stock = get_trainer_cls("sync")
+    monkeypatch.setattr(stock, "_setup", lambda self: None)
+    trainer = padded_trainer()
+    set_up(trainer)
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
     clear = tq.kv_clear
 
     def step_and_lose_the_queue(self, *args):
@@ -164,23 +201,55 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     def unreachable(**kwargs):
         raise ConnectionError("TransferQueue is gone")
 
-    stock = get_trainer_cls("sync")
     monkeypatch.setattr(stock, "_step_once", step_and_lose_the_queue)
     with pytest.raises(RuntimeError, match="a worker died"):
         trainer._step_once({}, {}, 1)
     monkeypatch.setattr(tq, "kv_clear", clear)
-    left = len(queue_content()) - len(content)
-    assert left > 0
+    left = queue_content()
+    assert any(tag.get("is_padding") for tag in left.values())
     assert any("could not be cleared" in record.getMessage() for record in caplog.records)
 
-    monkeypatch.setattr(stock, "_setup", lambda self: None)
-    trainer = padded_trainer()
-    trainer.actor_rollout_wg = SimpleNamespace(execute_with_func_generator=lambda function: None)
+    snapshot = []
+
+    def load_snapshot(self):
+        assert queue_content() == {}, "what the last trainer left is gone before a snapshot is loaded"
+        rows = put_rows([(5, 3), (7, 2)])
+        prompt = rows.keys[0].split("_")[0]
+        tq.kv_put(key=prompt, partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
+        snapshot.extend([prompt, *rows.keys])
+
+    monkeypatch.setattr(stock, "_setup", load_snapshot)
     with caplog.at_level(logging.WARNING):
-        trainer._setup()
-    assert queue_content() == content
-    assert any(f"cleared {left} pads" in record.getMessage() for record in caplog.records)
-    tq.kv_clear(keys=list(content), partition_id=PARTITION)
+        set_up(padded_trainer())
+    assert set(queue_content()) == set(snapshot)
+    assert any(f"cleared {len(left)} prompts and rows" in record.getMessage() for record in caplog.records)
+    tq.kv_clear(keys=snapshot, partition_id=PARTITION)
+    release_queue()
+
+
+def test_a_set_up_that_fails_leaves_the_queue_to_the_next_trainer(monkeypatch):
+    def fail(self):
+        raise RuntimeError("no such model")
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", fail)
+    with pytest.raises(RuntimeError, match="no such model"):
+        set_up(padded_trainer())
+    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
+
+
+def test_the_end_of_training_leaves_the_queue_to_the_next_trainer(monkeypatch):
+    seen = []
+
+    def train(self, agent_loop_manager):
+        seen.append(ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds)
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
+    monkeypatch.setattr(get_trainer_cls("sync"), "fit", train)
+    trainer = padded_trainer()
+    set_up(trainer)
+    trainer.fit(None)
+    assert seen == [True]
+    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
 
 
 def test_what_a_checkpoint_of_stock_verl_carries_along_is_cleared_once_it_is_loaded(monkeypatch, caplog):
@@ -192,10 +261,8 @@ def test_what_a_checkpoint_of_stock_verl_carries_along_is_cleared_once_it_is_loa
         assert len(queue_content()) == len(rows) + 1
 
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", load_checkpoint_of_stock_verl)
-    trainer = padded_trainer()
-    trainer.actor_rollout_wg = SimpleNamespace(execute_with_func_generator=lambda function: None)
     with caplog.at_level(logging.WARNING):
-        trainer._setup()
+        set_up(padded_trainer())
     assert queue_content() == {}
     told = "\n".join(record.getMessage() for record in caplog.records)
     assert "cleared 1 pads" in told

@@ -30,6 +30,7 @@ def padded_trainer(*overrides, dp_size=2):
     trainer._padded_batch = None
     trainer._trained = []
     trainer._fetched = (0, 0)
+    trainer._watch = None
     trainer._schema = Schema(trainer._padding.fields)
     trainer._job_reader.has_vision = False  # there is no model to ask
     trainer.config = config

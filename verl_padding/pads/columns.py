@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from verl_padding.plan import BatchPlan, Layout
 
 IS_PADDING = "is_padding"
-"""Column (R,) bool in an update: the row is a pad."""
+"""Column (R,) bool in an update, and in a pass that pads go through: the row is a pad."""
 REAL_ROWS = "mini_batch_real_rows"
 """Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
@@ -63,7 +63,7 @@ def loss_columns(
         Counter(session_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells
     ]
     columns = {
-        IS_PADDING: torch.tensor([row >= n_rows for row in layout.order]),
+        **pad_column(layout, n_rows),
         REAL_ROWS: torch.tensor([layout.real_rows_M[m] for m in mini_batch_of]),
         REPORTING_RANKS: torch.tensor([layout.reporting_ranks_M[m] for m in mini_batch_of]),
         SESSION_ROWS: torch.tensor(
@@ -78,6 +78,11 @@ def loss_columns(
         kept_M = [sum(kept_tokens_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells]
         columns[LOSS_TOKENS] = torch.tensor([kept_M[m] for m in mini_batch_of])
     return columns
+
+
+def pad_column(layout: Layout, n_rows: int) -> dict[str, torch.Tensor]:
+    """Which rows are pads, in the order of ``layout``; ``n_rows`` of the batch are real."""
+    return {IS_PADDING: torch.tensor([row >= n_rows for row in layout.order])}
 
 
 def micro_batch_column(plan: BatchPlan, layout: Layout) -> dict[str, torch.Tensor]:

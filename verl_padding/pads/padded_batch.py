@@ -6,7 +6,7 @@ import logging
 from uuid import uuid4
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_column
+from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_column, pad_column
 from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, tokens_of_masks
 from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
@@ -35,11 +35,26 @@ class PaddedBatch:
         self._source = SourceRows(batch)
         self._made: set[str] = set()
 
+    def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
+        """Whether the plan has this call, with these rows in whatever order."""
+        return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
+
+    @property
+    def pads(self) -> KVBatchMeta:
+        """The pads that lie in TransferQueue."""
+        return KVBatchMeta(
+            keys=list(self.pad_keys), tags=[self._pad_tag] * len(self.pad_keys), partition_id=self.batch.partition_id
+        )
+
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of a log-prob, reference or value pass; ``batch`` brings fields and extra_info."""
+        """The rows of a log-prob, reference or value pass; ``batch`` brings fields and extra_info.
+
+        Where pads are among them, a column tells them, as in an update: code inside a worker may ask.
+        """
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
-        put_columns(rows, micro_batch_column(self.plan, layout))
+        columns = pad_column(layout, len(self.batch)) if layout.n_pads else {}
+        put_columns(rows, columns | micro_batch_column(self.plan, layout))
         return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:

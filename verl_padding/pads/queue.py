@@ -11,6 +11,8 @@ from typing import Any
 import ray
 import torch
 import transfer_queue as tq
+import transfer_queue.interface as tq_interface
+from ray.actor import ActorHandle
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
 
@@ -20,6 +22,41 @@ from verl_padding.pads.tags import is_padding
 logger = logging.getLogger(__name__)
 
 __all__ = ["KVBatchMeta"]
+
+
+def is_connected() -> bool:
+    """Whether this process has a TransferQueue."""
+    return tq_interface._TQ_CLIENT is not None
+
+
+def was_made_here() -> bool:
+    """Whether this process has made the TransferQueue that it is connected to."""
+    return tq_interface._TQ_STORAGE is not None
+
+
+def controller() -> ActorHandle:
+    """TransferQueue's controller.
+
+    Raises:
+        ValueError: there is none in this Ray cluster.
+    """
+    return ray.get_actor("TransferQueueController", namespace="transfer_queue")
+
+
+def actors_of_queue() -> dict[str, list[ActorHandle]]:
+    """The actors that TransferQueue lives in, by what they are; none of a storage that has no actors."""
+    config = ray.get(controller().get_config.remote())
+    units = config.backend.get("SimpleStorage", {}).get("zmq_info") or {}
+    made_here = (tq_interface._TQ_STORAGE or {}).get("SimpleStorage", {})
+    # A unit has its name in the namespace of its maker, which is the job's.
+    storage = [made_here[name] if name in made_here else ray.get_actor(name) for name in units]
+    return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
+
+
+def let_go() -> None:
+    """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
+    tq_interface._TQ_CLIENT.close()
+    tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = None
 
 
 def n_rows(answer: object) -> int:
@@ -69,9 +106,8 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
             f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). Whatever "
             f"cleared it from partition {partition_id!r} must leave the rows of a step until the step has ended."
         )
-    controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
     fields: dict[str, tuple[torch.dtype | None, list[int]]] = ray.get(
-        controller.__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes))
+        controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes))
     )
     key_of = dict(zip(meta.global_indexes, keys, strict=True))
     return Listing(
@@ -178,15 +214,18 @@ def clear(keys: Sequence[str], partition_id: str) -> None:
 def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
     """Takes rows out of TransferQueue for the length of a with-block, and puts them back as they were.
 
-    They wait in this process's memory. The rows of one batch come back with the fields that all of them had.
+    They wait in this process's memory, all their fields. The rows of one batch come back with the fields that all of
+    them had. Rows that are not there any more are left out.
     """
     kept: list[tuple[KVBatchMeta, TensorDict, list[dict[str, Any]]]] = []
     try:
         for batch in batches:
             tags = tags_of(batch.partition_id)
-            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
-            kept.append((batch, data, [tags[key] for key in batch.keys]))
-            clear(batch.keys, batch.partition_id)
+            there = batch.select_keys([key for key in batch.keys if key in tags])
+            if there.keys:
+                data = tq.kv_batch_get(keys=there.keys, partition_id=there.partition_id)
+                kept.append((there, data, [tags[key] for key in there.keys]))
+                clear(there.keys, there.partition_id)
         yield
     finally:
         with ExitStack() as each_in_turn:  # a put that fails keeps the others from nothing
@@ -198,9 +237,8 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
 def clear_leftovers(partition_id: str) -> None:
     """Clears what no step may meet again, and warns of it: pads, and rows whose prompt is gone.
 
-    verl takes a prompt out as it samples its rows. What is left of them when a job starts, in a TransferQueue that
-    outlived its job or in the snapshot of a checkpoint, was trained or was being trained: it can never be sampled, and
-    would be carried along for ever.
+    verl takes a prompt out as it samples its rows. What is left of them in the snapshot of a checkpoint was trained or
+    was being trained: it can never be sampled, and would be carried along for ever.
     """
     tags = tags_of(partition_id)
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,14 +19,16 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.pictures import picture_for
-from verl_padding.pads.queue import KVBatchMeta, clear_leftovers, set_aside
+from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
+from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import PlanError, Rows, plan_batch
+from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.prompt_order import data_order, ordered_uid
 from verl_padding.trainer import plan_packer, position_ids, text_rows
+from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.step_metrics import (
@@ -59,10 +63,12 @@ class PaddedTrainer(VerlTrainer):
     """The verl mode whose trainer this one stands before."""
 
     def __init__(self, config: DictConfig):
+        refuse_queue_of_another_job()
         self._padding = check_job(config, self.extends)
         self._job_reader = JobReader(config, self._padding, self.extends)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
+        self._watch: ActorWatch | None = None
         self._schema = Schema(self._padding.fields)
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
@@ -74,8 +80,16 @@ class PaddedTrainer(VerlTrainer):
         self._job_reader.refuse_unknown_vision()  # the model is at hand now, and no worker has started
 
     def _setup(self) -> None:
-        super()._setup()
-        clear_leftovers(TRAIN_PARTITION)
+        claim_queue()
+        try:
+            super()._setup()
+            clear_leftovers(TRAIN_PARTITION)
+            self._wrap_workers()
+        except BaseException:
+            release_queue()
+            raise
+
+    def _wrap_workers(self) -> None:
         wrapped: dict[int, PaddedWorkerGroup] = {}
         names = ["actor_rollout_wg", *(["critic_wg"] if self.use_critic else [])]
         for name in names:
@@ -94,7 +108,10 @@ class PaddedTrainer(VerlTrainer):
             if self._padding.packer == "plan" and id(worker_group) not in wrapped:
                 worker_group.execute_with_func_generator(plan_packer.install_in_worker)
             # Actor and reference may be one object, and verl asks whether they are.
-            wrapper = wrapped.setdefault(id(worker_group), PaddedWorkerGroup(worker_group, lambda: self._padded_batch))
+            wrapper = wrapped.setdefault(
+                id(worker_group),
+                PaddedWorkerGroup(worker_group, lambda: self._padded_batch, self._planned_apart),
+            )
             setattr(self, name, wrapper)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
@@ -106,6 +123,15 @@ class PaddedTrainer(VerlTrainer):
         places = range(first, first + len(batch))
         assign_non_tensor_stack(batch, "uid", [ordered_uid(self.global_steps, place) for place in places])
         return batch
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        try:
+            queue = actors_of_queue()
+            self._watch = ActorWatch(lambda: actors_of(self) | queue)
+            with self._watch.over():
+                super().fit(agent_loop_manager)
+        finally:
+            release_queue()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self._trained = []
@@ -131,12 +157,7 @@ class PaddedTrainer(VerlTrainer):
             seed=self._step_seed(),
             pad_tokens=template.length,
         )
-        try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R), job)
-        except PlanError as refusal:
-            raise PaddingDataError(f"step {self.global_steps}: {refusal}") from refusal
-        for warning in plan.warnings:
-            logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
+        plan = self._plan(batch.keys, tokens_R, job)
         planned = time.perf_counter()
         # Known before they are put: whatever interrupts the step from here on takes them out again.
         self._padded_batch = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
@@ -152,6 +173,32 @@ class PaddedTrainer(VerlTrainer):
             metrics.update(log_seqlen_unbalance(seqlen_list, partitions, prefix=logging_prefix))
         return batch
 
+    def _plan(self, keys: Sequence[str], tokens_R: Sequence[int], job: Job) -> BatchPlan:
+        try:
+            plan = plan_batch(Rows.from_keys(keys, tokens_R), job)
+        except PlanError as refusal:
+            raise PaddingDataError(f"step {self.global_steps}: {refusal}") from refusal
+        for warning in plan.warnings:
+            logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
+        return plan
+
+    @contextmanager
+    def _planned_apart(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
+        """A plan and pads for one worker call with rows that the step has not planned for it."""
+        template = self._pad_template(batch)
+        job = self._job_reader.call_job(
+            call, dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
+        )
+        plan = self._plan(batch.keys, tokens_of_tags(batch.keys, batch.tags), job)
+        padded = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
+        try:
+            padded.put_pads()
+            yield padded
+            strip(padded)
+        except BaseException:
+            strip_after_an_error(padded)
+            raise
+
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         seconds_before = dict(timing_raw)
         try:
@@ -159,7 +206,8 @@ class PaddedTrainer(VerlTrainer):
             assert self._padded_batch is not None, "a step without a plan"
             strip(self._padded_batch)
         except BaseException:
-            if self._padded_batch is not None:
+            # After the loss of an actor the job ends, perhaps for want of the very queue that the pads are in.
+            if self._padded_batch is not None and not (self._watch and self._watch.lost):
                 strip_after_an_error(self._padded_batch)
             raise
         finally:
@@ -171,7 +219,11 @@ class PaddedTrainer(VerlTrainer):
     def _save_checkpoint(self) -> None:
         # verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved
         # weights have been trained on back into a resumed run. Its metrics and its dump still need them afterwards.
-        with set_aside(self._trained if self.trainer_mode != "sync" else []):
+        # Outside of verl's loop they may be gone by now; inside of a step its pads are there.
+        batches = list(self._trained)
+        if self._padded_batch is not None:
+            batches += [self._padded_batch.batch, self._padded_batch.pads]
+        with set_aside(batches if self.trainer_mode != "sync" else []):
             super()._save_checkpoint()
 
     def _pad_template(self, batch: KVBatchMeta) -> PadTemplate:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,30 +25,74 @@ class PaddedWorkerGroup:
     """Stands before a worker group of verl: its batch calls take real rows and send the padded ones.
 
     So verl's trainer methods run as they are, and nothing but a worker call can see a pad. Everything else goes
-    through to the worker group.
+    through to the worker group, and so does a batch that is not in TransferQueue.
+
+    A call with other rows than the step has planned for it, some of them for example, or outside of a step, gets a
+    plan and pads of its own, which are gone when it returns.
 
     Args:
         worker_group: verl's.
         current: gives the padded batch of the step that runs, or None outside of one.
+        planned_apart: a with-block's padded batch for one call, by the plan's name of it, and its rows; without it,
+            calls that need one are refused.
     """
 
-    def __init__(self, worker_group: Any, current: Callable[[], PaddedBatch | None]):
+    def __init__(
+        self,
+        worker_group: Any,
+        current: Callable[[], PaddedBatch | None],
+        planned_apart: Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]] | None = None,
+    ):
         self._worker_group = worker_group
         self._current = current
+        self._planned_apart = planned_apart
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_worker_group":  # of a copy in the making, which has no attribute yet
+            raise AttributeError(name)
         target = getattr(self._worker_group, name)
-        if name in INFERENCE_CALLS:
-            return lambda batch: self._infer(target, INFERENCE_CALLS[name], batch)
-        if name in UPDATE_CALLS:
-            return lambda batch: self._update(target, UPDATE_CALLS[name], batch)
+        if name in INFERENCE_CALLS or name in UPDATE_CALLS:
+            return partial(self._call, name, target)
         return target
 
-    def _infer(self, target: Callable[[KVBatchMeta], Any], call: str, batch: KVBatchMeta) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PaddedWorkerGroup:
+        # A copy of the worker group for the same trainer, and not of the trainer too.
+        return PaddedWorkerGroup(deepcopy(self._worker_group, memo), self._current, self._planned_apart)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What plans is the trainer, which stays in its process.
+        return PaddedWorkerGroup, (self._worker_group, _no_step)
+
+    def _call(self, name: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        batch = next((value for value in (*args, *kwargs.values()) if isinstance(value, KVBatchMeta)), None)
+        if batch is None:
+            return target(*args, **kwargs)
+
+        def send(rows: KVBatchMeta) -> Any:
+            sent = [rows if value is batch else value for value in args]
+            return target(*sent, **{key: rows if value is batch else value for key, value in kwargs.items()})
+
         padded = self._current()
-        assert padded is not None, f"worker call {call!r} outside of a step: no plan for its rows"
+        call = INFERENCE_CALLS.get(name) or UPDATE_CALLS[name]
+        if padded is not None and padded.has_planned(call, batch):
+            return self._send(send, name, padded, batch)
+        if self._planned_apart is None:
+            raise PaddingDataError(
+                f"worker call {name!r} with {len(batch)} rows (the first: {batch.keys[:1]}): no step has planned them, "
+                "and only the trainer, in its own process, can plan them now. Call it there."
+            )
+        with self._planned_apart(call, batch) as apart:
+            output = self._send(send, name, apart, batch)
+            # The pads go with the block, and some calls return before the workers have read them.
+            ray.get(getattr(output, "futures", []))
+            return output
+
+    def _send(self, send: Callable[[KVBatchMeta], Any], name: str, padded: PaddedBatch, batch: KVBatchMeta) -> Any:
+        if name in UPDATE_CALLS:
+            return send(padded.update_call(UPDATE_CALLS[name], batch))
+        call = INFERENCE_CALLS[name]
         sent = padded.inference_call(call, batch)
-        output = target(sent)
+        output = send(sent)
         if isinstance(output, KVBatchMeta):
             _check_count(call, len(sent), len(output))
             return padded.real_output(output, batch)
@@ -54,10 +101,9 @@ class PaddedWorkerGroup:
         _check_count(call, len(sent), sum(map(n_rows, answers)))
         return output
 
-    def _update(self, target: Callable[[KVBatchMeta], Any], call: str, batch: KVBatchMeta) -> Any:
-        padded = self._current()
-        assert padded is not None, f"worker call {call!r} outside of a step: no plan for its rows"
-        return target(padded.update_call(call, batch))
+
+def _no_step() -> None:
+    return None
 
 
 def _check_count(call: str, sent: int, came: int) -> None:

@@ -1,0 +1,34 @@
+"""An actor of a real job is killed where verl and TransferQueue would wait for it: the job ends, and says why."""
+
+import time
+
+import pytest
+
+from tests.end_to_end.jobs import run_job
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ACTORS = {
+    "AgentLoopWorkerTQ": "agent loop worker",
+    "TransferQueueController": "TransferQueue's controller",
+    "SimpleStorageUnit": "TransferQueue's storage",
+    "RewardLoopWorker": "reward loop worker",
+}
+LIMIT_S = 60
+"""Seconds that a job may take to end, with all its processes; without the watch, 150 at the least."""
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize("actor", ACTORS)
+def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, mode, tmp_path):
+    facts = run_job(
+        tmp_path,
+        "+padding=prompt",
+        f"trainer.v1.trainer_mode={mode}",
+        steps=4,
+        kill_actor=f"{actor}:2",
+    )
+    ended = time.time()
+    assert sorted(facts.metrics) == [1]
+    assert f"LostActorError: {ACTORS[actor]}: " in facts.log
+    assert ended - facts.killed_at < LIMIT_S

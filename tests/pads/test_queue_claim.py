@@ -1,0 +1,202 @@
+"""A TransferQueue has one trainer at a time: a second one is refused, and touches no row of the first one."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import ray
+import transfer_queue as tq
+
+from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
+from verl_padding.errors import PaddingConfigError
+from verl_padding.pads import queue_claim
+from verl_padding.pads.queue import controller, tags_of
+from verl_padding.pads.queue_claim import Claim, claim_queue, refuse_queue_of_another_job, release_queue
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue", "unclaimed_queue")]
+
+ROOT = Path(__file__).parent.parent.parent
+# What verl's runner does around a trainer, in a driver of its own: it closes the queue whatever happens.
+SECOND_JOB = """
+import sys
+import tests.cluster
+import ray
+import transfer_queue as tq
+from verl.trainer.ppo.v1 import get_trainer_cls
+from tests.trainer.trainer_without_workers import padded_trainer
+
+get_trainer_cls("sync")._setup = lambda self: print("workers were started")
+ray.init(address=sys.argv[1], log_to_driver=False)
+tq.init()
+try:
+    trainer = padded_trainer()
+    if sys.argv[2] == "constructor":
+        type(trainer).__init__(trainer, None)
+    else:
+        trainer._setup()
+finally:
+    tq.close()
+"""
+
+
+def _forget_claim(queue) -> None:
+    if hasattr(queue, queue_claim._ATTRIBUTE):
+        delattr(queue, queue_claim._ATTRIBUTE)
+
+
+@pytest.fixture
+def unclaimed_queue():
+    """The session's queue as its maker had it: nobody has claimed it, and it is empty."""
+    ray.get(controller().__ray_call__.remote(_forget_claim))
+    yield
+    for partition_id in queue_claim.PARTITIONS:
+        if keys := list(tags_of(partition_id)):
+            tq.kv_clear(keys=keys, partition_id=partition_id)
+    ray.get(controller().__ray_call__.remote(_forget_claim))
+
+
+@ray.remote(num_cpus=1)
+class TrainerProcess:
+    """A process of this job that trainers run in."""
+
+    def claim(self) -> str:
+        tq.init()
+        try:
+            claim_queue()
+        except PaddingConfigError as refusal:
+            tq.close()  # as verl's runner does
+            return str(refusal)
+        return "claimed"
+
+    def release(self) -> None:
+        release_queue()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def put_batch() -> list[str]:
+    """Rows and prompts that a trainer has in flight: some sampled already, and a pad."""
+    uid, pad = uuid4().hex, f"pad{uuid4().hex}"
+    put_rows([(5, 3), (7, 2)], keys=[f"{uid}_0_0", f"{uuid4().hex}_0_0"])
+    tq.kv_put(key=uid, partition_id=PARTITION, tag={"is_prompt": True, "status": "running", "global_steps": 1})
+    pads = put_rows([(1, 1)], keys=[f"{pad}_0_0"])
+    tq.kv_batch_put(keys=pads.keys, partition_id=PARTITION, tags=[{**pads.tags[0], "is_padding": True}])
+    return list(queue_content())
+
+
+@pytest.mark.parametrize("place", ["constructor", "setup"])
+def test_a_second_job_on_the_cluster_is_refused_and_the_first_ones_queue_lives_on(place):
+    put_batch()
+    content = queue_content()
+    address = ray.get_runtime_context().gcs_address
+    second = subprocess.run(
+        [sys.executable, "-c", SECOND_JOB, address, place],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    job = ray.get_runtime_context().get_job_id()
+    assert second.returncode == 1
+    assert f"PaddingConfigError: The TransferQueue of this Ray cluster is that of another job, {job}" in second.stderr
+    assert f"(pid {os.getpid()} on " in second.stderr
+    assert "workers were started" not in second.stdout
+    assert queue_content() == content, "the first job's queue is as it was"
+
+
+def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_a_dead_one_left_is_cleared(caplog):
+    first, second = TrainerProcess.remote(), TrainerProcess.remote()
+    pid = ray.get(first.pid.remote())
+    assert ray.get(first.claim.remote()) == "claimed"
+    keys = put_batch()
+    tq.kv_put(key=uuid4().hex, partition_id="val", tag={"is_prompt": True, "status": "running", "global_steps": 1})
+    content = queue_content()
+
+    refusal = ray.get(second.claim.remote())
+    assert f"is in use by another trainer, pid {pid} on " in refusal
+    assert queue_content() == content
+    with pytest.raises(PaddingConfigError, match=f"another trainer, pid {pid}"):
+        claim_queue_and_keep_it()
+    assert queue_content() == content
+
+    os.kill(pid, signal.SIGKILL)
+    wait_until_dead(first)
+    with caplog.at_level(logging.WARNING):
+        claim_queue()
+    assert queue_content() == {}
+    assert tags_of("val") == {}
+    told = [record.getMessage() for record in caplog.records]
+    assert any(f"cleared {len(keys)} prompts and rows from TransferQueue's partition 'train'" in text for text in told)
+    assert any("cleared 1 prompts and rows from TransferQueue's partition 'val'" in text for text in told)
+    assert all(f"pid {pid} on " in text for text in told)
+
+    assert f"pid {os.getpid()} on " in ray.get(second.claim.remote()), "now it is this process's"
+    put_rows([(5, 3)])
+    release_queue()
+    assert ray.get(second.claim.remote()) == "claimed"
+    assert queue_content() == {}, "a trainer that has ended wants its rows no more"
+    for trainer in (first, second):
+        ray.kill(trainer)
+
+
+def test_rows_in_a_queue_of_nobody_known_are_not_touched_but_refused():
+    other = TrainerProcess.remote()
+    put_batch()
+    content = queue_content()
+    refusal = ray.get(other.claim.remote())
+    assert f"partition 'train' holds {len(content)} prompts and rows" in refusal
+    assert queue_content() == content
+
+    tq.kv_clear(keys=list(content), partition_id=PARTITION)
+    assert ray.get(other.claim.remote()) == "claimed", "an empty queue is taken"
+    ray.kill(other)
+
+
+def test_the_maker_of_a_queue_keeps_what_it_has_put_there():
+    put_batch()
+    content = queue_content()
+    claim_queue()
+    assert queue_content() == content
+    release_queue()
+
+
+def test_of_two_trainers_that_start_at_once_one_gets_the_queue():
+    class Queue:
+        pass
+
+    queue = Queue()
+    first, second = Claim("1", "a", "here"), Claim("1", "b", "there")
+    assert queue_claim._replace_claim(queue, None, first)
+    assert not queue_claim._replace_claim(queue, None, second)
+    assert queue_claim._claim_in_controller(queue) == first
+
+
+def test_a_process_without_a_queue_has_nothing_to_refuse(monkeypatch):
+    monkeypatch.setattr(tq.interface, "_TQ_CLIENT", None)
+    refuse_queue_of_another_job()
+
+
+def claim_queue_and_keep_it() -> None:
+    """A refusal has this process let go of the queue, which the other tests need again."""
+    try:
+        claim_queue()
+    finally:
+        tq.init()
+
+
+def wait_until_dead(actor) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            ray.get(actor.pid.remote(), timeout=5)
+        except ray.exceptions.RayActorError:
+            return
+    raise AssertionError("the actor lives")

@@ -1,0 +1,181 @@
+"""One trainer at a time on a TransferQueue: the one that has it says so in its controller.
+
+A Ray cluster has one TransferQueue, whose controller is an actor of a fixed name, and verl's trainers all use its
+partitions ``train`` and ``val``. A second trainer there would sample, overwrite and clear the rows of the first one.
+So a padded trainer claims the queue before it looks at it, and what it finds then is known to be nobody's any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import ray._private.state
+from ray.core.generated.gcs_pb2 import WorkerTableData
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.pads.queue import clear, controller, is_connected, let_go, tags_of, was_made_here
+
+logger = logging.getLogger(__name__)
+
+PARTITIONS = ("train", "val")
+"""verl's names for the parts of TransferQueue that its trainers use."""
+
+NOTICE_S = 5.0
+"""Seconds in which Ray's tables tell of a process that was killed."""
+
+_ATTRIBUTE = "verl_padding_claim"
+_WHY = (
+    "A Ray cluster has one TransferQueue, and verl's trainers share its partitions: two of them would train, and "
+    "clear, each other's rows."
+)
+_OWN_CLUSTER = (
+    "Give this one a Ray cluster of its own (RAY_ADDRESS and ray_kwargs.ray_init.address unset, or that of another "
+    "cluster)"
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A trainer's word that a TransferQueue is in its use."""
+
+    job: str
+    """Ray's id of the job, hexadecimal."""
+    worker: str
+    """Ray's id of the process that the trainer runs in, hexadecimal."""
+    place: str
+    """Where that process is, for people."""
+    holds: bool = True
+    """False after the trainer has ended: what it left is nobody's."""
+
+
+def refuse_queue_of_another_job() -> None:
+    """Refuses a TransferQueue that another Ray job has made; nothing of it is touched, and it is let go of.
+
+    verl's runner connects to the queue before it makes a trainer, and closes it when the trainer raises, which would
+    end the other job's controller.
+
+    Raises:
+        PaddingConfigError: the queue is another job's.
+    """
+    if not is_connected():
+        return
+    try:
+        owner = controller()._actor_id.job_id().hex()
+    except ValueError:
+        let_go()
+        raise PaddingConfigError(
+            "The TransferQueue that this job found in its Ray cluster has ended since: its own job was just being "
+            "killed. Start this one again."
+        ) from None
+    if owner != ray.get_runtime_context().get_job_id():
+        let_go()
+        raise PaddingConfigError(
+            f"The TransferQueue of this Ray cluster is that of another job, {_describe_job(owner)}. {_WHY} Nothing of "
+            f"it was touched. {_OWN_CLUSTER}, or wait until the other job has ended; one that has just been killed "
+            "takes Ray a few seconds."
+        )
+
+
+def claim_queue() -> None:
+    """Takes the TransferQueue for the trainer of this process, and clears what an earlier one left in it.
+
+    To be called before a snapshot is loaded. Prompts and rows of a trainer that has ended come again, from the
+    snapshot or from the data; left there they would be trained as if they were this trainer's, or waited for.
+
+    Raises:
+        PaddingConfigError: another trainer has the queue, or rows that it may own lie there. Nothing was touched.
+    """
+    refuse_queue_of_another_job()
+    mine = _claim_of_this_process()
+    while True:
+        found: Claim | None = ray.get(controller().__ray_call__.remote(_claim_in_controller))
+        if found is not None and found.holds and found.worker != mine.worker and _lives_on(found):
+            let_go()
+            raise PaddingConfigError(
+                f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_WHY} Nothing "
+                f"of it was touched. {_OWN_CLUSTER}, or start it when the other one has ended."
+            )
+        if found is None and not was_made_here():
+            _refuse_rows_of_unknown_owner()
+        if ray.get(controller().__ray_call__.remote(_replace_claim, found, mine)):
+            break
+    if found is not None:
+        for partition_id in PARTITIONS:
+            if keys := sorted(tags_of(partition_id)):
+                logger.warning(
+                    "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left by a trainer "
+                    "that has ended, %s: %s%s",
+                    len(keys),
+                    partition_id,
+                    found.place,
+                    ", ".join(keys[:3]),
+                    ", .." if len(keys) > 3 else "",
+                )
+                clear(keys, partition_id)
+
+
+def release_queue() -> None:
+    """Says that this process's trainer has ended; does nothing where it has no queue (any more)."""
+    mine = _claim_of_this_process()
+    with suppress(ValueError, ray.exceptions.RayActorError):  # the queue may have ended before its trainer
+        ray.get(controller().__ray_call__.remote(_replace_claim, mine, replace(mine, holds=False)))
+
+
+def _refuse_rows_of_unknown_owner() -> None:
+    for partition_id in PARTITIONS:
+        if keys := sorted(tags_of(partition_id)):
+            let_go()
+            raise PaddingConfigError(
+                f"TransferQueue's partition {partition_id!r} holds {len(keys)} prompts and rows ({keys[0]}, ..) that "
+                "were put there before this trainer started, in a queue that another process of this job has made. "
+                "They may be in use: only a padded trainer says when it has ended. Nothing of it was touched. Clear "
+                f"the partition if they are not, or else: {_OWN_CLUSTER[0].lower()}{_OWN_CLUSTER[1:]}."
+            )
+
+
+def _claim_of_this_process() -> Claim:
+    context = ray.get_runtime_context()
+    place = f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+    return Claim(context.get_job_id(), context.get_worker_id(), place)
+
+
+def _claim_in_controller(queue: Any) -> Claim | None:
+    return getattr(queue, _ATTRIBUTE, None)
+
+
+def _replace_claim(queue: Any, expected: Claim | None, claim: Claim) -> bool:
+    # Runs in the controller, whose calls come one after the other: of two trainers that start at once, one gets it.
+    if _claim_in_controller(queue) != expected:
+        return False
+    setattr(queue, _ATTRIBUTE, claim)
+    return True
+
+
+def _lives_on(claim: Claim) -> bool:
+    """Whether the process of a claim is alive, also after the moment that Ray takes to notice a death."""
+    deadline = time.monotonic() + NOTICE_S
+    while _lives(claim):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _lives(claim: Claim) -> bool:
+    """Whether the process of a claim is alive, as Ray's tables have it; its state API would take a dashboard."""
+    accessor = ray._private.state.state._connect_and_get_accessor()
+    data = accessor.get_worker_info(ray.WorkerID(bytes.fromhex(claim.worker)))
+    return data is not None and WorkerTableData.FromString(data).is_alive
+
+
+def _describe_job(job: str) -> str:
+    for entry in ray._private.state.state.job_table():
+        if entry["JobID"] == job:
+            return f"{job} (pid {entry['DriverPid']} on {entry['DriverIPAddress']}: {entry['Entrypoint']})"
+    return job
