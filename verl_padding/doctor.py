@@ -205,8 +205,8 @@ def job(overrides: Sequence[str], config_name: str) -> Iterator[Finding]:
         yield Finding("padding", "refused", "", False, str(refusal))
     yield from _files(config, overrides)
     refusals = list(verl_refusals(config))
-    for part, refusal in refusals:
-        yield Finding(part, "refused", "", False, f"{type(refusal).__name__}: {refusal}")
+    for part, raised in refusals:
+        yield Finding(part, "refused", "", False, f"{type(raised).__name__}: {raised}")
     if not refusals:
         yield Finding("verl's own checks", "passed", "", True)
 

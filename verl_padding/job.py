@@ -268,7 +268,7 @@ class JobReader:
         updates = {name: update for name, update in job.updates.items() if name == call}
         inference = {name: one_pass for name, one_pass in job.inference.items() if name == call}
         if call == LOG_PROB:  # the actor can always, though a step may do without
-            inference = {LOG_PROB: Pass(**self._actor_pass(dp_sizes[LOG_PROB], training=False))}
+            inference = {LOG_PROB: Pass(**self._pass_fields(LOG_PROB, dp_sizes))}
         if not updates and not inference:
             raise PaddingConfigError(
                 f"worker call {call!r}: this job has no worker for it. Leave it out, or turn on what it is for: a "

@@ -117,7 +117,7 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return before(loop, work, **kwargs) if before else asyncio.Task(work, loop=loop, **kwargs)
 
     start.names_tasks = True  # type: ignore[attr-defined]
-    loop.set_task_factory(start)
+    loop.set_task_factory(start)  # type: ignore[arg-type]
 
 
 def _plain(thing: Any) -> Any:
