@@ -66,7 +66,7 @@ def refuse_queue_of_another_job() -> None:
     if not is_connected():
         return
     try:
-        owner = controller()._actor_id.job_id().hex()
+        owner = controller()._actor_id.job_id.hex()
     except ValueError:
         let_go()
         raise PaddingConfigError(
