@@ -399,6 +399,41 @@ MUTATIONS = [
         "",
         "tests/test_job.py",
     ),
+    Mutation(
+        "a plan depends on which session ended first",
+        "verl_padding/trainer/mixin.py",
+        "batch.reorder(data_order(batch.keys))",
+        "data_order(batch.keys)",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "rows of a session are ordered as text",
+        "verl_padding/prompt_order.py",
+        "int(session), int(index)",
+        "session, index",
+        "tests/test_prompt_order.py",
+    ),
+    Mutation(
+        "prompts start anew with each fetch of a step",
+        "verl_padding/trainer/mixin.py",
+        "first = fetched if step == self.global_steps else 0",
+        "first = 0",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "sub-agents draw by the order in which they ask",
+        "verl_padding/local/request_names.py",
+        "name_tasks(asyncio.get_running_loop())",
+        "pass",
+        "tests/local/test_request_names.py",
+    ),
+    Mutation(
+        "the rollout draws by an id that no run repeats",
+        "verl_padding/local/request_names.py",
+        "return agent.next_request()",
+        "return str(wrapped(*args, **kwargs))",
+        "tests/local/test_request_names.py",
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import zlib
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
 from types import ModuleType
 from typing import Any
@@ -108,7 +108,7 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
     if getattr(before, "names_tasks", False):
         return
 
-    def start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **kwargs: Any) -> Any:
+    def start(loop: asyncio.AbstractEventLoop, work: Any, **kwargs: Any) -> asyncio.Future[Any]:
         agent = _agent.get()
         # Who passes a context shares it with the task, and its agent as well.
         if agent is not None and kwargs.get("context") is None:
