@@ -8,6 +8,7 @@ arrival is the same in two runs. What is: the step, the prompt, the session, whi
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import zlib
 from collections import Counter
@@ -54,18 +55,23 @@ def name_sessions(agent_loop: ModuleType) -> None:
     verl's client gets to know the session.
     """
 
-    async def in_session(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def parts(sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any) -> tuple[Any, Any]:
-            return trajectory, fields
+    run = agent_loop.AgentLoopWorker._run_agent_loop
 
+    def parts(sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any) -> tuple[Any, Any]:
+        return trajectory, fields
+
+    # A plain function under verl's name: Ray pickles an actor's methods by name where it can. By value, verl's method
+    # would see a copy of its module's globals, and no agent loop that its worker has registered.
+    @functools.wraps(run)
+    async def in_session(*args: Any, **kwargs: Any) -> Any:
         name_tasks(asyncio.get_running_loop())
-        token = _agent.set(Agent(session_name(*parts(*args, **kwargs))))
+        token = _agent.set(Agent(session_name(*parts(*args[1:], **kwargs))))
         try:
-            return await wrapped(*args, **kwargs)
+            return await run(*args, **kwargs)
         finally:
             _agent.reset(token)
 
-    wrapt.wrap_function_wrapper(agent_loop, "AgentLoopWorker._run_agent_loop", in_session)
+    agent_loop.AgentLoopWorker._run_agent_loop = in_session
 
 
 def name_requests(llm_server: ModuleType) -> None:
@@ -117,7 +123,7 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return before(loop, work, **kwargs) if before else asyncio.Task(work, loop=loop, **kwargs)
 
     start.names_tasks = True  # type: ignore[attr-defined]
-    loop.set_task_factory(start)  # type: ignore[arg-type]
+    loop.set_task_factory(start)
 
 
 def _plain(thing: Any) -> Any:
