@@ -72,21 +72,22 @@ def _watch_optimizer_steps(module) -> None:
 
 
 def _watch_passes(module) -> None:
-    infer_batch = module.TrainingWorker.infer_batch
+    infer_batch = module.BaseEngine.infer_batch
 
+    # In the engine: what a worker is called with may be the rows' addresses.
     @functools.wraps(infer_batch)
     def watched(self, data, *args, **kwargs):
         told = data["is_padding"] if "is_padding" in data.keys() else []  # noqa: SIM118  (a TensorDict)
         _note(
             kind="pass",
-            model=self.config.model_type,
-            rank=self.engine.get_data_parallel_rank(),
+            model="value_model" if "Value" in type(self).__name__ else "language_model",
+            rank=self.get_data_parallel_rank(),
             rows=len(data),
             pads=sum(map(bool, told)),
         )
         return infer_batch(self, data, *args, **kwargs)
 
-    module.TrainingWorker.infer_batch = watched
+    module.BaseEngine.infer_batch = watched
 
 
 def _routes_of_pads(data) -> list:
@@ -266,7 +267,7 @@ def _pads(tags) -> int:
 
 if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
-    register_post_import_hook(_watch_passes, "verl.workers.engine_workers")
+    register_post_import_hook(_watch_passes, "verl.workers.engine.base")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
     register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
     if KILL_ACTOR in os.environ:
