@@ -123,9 +123,6 @@ def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_a_dead_one_left_i
     refusal = ray.get(second.claim.remote())
     assert f"is in use by another trainer, pid {pid} on " in refusal
     assert queue_content() == content
-    with pytest.raises(PaddingConfigError, match=f"another trainer, pid {pid}"):
-        claim_queue_and_keep_it()
-    assert queue_content() == content
 
     os.kill(pid, signal.SIGKILL)
     wait_until_dead(first)
@@ -182,14 +179,6 @@ def test_of_two_trainers_that_start_at_once_one_gets_the_queue():
 def test_a_process_without_a_queue_has_nothing_to_refuse(monkeypatch):
     monkeypatch.setattr(tq.interface, "_TQ_CLIENT", None)
     refuse_queue_of_another_job()
-
-
-def claim_queue_and_keep_it() -> None:
-    """A refusal has this process let go of the queue, which the other tests need again."""
-    try:
-        claim_queue()
-    finally:
-        tq.init()
 
 
 def wait_until_dead(actor) -> None:
