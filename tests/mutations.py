@@ -51,7 +51,7 @@ MUTATIONS = [
     Mutation(
         "the denominator is the configured one",
         "verl_padding/trainer/losses.py",
-        'int(data[REAL_ROWS][0]) if self.denominator == "rows" else None',
+        'int(read_column(data, REAL_ROWS)[0]) if self.denominator == "rows" else None',
         "None",
         "tests/equivalence/test_registered_losses.py",
     ),

@@ -92,7 +92,7 @@ class Field:
         if self.kind == "array":
             return value.float().numpy()
         if self.kind == "transposed":
-            return torch.ones(shape[::-1]).to(self.dtype).permute(*reversed(range(len(shape))))
+            return torch.ones(shape[::-1]).to(self.dtype).permute(tuple(reversed(range(len(shape)))))
         return [1.0] * shape[0] if self.kind == "list" else value
 
 

@@ -89,6 +89,20 @@ def model(tmp_path_factory):
     return make_tiny_model("qwen3", tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    """A file of tools; verl takes a tool of one name from one file only in a process."""
+    path = tmp_path_factory.mktemp("tools") / "tools.py"
+    path.write_text(TOOLS)
+    return path
+
+
+@pytest.fixture
+def roll_out(tmp_path, model, tools):
+    """Gives the rows of one prompt, made by verl from the parquet file to TransferQueue; only the text is ours."""
+    return lambda **choices: asyncio.run(_roll_out(tmp_path, model, tools, **choices))
+
+
 class Policy:
     """The model's side of an agent loop: a tool call first, where there are tools, and the answer next."""
 
@@ -107,22 +121,20 @@ class Policy:
         )
 
 
-def rows_of(folder, model, *, source, agent="single_turn_agent", manager="naive", sessions=3):
-    """The rows of one prompt, made by verl from the parquet file to TransferQueue; only the text is ours."""
+async def _roll_out(folder, model, tools, *, source, agent="single_turn_agent", manager="naive", sessions=3):
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.utils import tensordict_utils as tu
     from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
     data_source, answer, truth = ANSWERS[source]
-    (folder / "tools.py").write_text(TOOLS)
     config = compose_job(
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.n={sessions}",
         "actor_rollout_ref.rollout.prompt_length=512",
         "actor_rollout_ref.rollout.response_length=512",
-        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={folder / 'tools.py'}",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tools}",
         f"reward.reward_manager.name={manager}",
         "reward.num_workers=1",
     )
@@ -146,11 +158,8 @@ def rows_of(folder, model, *, source, agent="single_turn_agent", manager="naive"
     batch = tu.get_tensordict(prompts)
     tu.assign_non_tensor_data(batch, "global_steps", 1)
 
-    async def roll_out():
-        await worker.generate_sequences(batch)
-        await asyncio.gather(*worker.background_tasks)
-
-    asyncio.run(roll_out())
+    await worker.generate_sequences(batch)
+    await asyncio.gather(*worker.background_tasks)
     tags = queue_content()
     assert tags.pop("0f") == {"status": "finished"}, "a session has failed"
     assert len(tags) == sessions
@@ -181,8 +190,8 @@ def _empty_queue():
 
 
 @pytest.mark.parametrize("source", ANSWERS)
-def test_rows_scored_by_each_reward_function_are_padded(source, tmp_path, model):
-    row, pad = assert_padded(rows_of(tmp_path, model, source=source))
+def test_rows_scored_by_each_reward_function_are_padded(source, roll_out):
+    row, pad = assert_padded(roll_out(source=source))
     assert row["rm_scores"].sum() > 0, "the answer was not taken for right"
     assert row["extra_fields"]["reward_extra_info"]
     assert pad["extra_fields"] == pad["reward_model"] == {}
@@ -190,25 +199,25 @@ def test_rows_scored_by_each_reward_function_are_padded(source, tmp_path, model)
 
 
 @pytest.mark.parametrize("manager", reward_managers())
-def test_rows_of_each_reward_manager_are_padded(manager, tmp_path, model):
-    row, _ = assert_padded(rows_of(tmp_path, model, source="math_dapo", manager=manager))
+def test_rows_of_each_reward_manager_are_padded(manager, roll_out):
+    row, _ = assert_padded(roll_out(source="math_dapo", manager=manager))
     assert row["extra_fields"]["reward_extra_info"]["acc"]
 
 
 @pytest.mark.parametrize("agent", agent_loops())
-def test_rows_of_each_agent_loop_are_padded(agent, tmp_path, model):
-    row, pad = assert_padded(rows_of(tmp_path, model, source="gsm8k", agent=agent))
+def test_rows_of_each_agent_loop_are_padded(agent, roll_out):
+    row, pad = assert_padded(roll_out(source="gsm8k", agent=agent))
     assert row["num_turns"] == (4 if agent == "tool_agent" else 2)
     assert (pad["num_turns"], pad["raw_prompt"], pad["difficulty"]) == (0, [], 0.0)
 
 
 @pytest.mark.parametrize("source", ANSWERS)
-def test_what_a_colocated_reward_model_writes_back_is_padded(source, tmp_path, model):
+def test_what_a_colocated_reward_model_writes_back_is_padded(source, roll_out):
     from verl.experimental.reward_loop.reward_loop import RewardLoopManager
     from verl.trainer.ppo.v1 import get_trainer_cls
     from verl.utils.reward_score import default_compute_score
 
-    batch = rows_of(tmp_path, model, source=source)
+    batch = roll_out(source=source)
     data_source, answer, truth = ANSWERS[source]
     result = default_compute_score(data_source, answer, truth)
     told = dict(result) if isinstance(result, dict) else {"acc": result}
