@@ -116,7 +116,11 @@ def logged_metrics() -> set[str]:
     of_workers = {
         f"{update}/{name}": 1.0
         for update in (ACTOR, CRITIC)
-        for name in (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb")
+        for name in (
+            MICRO_BATCHES,
+            PACKING_EFFICIENCY,
+            *(f"perf/max_memory_{of}_gb" for of in ("allocated", "reserved")),
+        )
     }
     told |= set(step_metrics.worker_metrics(of_workers, {}, dict.fromkeys(step_metrics.TIMERS.values(), 1.0)))
     constants = {value for value in vars(step_metrics).values() if isinstance(value, str) and METRIC.match(value)}

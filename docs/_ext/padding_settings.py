@@ -41,6 +41,8 @@ def choices(hint: Any) -> str:
     """
     if hint is int:
         return "a whole number"
+    if hint is str:
+        return "filled in"
     if get_origin(hint) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if get_origin(hint) is Mapping:
