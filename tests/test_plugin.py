@@ -37,7 +37,7 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it():
     modules = json.loads(run_python(code).splitlines()[-1])
     assert "verl_padding.plugin" in modules
     ours = [name for name in modules if name.startswith("verl_padding")]
-    assert ours == ["verl_padding", "verl_padding.plugin", "verl_padding.verl_hooks"]
+    assert ours == ["verl_padding", "verl_padding.check_of_rows", "verl_padding.plugin", "verl_padding.verl_hooks"]
 
 
 def test_the_plugin_costs_a_few_milliseconds():

@@ -11,7 +11,6 @@ from copy import deepcopy
 from types import ModuleType
 from typing import Any
 
-import verl
 from omegaconf import OmegaConf
 from wrapt import wrap_function_wrapper
 
@@ -23,13 +22,16 @@ PADDED = "padded_"
 
 def lift_check_of_rows(module: ModuleType) -> None:
     """Wraps ``validate_config`` of verl.utils.config; what does not ask for padding passes through untouched."""
-    if verl.__version__.startswith(KNOWN_VERL):
-        wrap_function_wrapper(module, "validate_config", _validate)
+    wrap_function_wrapper(module, "validate_config", _validate)
 
 
 def _validate(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    import verl  # here: the module is wrapped while verl is being imported, and does not know its version yet
+
     config = kwargs.pop("config") if "config" in kwargs else args[0]
-    validate(_with_rows_for_all(config), *args[1:], **kwargs)
+    if verl.__version__.startswith(KNOWN_VERL):
+        config = _with_rows_for_all(config)
+    validate(config, *args[1:], **kwargs)
 
 
 def _with_rows_for_all(config: Any) -> Any:

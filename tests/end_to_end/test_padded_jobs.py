@@ -244,11 +244,14 @@ def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
     assert not [name for name in metrics if name.startswith(("actor/padding/", "critic/padding/"))]
 
 
-def test_workers_are_told_the_pads_of_every_pass(gae):
-    # The log-prob pass and the reference's, and the critic's.
+def test_workers_are_told_the_pads_of_every_pass(grpo, gae):
     assert {model: len(passes) for model, passes in gae.passes.items()} == {ACTOR: 2, CRITIC: 1}
     passes = [one_pass for of_model in gae.passes.values() for one_pass in of_model]
     assert all(one_pass["rows"] - one_pass["pads"] == gae.rows[1].real for one_pass in passes)
+    passes = grpo.passes[ACTOR]
+    assert [one_pass["rows"] - one_pass["pads"] for one_pass in passes] == [
+        grpo.rows[s].real for s in range(1, STEPS + 1)
+    ]
     assert any(one_pass["pads"] > 0 for one_pass in passes)
 
 
