@@ -19,6 +19,7 @@ from tests.test_run_curves import write_run
 
 OVERRIDES = (
     "overrides=(algorithm.adv_estimator=grpo data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=2 "
+    "actor_rollout_ref.rollout.name=vllm "
     "trainer.n_gpus_per_node=2 actor_rollout_ref.actor.use_dynamic_bsz=true "
     "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true)\n"
 )

@@ -83,7 +83,7 @@ def test_the_trainer_mode_alone_works_with_the_defaults(mode):
 def test_a_refusal_ends_the_command_with_its_message():
     config = compose_job("+padding=rows", "padding.strategy=row", *DYNAMIC)
     with pytest.raises(SystemExit, match=r"^verl_padding: padding.strategy='row': not a choice"):
-        CheckJobBeforeStart().on_run_start(config)
+        CheckJobBeforeStart().on_job_start(config)
 
 
 def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():

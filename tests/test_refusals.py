@@ -25,17 +25,19 @@ CLASSES = {
 }
 
 ABOUT = re.compile(
-    r"^(\{|[\w.{}]+=|field |row |verl |step |worker call |rows of |the (config|operations) of |--|a |no )"
+    r"^(\{|[\w.{}]+=|field |row |verl |step |worker call |rows of |the (config|operations|engine) of |"
+    r"the transferqueue |transferqueue's partition |--|a |no )",
+    re.IGNORECASE,
 )
 """A setting, an option, a row, a field, a file, or a quantity with its number."""
 FIX = re.compile(
-    r"\b(set|choose|choices|raise|install|correct|name|change|start|store|look|give|make|clear|keep|extend)\b|"
+    r"\b(set|choose|choices|raise|install|correct|name|change|start|store|look|give|make|clear|keep|extend|leave|put|must)\b|"
     r"\b(is|are|be) (needed|set|at least|there once)\b|at least|\?$",
     re.IGNORECASE,
 )
 """What to do: an order, what is needed, what may be chosen; or a question whose answer is the fix."""
-CARRIES_ANOTHER = re.compile(r"\{(refusal|error)\}")
-"""The message of the refusal behind it, with what to do."""
+CARRIES_ANOTHER = re.compile(r"\{(refusal|error|self\.lost|_FIX|_OWN_CLUSTER)\}")
+"""The message of the refusal behind it, or a constant that several messages share, with what to do."""
 
 OF_A_PLAN = "plan/layout.py", "plan/batch_plan.py", "plan/rows.py"
 """Refusals of plans and rows that a program made, by their parts: there is no setting to name."""

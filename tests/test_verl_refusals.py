@@ -387,7 +387,7 @@ def test_a_padded_job_is_refused_before_ray_starts_and_in_verls_words(job_that_r
     with pytest.raises(
         SystemExit, match=r"^verl_padding: verl's trainer refuses this job: AssertionError: train_batch"
     ):
-        CheckJobBeforeStart().on_run_start(config)
+        CheckJobBeforeStart().on_job_start(config)
 
 
 def test_a_refusal_of_the_plugins_own_is_not_told_twice(job_that_runs):

@@ -19,11 +19,8 @@ class CheckJobBeforeStart(Callback):
     ``sys.exit``, with its message on stderr and exit code 1.
     """
 
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        _exit_if_refused(config)
-
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        # Runs after on_run_start, where it finds nothing new, and alone in a multirun.
+        # Not on_run_start: values of ``${hydra:..}`` are not known yet there, and a multirun has none.
         _exit_if_refused(config)
 
 

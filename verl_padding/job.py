@@ -7,6 +7,7 @@ config are named where they are used.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -83,8 +84,11 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
     model = config.actor_rollout_ref.model
     # What would have to be fetched first is read by the trainer, once verl has fetched it.
-    if Path(model.get("hf_config_path") or model.path).expanduser().is_dir():
-        roles.refuse_unknown_vision()
+    path = model.get("hf_config_path") or model.path
+    if path and Path(path).expanduser().is_dir():
+        # Code that comes with a model may want packages that only the machines have that train.
+        with suppress(ImportError):
+            roles.refuse_unknown_vision()
     return padding
 
 

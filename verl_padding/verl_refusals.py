@@ -58,11 +58,14 @@ def _check_of_main(config: DictConfig) -> None:
 
 
 def _trainer(config: DictConfig) -> None:
-    from verl_padding.trainer.trainers import make_trainer
+    from verl_padding.trainer.trainers import asks_for_padding, make_trainer, padded_trainer
 
     config = deepcopy(config)  # verl writes into it
     with open_dict(config):
-        config.trainer.checkpoint_callback_class = None  # somebody's own code, made for the process that trains
+        # Code of a user's own is made for the process that trains, where Ray runs.
+        config.trainer.checkpoint_callback_class = None
+        if asks_for_padding(config):
+            config.trainer.v1.trainer_mode = padded_trainer(config.trainer.v1.trainer_mode).extends
     make_trainer(config)._init_resource_pool_mgr()
 
 

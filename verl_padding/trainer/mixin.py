@@ -196,7 +196,7 @@ class PaddedTrainer(VerlTrainer):
             yield padded
             strip(padded)
         except BaseException:
-            strip_after_an_error(padded)
+            self._strip_after_an_error(padded)
             raise
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
@@ -206,15 +206,19 @@ class PaddedTrainer(VerlTrainer):
             assert self._padded_batch is not None, "a step without a plan"
             strip(self._padded_batch)
         except BaseException:
-            # After the loss of an actor the job ends, perhaps for want of the very queue that the pads are in.
-            if self._padded_batch is not None and not (self._watch and self._watch.lost):
-                strip_after_an_error(self._padded_batch)
+            if self._padded_batch is not None:
+                self._strip_after_an_error(self._padded_batch)
             raise
         finally:
             self._padded_batch = None
         metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
         self._trained.append(batch)
         return batch
+
+    def _strip_after_an_error(self, padded: PaddedBatch) -> None:
+        # After the loss of an actor the job ends, perhaps for want of the very queue that the pads are in.
+        if not (self._watch and self._watch.lost):
+            strip_after_an_error(padded)
 
     def _save_checkpoint(self) -> None:
         # verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved
