@@ -130,7 +130,7 @@ def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_a_dead_one_left_i
         claim_queue()
     assert queue_content() == {}
     assert tags_of("val") == {}
-    told = [record.getMessage() for record in caplog.records]
+    told = [record.getMessage() for record in caplog.records if record.name == queue_claim.logger.name]
     assert any(f"cleared {len(keys)} prompts and rows from TransferQueue's partition 'train'" in text for text in told)
     assert any("cleared 1 prompts and rows from TransferQueue's partition 'val'" in text for text in told)
     assert all(f"pid {pid} on " in text for text in told)

@@ -67,12 +67,12 @@ def refuse_queue_of_another_job() -> None:
         return
     try:
         owner = controller()._actor_id.job_id.hex()
-    except ValueError:
+    except ValueError as error:
         let_go()
         raise PaddingConfigError(
             "The TransferQueue that this job found in its Ray cluster has ended since: its own job was just being "
-            "killed. Start this one again."
-        ) from None
+            f"killed ({error}). Start this one again."
+        ) from error
     if owner != ray.get_runtime_context().get_job_id():
         let_go()
         raise PaddingConfigError(
