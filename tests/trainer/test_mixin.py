@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
 def set_up(trainer):
-    trainer.actor_rollout_wg = SimpleNamespace(execute_with_func_generator=lambda function: None)
+    trainer.actor_rollout_wg = SimpleNamespace(
+        execute_with_func_generator=lambda function: None, _dispatch_info={"actor": [0, 1]}
+    )
     trainer._setup()
 
 
@@ -64,10 +66,10 @@ class _Prompts:
 
 def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_first():
     uids = [ordered_uid(7, place) for place in range(4)]
-    keys = [f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)]
+    keys = [f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)][:15]
     lengths = [(5 + number, 3 + number % 4) for number in range(len(keys))]
     plans, metrics = [], {}
-    for order in (range(16), reversed(range(16)), np.random.default_rng(0).permutation(16)):
+    for order in (range(15), reversed(range(15)), np.random.default_rng(0).permutation(15)):
         came = [int(number) for number in order]
         batch = put_rows([lengths[number] for number in came], [keys[number] for number in came])
         trainer = padded_trainer()
@@ -158,7 +160,7 @@ def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_tra
 def save_and_see(trainer, monkeypatch) -> list[set[str]]:
     """Has the trainer save a checkpoint as an asynchronous one, and tells what the snapshot of the queue holds."""
     seen = []
-    trainer.extends = "colocate_async"
+    trainer.trainer_mode = "colocate_async"
     monkeypatch.setattr(get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content())))
     content = queue_content()
     trainer._save_checkpoint()
