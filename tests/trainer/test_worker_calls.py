@@ -53,7 +53,8 @@ class Workers:
 @pytest.fixture
 def workers():
     yield Workers()
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    if left := list(queue_content()):
+        tq.kv_clear(keys=left, partition_id=PARTITION)
 
 
 def trainer_with(workers, *overrides):

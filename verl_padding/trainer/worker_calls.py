@@ -55,6 +55,9 @@ class PaddedWorkerGroup:
             return partial(self._call, name, target)
         return target
 
+    def __copy__(self) -> PaddedWorkerGroup:
+        return PaddedWorkerGroup(self._worker_group, self._current, self._planned_apart)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> PaddedWorkerGroup:
         # A copy of the worker group for the same trainer, and not of the trainer too.
         return PaddedWorkerGroup(deepcopy(self._worker_group, memo), self._current, self._planned_apart)
