@@ -25,8 +25,8 @@ BY_PLUS = {
 }
 """Settings that verl or the plug-in reads and no YAML has, so that Hydra wants them with a +."""
 
-OWN = re.compile(r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.num_gpus")
-"""Settings whose last part is a user's own, or what a user has set, and one of Ray's."""
+OWN = re.compile(r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.(num_gpus|address)")
+"""Settings whose last part is a user's own, or what a user has set, and Ray's."""
 
 
 @cache
