@@ -107,8 +107,8 @@ MUTATIONS = [
     Mutation(
         "the pads stay when the step is interrupted",
         "verl_padding/trainer/mixin.py",
-        "except BaseException:\n            # After the loss",
-        "except Exception:\n            # After the loss",
+        "except BaseException:\n            if self._padded_batch is not None:",
+        "except Exception:\n            if self._padded_batch is not None:",
         "tests/trainer/test_mixin.py",
     ),
     Mutation(
