@@ -59,6 +59,17 @@ def test_where_all_is_well_every_fixed_package_is_listed_with_what_is_supported(
         assert found in said
 
 
+def test_values_that_hydra_knows_only_as_a_job_runs_are_known(job):
+    code, said = run_doctor(
+        *job,
+        "+padding=prompt",
+        "trainer.default_local_dir=${hydra:runtime.output_dir}/checkpoints",
+        "trainer.rollout_data_dir=${hydra:runtime.cwd}/rollouts",
+        "trainer.experiment_name=${hydra:job.name}",
+    )
+    assert code == 0, said
+
+
 def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypatch):
     monkeypatch.setattr(doctor, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0"))
     findings = {finding.subject: finding for finding in doctor.versions()}

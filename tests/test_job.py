@@ -80,6 +80,16 @@ def test_the_trainer_mode_alone_works_with_the_defaults(mode):
     assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).strategy == "prompt"
 
 
+def test_settings_of_a_padded_trainers_own_name_are_refused():
+    config = compose_job(
+        "+trainer.v1.padded_separate_async.parameter_sync_step=4",
+        "trainer.v1.trainer_mode=padded_separate_async",
+        *DYNAMIC,
+    )
+    with pytest.raises(PaddingConfigError, match=r"^trainer.v1.padded_separate_async=.*4.* Set them in trainer.v1.sep"):
+        check_job(config)
+
+
 def test_a_refusal_ends_the_command_with_its_message():
     config = compose_job("+padding=rows", "padding.strategy=row", *DYNAMIC)
     with pytest.raises(SystemExit, match=r"^verl_padding: padding.strategy='row': not a choice"):

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import verl
 from omegaconf import OmegaConf, open_dict
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding.hydra_callback import CheckJobBeforeStart
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.trainer.trainers import PaddedTrainerSync
 from verl_padding.verl_refusals import CALLS, verl_refusals
 
 ROOT = Path(verl.__file__).parent
@@ -388,6 +390,30 @@ def test_a_padded_job_is_refused_before_ray_starts_and_in_verls_words(job_that_r
         SystemExit, match=r"^verl_padding: verl's trainer refuses this job: AssertionError: train_batch"
     ):
         CheckJobBeforeStart().on_job_start(config)
+
+
+def test_what_a_lora_job_makes_no_model_of_is_not_looked_at(job_that_runs):
+    settings = {f"{ACTOR}.use_kl_loss": True, f"{REF}.fsdp_config.strategy": "ddp"}
+    assert [part for part, _ in verl_refusals(job_with(job_that_runs, settings))] == ["verl's reference"]
+    settings["actor_rollout_ref.model.lora_rank"] = 8
+    # LoRA in the rollout takes vLLM or SGLang, which verl's own check looks for.
+    assert "verl's reference" not in [part for part, _ in verl_refusals(job_with(job_that_runs, settings))]
+
+
+def test_a_trainer_of_somebodys_own_is_not_made_by_the_check(job_that_runs, monkeypatch):
+    made = []
+
+    class Mine(PaddedTrainerSync):
+        def __init__(self, config):
+            made.append(self)
+            super().__init__(config)
+
+    monkeypatch.setitem(TRAINER_REGISTRY, "mine_made_where_the_job_runs", Mine)
+    job = {MODE: "mine_made_where_the_job_runs", "padding": {"strategy": "prompt"}}
+    assert list(verl_refusals(job_with(job_that_runs, job))) == []
+    refusals = list(verl_refusals(job_with(job_that_runs, job | {"trainer.v1.sampler.max_off_policy_threshold": 0})))
+    assert [part for part, _ in refusals] == ["verl's trainer"]
+    assert made == []
 
 
 def test_a_refusal_of_the_plugins_own_is_not_told_twice(job_that_runs):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 PRIMARY = "ppo_trainer"
 """The config that verl.trainer.main_ppo starts from, unless ``--config-name`` says otherwise."""
 
 
 def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictConfig:
-    """verl's config with Hydra overrides, every interpolation resolvable.
+    """verl's config with Hydra overrides, every interpolation resolvable, also those of Hydra's own values.
 
     Raises:
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the overrides do not fit the config.
@@ -19,9 +20,14 @@ def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictCon
     import verl  # noqa: F401  (loads the plug-in, which puts its groups on Hydra's search path)
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
 
     GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(config_name, overrides=list(overrides))
+    with initialize_config_module("verl.trainer.config", job_name="main_ppo", version_base=None):
+        config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
+    with read_write(config), open_dict(config):
+        config.hydra.runtime.output_dir = str(Path(config.hydra.run.dir).absolute())  # as Hydra does when it runs a job
+        HydraConfig.instance().set_config(config)
+        del config.hydra
     OmegaConf.to_container(config, resolve=True)  # a copy: only to see that it can be done
     return config

@@ -52,14 +52,21 @@ def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False, seed
         return _run(folder, steps=steps, stock=stock, pictures=pictures, seed=seed)
 
 
+def demo_job(out: Path, *, stock: bool, pictures: bool = False, seed: int = 0) -> list[str]:
+    """Makes model and data below ``out``, and gives the overrides of the demo's job, but for its steps and folders."""
+    from verl_padding.recipes.context_reset.job import tiny_job
+
+    padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}"]
+    return [*tiny_job(out / ASSETS, pictures=pictures, seed=seed), *padding]
+
+
 def _run(out: Path, *, steps: int, stock: bool, pictures: bool, seed: int) -> int:
-    from verl_padding.recipes.context_reset.job import GOAL, PICTURES_GOAL, tiny_job
+    from verl_padding.recipes.context_reset.job import GOAL, PICTURES_GOAL
 
     console = Console()
     overrides = [
-        *tiny_job(out / ASSETS, pictures=pictures, seed=seed),
+        *demo_job(out, stock=stock, pictures=pictures, seed=seed),
         f"trainer.total_training_steps={steps}",
-        *([] if stock else ["+padding=prompt", f"padding.seed={seed}"]),
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]

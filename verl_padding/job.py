@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import verl
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.engine_refusals import refuse_engines
@@ -23,7 +23,7 @@ from verl_padding.model_cost import read_model_config, read_model_cost
 from verl_padding.pad_length import pad_length
 from verl_padding.pads.pictures import refuse_unknown_type
 from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
-from verl_padding.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
+from verl_padding.role_engine import RoleEngine, actor_engine, critic_engine, has_separate_ref, ref_engine
 
 MODE_PREFIX = "padded_"
 STOCK_MODES = ("sync", "colocate_async", "separate_async")
@@ -64,6 +64,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
             "Choose trainer.v1.trainer_mode=separate_async with verl.trainer.main_ppo, or leave +padding out."
         )
     mode = mode or stock_mode(config.trainer.v1.trainer_mode)
+    _check_mode_section(config, mode)
     sync_step = parameter_sync_step(config, mode)
     if sync_step != 1 and mode != "separate_async":
         raise PaddingConfigError(
@@ -90,6 +91,16 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
         with suppress(ImportError):
             roles.refuse_unknown_vision()
     return padding
+
+
+def _check_mode_section(config: DictConfig, mode: str) -> None:
+    name = config.trainer.v1.trainer_mode
+    section = config.trainer.v1.get(name)
+    if name != mode and section:
+        raise PaddingConfigError(
+            f"trainer.v1.{name}={OmegaConf.to_container(section)}: nobody reads this, since the trainer {name} extends "
+            f"that of verl's mode {mode} and has its settings. Set them in trainer.v1.{mode}."
+        )
 
 
 def stock_mode(trainer_mode: str) -> str:
@@ -149,7 +160,7 @@ class JobReader:
         engines = {}
         if self._uses_critic:
             engines["critic"] = critic_engine(self._config)
-        if self._uses_ref and not self._has_lora:
+        if has_separate_ref(self._config):
             engines["ref"] = ref_engine(self._config)
         engines["actor"] = actor_engine(self._config)
         refuse_engines(list(engines.values()), self._padding)
@@ -235,11 +246,11 @@ class JobReader:
                 **self._pass_fields(CRITIC, dp_sizes),
             )
             inference[VALUES] = Pass(**self._pass_fields(VALUES, dp_sizes))
+        separate_ref = "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
-        ref_in_actor = self._uses_ref and self._has_lora
-        if ref_in_actor or not self._bypasses_log_prob:
+        if (self._uses_ref and not separate_ref) or not self._bypasses_log_prob:
             inference[LOG_PROB] = Pass(**self._pass_fields(LOG_PROB, dp_sizes))
-        if self._uses_ref and not ref_in_actor:
+        if separate_ref:
             inference[REF] = Pass(**self._pass_fields(REF, dp_sizes))
         try:
             return Job(
@@ -279,12 +290,6 @@ class JobReader:
                 "reference (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward) or a critic."
             )
         return replace(job, updates=updates, inference=inference)
-
-    @property
-    def _has_lora(self) -> bool:
-        model = self._config.actor_rollout_ref.model
-        rank = (model.get("lora") or {}).get("rank") or model.get("lora_rank") or 0
-        return rank > 0 or model.get("lora_adapter_path") is not None
 
     @property
     def _bypasses_log_prob(self) -> bool:

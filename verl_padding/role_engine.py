@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.job import Meeting, PaddedTo
 
+REF_SECTION = "actor_rollout_ref.ref"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoleEngine:
@@ -177,7 +179,7 @@ def ref_engine(config: DictConfig) -> RoleEngine:
         "infer_micro_batch_size_per_gpu": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
     }
     dynamic = bool(config.actor_rollout_ref.ref.log_prob_use_dynamic_bsz)
-    return _of_worker(config, "actor_rollout_ref.ref", settings, dynamic=dynamic)
+    return _of_worker(config, REF_SECTION, settings, dynamic=dynamic)
 
 
 def critic_engine(config: DictConfig) -> RoleEngine:
@@ -213,18 +215,36 @@ def _of_worker(config: DictConfig, section: str, settings: dict[str, str], *, dy
     """
     values = {field: OmegaConf.select(config, setting) for field, setting in settings.items()}
     _refuse_unset(values, settings, dynamic=dynamic)
-    role = _resolved(OmegaConf.select(config, section))
-    if section.endswith(".ref"):
-        # As the worker does, since the reference's settings have names that verl's class of the actor does not know.
-        role["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
-        for name in ("micro_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"):
-            role[f"ppo_{name}"] = role.pop(f"log_prob_{name}", None)
-        role["use_dynamic_bsz"] = role.pop("log_prob_use_dynamic_bsz", False)
+    role = ref_as_actor(config) if section == REF_SECTION else _resolved(OmegaConf.select(config, section))
     engine = _instantiate(role, section).engine
     engine.use_dynamic_bsz = dynamic
     for field, value in values.items():
         setattr(engine, field, value)
     return _role_engine(config, section, settings, engine, config.actor_rollout_ref.model)
+
+
+def has_separate_ref(config: DictConfig) -> bool:
+    """Whether verl makes a model of the reference: it wants one, and no LoRA actor is its own without its adapter."""
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    return bool(need_reference_policy(config)) and not is_lora(config)
+
+
+def is_lora(config: DictConfig) -> bool:
+    """Whether the actor is an adapter, as verl's v1 trainer has it."""
+    model = config.actor_rollout_ref.model
+    rank = (model.get("lora") or {}).get("rank") or model.get("lora_rank") or 0
+    return rank > 0 or model.get("lora_adapter_path") is not None
+
+
+def ref_as_actor(config: DictConfig) -> dict[str, Any]:
+    """The reference's section as verl's worker hands it to its class of an actor, which knows other names."""
+    values = _resolved(config.actor_rollout_ref.ref)
+    values["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    for name in ("micro_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"):
+        values[f"ppo_{name}"] = values.pop(f"log_prob_{name}", None)
+    values["use_dynamic_bsz"] = values.pop("log_prob_use_dynamic_bsz", False)
+    return values
 
 
 def _role_engine(

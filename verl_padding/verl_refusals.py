@@ -12,17 +12,10 @@ from contextlib import redirect_stdout
 from copy import deepcopy
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.errors import PaddingConfigError, PaddingError
-
-REF_SETTINGS = {
-    "log_prob_micro_batch_size": "ppo_micro_batch_size",
-    "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
-    "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
-    "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
-}
-"""How verl's worker renames settings of the reference, whose config is an actor's (engine_workers.py, init_model)."""
+from verl_padding.role_engine import has_separate_ref, ref_as_actor
 
 
 def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
@@ -62,7 +55,8 @@ def _trainer(config: DictConfig) -> None:
 
     config = deepcopy(config)  # verl writes into it
     with open_dict(config):
-        # Code of a user's own is made for the process that trains, where Ray runs.
+        # A callback of a user's own is made for the process that trains, where Ray runs. A sampler of theirs is made:
+        # verl's constructor asks whether it can wait.
         config.trainer.checkpoint_callback_class = None
         if asks_for_padding(config):
             config.trainer.v1.trainer_mode = padded_trainer(config.trainer.v1.trainer_mode).extends
@@ -74,15 +68,8 @@ def _rollout(config: DictConfig) -> None:
 
 
 def _ref(config: DictConfig) -> None:
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    if need_reference_policy(config):
-        ref, actor = deepcopy(config.actor_rollout_ref.ref), config.actor_rollout_ref.actor
-        with open_dict(ref):
-            ref.ppo_mini_batch_size = actor.ppo_mini_batch_size
-            for name, worker_name in REF_SETTINGS.items():
-                ref[worker_name] = ref.pop(name, None)
-        _typed(ref)
+    if has_separate_ref(config):
+        _typed(OmegaConf.create(ref_as_actor(config)))
 
 
 def _distillation(config: DictConfig) -> None:

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from verl_padding.learning import Goal
 from verl_padding.local.seeds import seed_overrides
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.subagents.make_data import write_tiny_data
 
 HERE = Path(__file__).resolve().parent
+
+GOAL = Goal(reward=0.6, floor=0.5, steps=80)
+"""What ``configs/recipe/subagents_tiny.yaml`` is known to reach."""
 
 
 def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:

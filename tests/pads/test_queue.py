@@ -1,15 +1,17 @@
 """Rows in the real TransferQueue: set aside and put back as they were; what earlier runs left is cleared."""
 
 import logging
+import weakref
 from uuid import uuid4
 
 import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
+import transfer_queue.interface as tq_interface
 
 from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
-from verl_padding.pads.queue import clear_leftovers, read_rows, set_aside, tags_of
+from verl_padding.pads.queue import clear_leftovers, let_go, read_rows, set_aside, tags_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -122,3 +124,25 @@ def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_t
         assert not caplog.records
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_the_storage_of_a_queue_that_is_let_go_of_lives_on_and_is_not_closed_any_more(monkeypatch):
+    class Storage(dict):
+        """What a weak reference can point to."""
+
+    class Client:
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    client, storage = Client(), Storage(SimpleStorage={})
+    for name, value in {"_TQ_CLIENT": client, "_TQ_CONTROLLER": object(), "_TQ_STORAGE": storage}.items():
+        monkeypatch.setattr(tq_interface, name, value)
+    alive = weakref.ref(storage)
+    del storage
+    let_go()
+    assert client.closed
+    # TransferQueue's own close() ends the controller and the storage that it finds here.
+    assert tq_interface._TQ_CLIENT is tq_interface._TQ_CONTROLLER is tq_interface._TQ_STORAGE is None
+    assert alive() is not None, "Ray would end the storage of another trainer"

@@ -53,10 +53,15 @@ def actors_of_queue() -> dict[str, list[ActorHandle]]:
     return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
 
 
+_HELD: list[Any] = []
+"""Storage of queues that were let go of: Ray ends an actor with the last handle of the process that made it."""
+
+
 def let_go() -> None:
     """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
     tq_interface._TQ_CLIENT.close()
-    tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = None
+    _HELD.append(tq_interface._TQ_STORAGE)
+    tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
 
 
 def n_rows(answer: object) -> int:

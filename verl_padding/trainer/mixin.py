@@ -38,6 +38,7 @@ from verl_padding.trainer.step_metrics import (
     real_rows_by_rank,
     worker_metrics,
 )
+from verl_padding.trainer.stock_guard import TakesPadding
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ TRAIN_PARTITION = "train"
 """verl's name for the part of TransferQueue that training rows are in."""
 
 
-class PaddedTrainer(VerlTrainer):
+class PaddedTrainer(TakesPadding, VerlTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
 
     The batch that verl's methods pass around holds real rows only, from sampling to the rollout dump. Pads lie in

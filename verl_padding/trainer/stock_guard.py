@@ -14,8 +14,10 @@ from wrapt import wrap_function_wrapper
 
 from verl_padding.errors import PaddingConfigError
 
-MARK = "extends"
-"""Attribute that padded trainers alone have. They are not imported here: the guard stands where they cannot be."""
+
+class TakesPadding:
+    """What padded trainers alone are. They are not imported here: the guard stands where they cannot be."""
+
 
 COUNTERPARTS: dict[type, type] = {}
 """verl's trainers and the padded ones that take their place; filled by ``verl_padding.trainer.trainers``."""
@@ -41,7 +43,7 @@ def _padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _construct(construct: Any, trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     padding = _padding(args, kwargs)
-    if padding is not None and not hasattr(trainer, MARK):
+    if padding is not None and not isinstance(trainer, TakesPadding):
         raise PaddingConfigError(
             f"padding={padding!r}: {type(trainer).__name__} is no padded trainer and would ignore it. Choose "
             "trainer.v1.trainer_mode=sync, colocate_async or separate_async, have a trainer of your own extend "
