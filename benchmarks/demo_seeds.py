@@ -6,6 +6,7 @@ would do: ``python -m benchmarks.demo_seeds --out outputs/other actor_rollout_re
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,12 +37,16 @@ def main(
     for trainer in ("padded", "stock") if stock else ("padded",):
         for seed in range(seeds):
             folder = (out / f"{trainer}_seed{seed}").resolve()
-            job = [*demo_job(folder, stock=trainer == "stock", seed=seed), *(overrides or [])]
+            job = partial(_job, stock=trainer == "stock", seed=seed, overrides=overrides or [])
             runs[folder.name] = run_of(job, folder, recipe=RECIPE, steps=steps, goal=GOAL)
         figures[trainer] = spread_of([run for name, run in runs.items() if name.startswith(trainer)])
     show_runs(f"verl-padding demo, {steps} steps: mean reward of a session", runs, GOAL)
     told = {"recipe": recipe_of(RECIPE), "overrides": overrides or [], "steps": steps}
     tell(told | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+
+
+def _job(folder: Path, *, stock: bool, seed: int, overrides: list[str]) -> list[str]:
+    return [*demo_job(folder, stock=stock, seed=seed), *overrides]
 
 
 if __name__ == "__main__":

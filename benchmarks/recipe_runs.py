@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks.results import console, show
+from verl_padding.demo_folder import HYDRA, demo_folder
 from verl_padding.learning import LAST, Goal, Learning
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.report import ROLLOUTS
@@ -28,10 +29,13 @@ def recipe_of(name: str) -> dict[str, Any]:
     return {str(section): values for section, values in config.items()}
 
 
-def run_of(overrides: Sequence[str], folder: Path, *, recipe: str, steps: int, goal: Goal) -> dict[str, Any]:
+def run_of(
+    make_job: Callable[[Path], list[str]], folder: Path, *, recipe: str, steps: int, goal: Goal
+) -> dict[str, Any]:
     """Runs a job of `steps` steps in ``folder``, or reads what the same job has left there, and tells what it earned.
 
     Args:
+        make_job: makes what the job needs in a folder, and gives its overrides.
         recipe: name of the recipe that the overrides name.
 
     Returns: ``reward``, the mean reward of a session at each step; ``first``, ``last`` (over the last steps),
@@ -40,24 +44,30 @@ def run_of(overrides: Sequence[str], folder: Path, *, recipe: str, steps: int, g
 
     Raises:
         RuntimeError: the job failed, or another one has left its result there.
+        PaddingDataError: somebody's own files are in the folder.
     """
+
+    def job() -> dict[str, Any]:
+        command = [
+            *make_job(folder),
+            f"trainer.total_training_steps={steps}",
+            f"trainer.rollout_data_dir={folder / ROLLOUTS}",
+            f"hydra.run.dir={folder / HYDRA}",
+        ]
+        return {"recipe": recipe_of(recipe), "command": command}
+
     kept = folder / RESULT
-    command = [
-        *overrides,
-        f"trainer.total_training_steps={steps}",
-        f"trainer.rollout_data_dir={folder / ROLLOUTS}",
-        f"hydra.run.dir={folder / 'hydra'}",
-    ]
-    job = {"recipe": recipe_of(recipe), "command": command}
     if kept.exists():
         result = json.loads(kept.read_text())
-        if result["job"] != job:
+        if result["job"] != job():
             raise RuntimeError(f"{kept} is of another job or recipe. Remove its folder, or give another one.")
         return dict(result["figures"])
-    started = time.monotonic()
-    if code := run_local_job(command, folder=folder):
-        raise RuntimeError(f"the job ended with code {code}; its output is in {folder / LOG}")
-    seconds = time.monotonic() - started
+    with demo_folder(folder):
+        run = job()
+        started = time.monotonic()
+        if code := run_local_job(run["command"], folder=folder):
+            raise RuntimeError(f"the job ended with code {code}; its output is in {folder / LOG}")
+        seconds = time.monotonic() - started
     curves = RunCurves.read(folder)
     learning = Learning.of(curves.reward, goal)
     figures = {
@@ -70,7 +80,7 @@ def run_of(overrides: Sequence[str], folder: Path, *, recipe: str, steps: int, g
         "seconds": round(seconds),
         "reward": [round(reward, 4) for reward in curves.reward],
     }
-    kept.write_text(json.dumps({"job": job, "figures": figures}) + "\n")
+    kept.write_text(json.dumps({"job": run, "figures": figures}) + "\n")
     console.print(f"{folder.name}: {learning}")
     return figures
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, tell
+from verl_padding.demo_folder import ASSETS
 from verl_padding.recipes.subagents.job import GOAL, tiny_job
 
 RECIPE = "subagents_tiny"
@@ -33,13 +35,17 @@ def main(
     for seed in range(seeds):
         for trainer, flag in FLAGS.items():
             folder = (out / f"{trainer}_seed{seed}").resolve()
-            padding = [flag, f"padding.seed={seed}"] if flag else []
-            job = [*tiny_job(folder / "assets", seed=seed), *padding]
-            runs[folder.name] = run_of(job, folder, recipe=RECIPE, steps=steps, goal=GOAL)
+            runs[folder.name] = run_of(
+                partial(_job, seed=seed, flag=flag), folder, recipe=RECIPE, steps=steps, goal=GOAL
+            )
     figures = {trainer: spread_of([run for name, run in runs.items() if name.startswith(trainer)]) for trainer in FLAGS}
     show_runs(f"recipes/subagents, {steps} steps: mean reward of a session", runs, GOAL)
     told = {"recipe": recipe_of(RECIPE), "steps": steps}
     tell(told | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+
+
+def _job(folder: Path, *, seed: int, flag: str | None) -> list[str]:
+    return [*tiny_job(folder / ASSETS, seed=seed), *([flag, f"padding.seed={seed}"] if flag else [])]
 
 
 if __name__ == "__main__":
