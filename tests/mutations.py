@@ -452,13 +452,14 @@ def fails(tests: str, mutation: Mutation | None = None) -> bool:
     Raises:
         RuntimeError: pytest could not run the tests at all.
     """
+    spread = ["-n", "0"] if mutation else []  # several faults are tried at the same time
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         root = Path(folder)
         copy_project(root)
         if mutation is not None:
             mutation.apply(root)
         run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *spread, *tests.split()],
             cwd=root,
             env={**os.environ, "PYTHONPATH": str(root)},
             capture_output=True,

@@ -16,6 +16,8 @@ from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.job import tiny_job
 
 STEPS = 3
+# The recipe's schedule is FSDP's: other engines' optimizers have other settings for theirs.
+NO_SCHEDULE = [f"~actor_rollout_ref.actor.optim.{name}" for name in ("lr_scheduler_type", "min_lr_ratio")]
 # The engine, the package that it takes, and what has it replay the routes of the rollout.
 ENGINES = {
     "fsdp2": (
@@ -30,6 +32,7 @@ ENGINES = {
         "megatron",
         [
             "model_engine=megatron",
+            *NO_SCHEDULE,
             "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2",
             "actor_rollout_ref.actor.megatron.router_replay.mode=R3",
             "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -40,6 +43,7 @@ ENGINES = {
         "veomni",
         [
             "model_engine=veomni",
+            *NO_SCHEDULE,
             "actor_rollout_ref.actor.veomni.router_replay.mode=R3",
             "actor_rollout_ref.actor.use_dynamic_bsz=true",
             "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
