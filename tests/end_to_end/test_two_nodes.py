@@ -23,6 +23,7 @@ def cluster(tmp_path) -> Iterator[Cluster]:
     Workers have the environment of their node: the probe is named there, and the plug-in is not.
     """
     with tempfile.TemporaryDirectory(prefix="vp", dir="/tmp", ignore_cleanup_errors=True) as scratch:
+        (Path(scratch) / "ray").mkdir()  # Cluster writes its address there, and does not make the folder
         environment = job_environment(Path(scratch), tmp_path) | {
             "PYTHONPATH": str(ROOT),
             "VERL_USE_EXTERNAL_MODULES": probe.__name__,
