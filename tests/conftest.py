@@ -8,12 +8,10 @@ import tests.plain_output  # noqa: F401  (first of all)
 from tests.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Keeps what shares a fixture in one process: all tests on the session's queue, and the tests of a file."""
-    for item in items:
-        shares_queue = "transfer_queue" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("queue" if shares_queue else str(item.path)))
+    shares_queue = "transfer_queue" in getattr(item, "fixturenames", ())
+    item.add_marker(pytest.mark.xdist_group("queue" if shares_queue else str(item.path)))
 
 
 @pytest.fixture(scope="session")

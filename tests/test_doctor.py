@@ -66,6 +66,7 @@ def test_values_that_hydra_knows_only_as_a_job_runs_are_known(job):
         "trainer.default_local_dir=${hydra:runtime.output_dir}/checkpoints",
         "trainer.rollout_data_dir=${hydra:runtime.cwd}/rollouts",
         "trainer.experiment_name=${hydra:job.name}",
+        "trainer.validation_data_dir=${hydra:job_logging.handlers.file.filename}",
     )
     assert code == 0, said
 

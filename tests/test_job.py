@@ -330,6 +330,19 @@ def test_the_experts_of_a_mixture_are_counted_from_its_config(config, experts, t
     assert JobReader(job, check_job(job)).n_experts == experts
 
 
+def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):
+    transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
+    override = "+actor_rollout_ref.model.override_config"
+    overrides = (*DYNAMIC, "+padding=prompt", f"actor_rollout_ref.model.path={tmp_path}")
+    job = compose_job(*overrides, f"{override}.vision_config.initializer_range=0.01")
+    vision = JobReader(job, check_job(job)).model_config["vision_config"]
+    assert vision["initializer_range"] == 0.01
+    assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
+    job = compose_job(*overrides, f"{override}.no_such_config.layers=1")
+    with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.override_config=.*no_such_config"):
+        check_job(job)
+
+
 @pytest.mark.parametrize("choice", ["auto", "minimal"])
 def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_start(choice, tmp_path):
     transformers.MllamaConfig().save_pretrained(tmp_path)

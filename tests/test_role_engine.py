@@ -144,6 +144,16 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, model, monkeypat
         check_engines({name: each.config for name, each in engines.items()})(worker)
 
 
+def test_a_fused_forward_that_megatrons_engine_turns_off_is_no_other_engine():
+    overrides = ("model_engine=megatron", "actor_rollout_ref.model.use_fused_kernels=true")
+    engines = JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(), "sync").engines
+    check = check_engines({role: engine.config for role, engine in engines.items()})
+    made = deepcopy(engines["actor"].config)
+    assert made.use_fused_kernels
+    made.use_fused_kernels = False  # as verl does for critics, and with MTP
+    check(SimpleNamespace(actor=SimpleNamespace(engine_config=made)))
+
+
 def test_an_engine_that_was_made_otherwise_ends_the_job():
     engines = JobReader(compose_job(*DYNAMIC), PaddingConfig(), "sync").engines
     check = check_engines({role: engine.config for role, engine in engines.items()})
@@ -203,7 +213,8 @@ NOT_PACKED = ("actor_rollout_ref.model.use_remove_padding=false", "critic.model.
             "micro_batch",
             "cell",
         ),
-        (("model_engine=megatron", *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"), "row", "cell"),
+        # verl's engine turns Megatron's fused forward off where rows are not packed.
+        (("model_engine=megatron", *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"), "cell", "cell"),
     ],
 )
 def test_rows_are_padded_to_what_the_engine_pads_them_to(overrides, actor, critic):

@@ -16,8 +16,8 @@ from wrapt import wrap_function_wrapper
 
 KNOWN_VERL = "0.9."
 """Versions of verl whose check is known."""
-PADDED = "padded_"
-"""Names of padded trainers begin so."""
+VERLS_OWN = ("sync", "colocate_async", "separate_async")
+"""Trainers that verl registers, by name."""
 
 
 def lift_check_of_rows(module: ModuleType) -> None:
@@ -35,14 +35,22 @@ def _validate(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _with_rows_for_all(config: Any) -> Any:
-    named = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
-    if config.get("padding") is None and not named.startswith(PADDED):
+    if not _is_padded(config):
         return config
     actor = config.actor_rollout_ref.actor
     view = deepcopy(config)
-    # A multiple of ranks x rows of a micro-batch. What else is asked of the number of prompts, that it is not below
-    # ppo_mini_batch_size, holds for the job's own as well: our check of the job wants a multiple of it.
-    view.data.train_batch_size *= (
+    # A multiple of ranks x rows of a micro-batch: of the sessions of a prompt, since verl asks more of the prompts.
+    view.actor_rollout_ref.rollout.n *= (
         config.trainer.n_gpus_per_node * config.trainer.nnodes * (actor.ppo_micro_batch_size_per_gpu or 1)
     )
     return view
+
+
+def _is_padded(config: Any) -> bool:
+    if config.get("padding") is not None:
+        return True
+    if OmegaConf.select(config, "trainer.v1.trainer_mode") in (None, *VERLS_OWN):
+        return False  # nothing of ours is imported for these
+    from verl_padding.trainer.trainers import asks_for_padding
+
+    return asks_for_padding(config)

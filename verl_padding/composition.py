@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -27,7 +28,7 @@ def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictCon
         config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
     with read_write(config), open_dict(config):
         config.hydra.runtime.output_dir = str(Path(config.hydra.run.dir).absolute())  # as Hydra does when it runs a job
-        HydraConfig.instance().set_config(config)
+        HydraConfig.instance().set_config(deepcopy(config))  # its values refer to each other
         del config.hydra
     OmegaConf.to_container(config, resolve=True)  # a copy: only to see that it can be done
     return config

@@ -18,19 +18,27 @@ def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
     """
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
+    from verl.utils.model import update_model_config
 
     path = model.get("hf_config_path") or model.path
     try:
         config = AutoConfig.from_pretrained(
             copy_to_local(path), trust_remote_code=bool(model.get("trust_remote_code", False))
-        ).to_dict()
+        )
     except (OSError, ValueError) as error:
         raise PaddingConfigError(
             f"the config of {section}.model.path={path} cannot be read ({error}). Correct the path."
         ) from error
     override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
     assert isinstance(override, dict)
-    return config | override.get("model_config", override)
+    try:
+        update_model_config(config, override.get("model_config", override))
+    except AttributeError as error:
+        raise PaddingConfigError(
+            f"{section}.model.override_config={override}: does not fit the model's config ({error}). Correct it."
+        ) from error
+    values: dict[str, Any] = config.to_dict()
+    return values
 
 
 def read_model_cost(model: DictConfig, section: str) -> TransformerCost:

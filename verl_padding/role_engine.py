@@ -55,8 +55,6 @@ class RoleEngine:
             return "row"
         if self.strategy != "megatron":
             return "micro_batch"
-        if config.use_fused_kernels and self.section != "critic":
-            return "row"  # verl's fused forward of Megatron packs in any case; critics have none
         return "cell" if config.pad_bshd_to_minibatch_max else "micro_batch"
 
     @property

@@ -35,8 +35,8 @@ _WHY = (
     "clear, each other's rows."
 )
 _OWN_CLUSTER = (
-    "Give this one a Ray cluster of its own (RAY_ADDRESS and ray_kwargs.ray_init.address unset, or that of another "
-    "cluster)"
+    "Give this one a Ray cluster of its own (RAY_ADDRESS=local or +ray_kwargs.ray_init.address=local, or the address "
+    "of another cluster)"
 )
 
 

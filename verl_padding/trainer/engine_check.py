@@ -15,7 +15,6 @@ PLANNED = (
     "infer_max_token_len_per_gpu",
     "infer_micro_batch_size_per_gpu",
     "use_remove_padding",
-    "use_fused_kernels",
     "ulysses_sequence_parallel_size",
     "ulysses_parallel_size",
     "tensor_model_parallel_size",
