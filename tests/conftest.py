@@ -1,4 +1,4 @@
-"""What tests of several folders share: one Ray and one TransferQueue a test session."""
+"""What tests of several folders share: one Ray and one TransferQueue a process of tests."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,6 @@ import pytest
 
 import tests.plain_output  # noqa: F401  (first of all)
 from tests.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keeps what shares a fixture in one process: all tests on the session's queue, and the tests of a file."""
-    shares_queue = "transfer_queue" in getattr(item, "fixturenames", ())
-    item.add_marker(pytest.mark.xdist_group("queue" if shares_queue else str(item.path)))
 
 
 @pytest.fixture(scope="session")
