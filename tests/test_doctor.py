@@ -59,18 +59,6 @@ def test_where_all_is_well_every_fixed_package_is_listed_with_what_is_supported(
         assert found in said
 
 
-def test_values_that_hydra_knows_only_as_a_job_runs_are_known(job):
-    code, said = run_doctor(
-        *job,
-        "+padding=prompt",
-        "trainer.default_local_dir=${hydra:runtime.output_dir}/checkpoints",
-        "trainer.rollout_data_dir=${hydra:runtime.cwd}/rollouts",
-        "trainer.experiment_name=${hydra:job.name}",
-        "trainer.validation_data_dir=${hydra:job_logging.handlers.file.filename}",
-    )
-    assert code == 0, said
-
-
 def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypatch):
     monkeypatch.setattr(doctor, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0"))
     findings = {finding.subject: finding for finding in doctor.versions()}
@@ -122,6 +110,18 @@ def test_a_job_that_can_run_is_told_in_words(job):
     assert "prompt, 8 prompts x 4 sessions a batch" in said
     assert "4 optimizer steps a batch, 2 data-parallel ranks" in said
     assert "verl's own checks" in said
+
+
+def test_values_that_hydra_knows_only_as_a_job_runs_are_known(job):
+    code, said = diagnose_here(
+        *job,
+        "+padding=prompt",
+        "trainer.default_local_dir=${hydra:runtime.output_dir}/checkpoints",
+        "trainer.rollout_data_dir=${hydra:runtime.cwd}/rollouts",
+        "trainer.experiment_name=${hydra:job.name}",
+        "trainer.validation_data_dir=${hydra:job_logging.handlers.file.filename}",
+    )
+    assert code == 0, said
 
 
 def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
