@@ -112,6 +112,13 @@ MUTATIONS = [
         "tests/trainer/test_mixin.py",
     ),
     Mutation(
+        "the storage of a queue that is let go of ends with its last handle",
+        "verl_padding/pads/queue.py",
+        "    _HELD.append(tq_interface._TQ_STORAGE)\n",
+        "",
+        "tests/pads/test_queue.py",
+    ),
+    Mutation(
         "a job takes the rows of another one for its own",
         "verl_padding/pads/queue_claim.py",
         "    if owner != ray.get_runtime_context().get_job_id():\n",
@@ -452,14 +459,14 @@ def fails(tests: str, mutation: Mutation | None = None) -> bool:
     Raises:
         RuntimeError: pytest could not run the tests at all.
     """
-    spread = ["-n", "0"] if mutation else []  # several faults are tried at the same time
+    one = ["-x", "-n", "0"] if mutation else []  # several faults are tried at the same time
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         root = Path(folder)
         copy_project(root)
         if mutation is not None:
             mutation.apply(root)
         run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *spread, *tests.split()],
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *one, *tests.split()],
             cwd=root,
             env={**os.environ, "PYTHONPATH": str(root)},
             capture_output=True,

@@ -81,13 +81,17 @@ def test_the_trainer_mode_alone_works_with_the_defaults(mode):
 
 
 def test_settings_of_a_padded_trainers_own_name_are_refused():
-    config = compose_job(
-        "+trainer.v1.padded_separate_async.parameter_sync_step=4",
-        "trainer.v1.trainer_mode=padded_separate_async",
-        *DYNAMIC,
-    )
-    with pytest.raises(PaddingConfigError, match=r"^trainer.v1.padded_separate_async=.*4.* Set them in trainer.v1.sep"):
-        check_job(config)
+    message = r"^trainer.v1.{}.{}: verl does not read this.* Set trainer.v1.separate_async.{} instead"
+    for name, setting in (("padded_separate_async", "rows"), ("mine", "parameter_sync_step")):
+        overrides = [f"trainer.v1.trainer_mode={name}", f"+trainer.v1.{name}.{setting}=4", "+padding=prompt"]
+        with pytest.raises(PaddingConfigError, match=message.format(name, f"{setting}=4", setting)):
+            check_job(compose_job(*overrides, *DYNAMIC), "separate_async")
+
+
+@pytest.mark.parametrize("section", ["+trainer.v1.mine.threshold=0.5", "+trainer.v1.mine=5"])
+def test_a_trainer_of_ones_own_has_settings_of_its_own(section):
+    config = compose_job("trainer.v1.trainer_mode=mine", section, "+padding=prompt", *DYNAMIC)
+    assert check_job(config, "sync").strategy == "prompt"
 
 
 def test_a_refusal_ends_the_command_with_its_message():
@@ -338,9 +342,10 @@ def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(t
     vision = JobReader(job, check_job(job)).model_config["vision_config"]
     assert vision["initializer_range"] == 0.01
     assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
-    job = compose_job(*overrides, f"{override}.no_such_config.layers=1")
-    with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.override_config=.*no_such_config"):
-        check_job(job)
+    for wrong in ("no_such_config.layers=1", "text_config.num_hidden_layers=abc"):
+        job = compose_job(*overrides, f"{override}.{wrong}")
+        with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.override_config=.*Correct it"):
+            check_job(job)
 
 
 @pytest.mark.parametrize("choice", ["auto", "minimal"])

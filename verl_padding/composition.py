@@ -27,8 +27,10 @@ def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictCon
     with initialize_config_module("verl.trainer.config", job_name="main_ppo", version_base=None):
         config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
     with read_write(config), open_dict(config):
-        config.hydra.runtime.output_dir = str(Path(config.hydra.run.dir).absolute())  # as Hydra does when it runs a job
-        HydraConfig.instance().set_config(deepcopy(config))  # its values refer to each other
+        # As Hydra does when it runs a job. Its values refer to each other, and stay when they leave the job's.
+        HydraConfig.instance().set_config(deepcopy(config))
+        config.hydra.runtime.output_dir = str(Path(config.hydra.run.dir).absolute())
+        HydraConfig.instance().set_config(deepcopy(config))
         del config.hydra
     OmegaConf.to_container(config, resolve=True)  # a copy: only to see that it can be done
     return config

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import verl
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.engine_refusals import refuse_engines
@@ -94,13 +94,19 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
 
 
 def _check_mode_section(config: DictConfig, mode: str) -> None:
+    """Refuses settings of a mode that stand where verl does not look for them: by another name than verl's own."""
     name = config.trainer.v1.trainer_mode
     section = config.trainer.v1.get(name)
-    if name != mode and section:
-        raise PaddingConfigError(
-            f"trainer.v1.{name}={OmegaConf.to_container(section)}: nobody reads this, since the trainer {name} extends "
-            f"that of verl's mode {mode} and has its settings. Set them in trainer.v1.{mode}."
-        )
+    if name == mode or not isinstance(section, DictConfig):
+        return
+    # A trainer of somebody's own may have settings of its own there, which are for its code to read.
+    of_mode = {"parameter_sync_step", *(config.trainer.v1.get(mode) or ())}
+    for key in section:
+        if name.startswith(MODE_PREFIX) or key in of_mode:
+            raise PaddingConfigError(
+                f"trainer.v1.{name}.{key}={section[key]}: verl does not read this, since the trainer {name} extends "
+                f"that of its mode {mode} and has its settings. Set trainer.v1.{mode}.{key} instead."
+            )
 
 
 def stock_mode(trainer_mode: str) -> str:

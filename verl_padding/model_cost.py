@@ -33,9 +33,10 @@ def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
     assert isinstance(override, dict)
     try:
         update_model_config(config, override.get("model_config", override))
-    except AttributeError as error:
+    except Exception as error:  # what transformers raises of a value depends on the value
+        reason = " ".join(str(error).split())
         raise PaddingConfigError(
-            f"{section}.model.override_config={override}: does not fit the model's config ({error}). Correct it."
+            f"{section}.model.override_config={override}: does not fit the model's config ({reason}). Correct it."
         ) from error
     values: dict[str, Any] = config.to_dict()
     return values

@@ -79,7 +79,8 @@ def assert_level(levels: dict[int, dict], *, warm: int, look: int) -> None:
     """Ray's objects and the memory of each process are once warm what they are at the end."""
     steps = max(levels)
     objects = [levels[step]["objects"] for step in sorted(levels)]
-    assert max(objects[warm:]) <= max(objects[:warm]), objects
+    # Some are on their way out when the step ends, now and then; what stays would be there at each step.
+    assert min(objects[-look:]) <= min(objects[:warm]), objects
     lasting = set(levels[warm]["memory"]) & set(levels[steps]["memory"])
     assert len(lasting) >= 5, levels[steps]["memory"]
     for name in lasting:

@@ -137,8 +137,9 @@ def test_the_storage_of_a_queue_that_is_let_go_of_lives_on_and_is_not_closed_any
             self.closed = True
 
     client, storage = Client(), Storage(SimpleStorage={})
-    for name, value in {"_TQ_CLIENT": client, "_TQ_CONTROLLER": object(), "_TQ_STORAGE": storage}.items():
-        monkeypatch.setattr(tq_interface, name, value)
+    monkeypatch.setattr(tq_interface, "_TQ_CLIENT", client)
+    monkeypatch.setattr(tq_interface, "_TQ_CONTROLLER", object())
+    monkeypatch.setattr(tq_interface, "_TQ_STORAGE", storage)
     alive = weakref.ref(storage)
     del storage
     let_go()
