@@ -101,7 +101,7 @@ def _check_mode_section(config: DictConfig, mode: str) -> None:
         return
     # A trainer of somebody's own may have settings of its own there, which are for its code to read.
     of_mode = {"parameter_sync_step", *(config.trainer.v1.get(mode) or ())}
-    for key in section:
+    for key in map(str, section):
         if name.startswith(MODE_PREFIX) or key in of_mode:
             raise PaddingConfigError(
                 f"trainer.v1.{name}.{key}={section[key]}: verl does not read this, since the trainer {name} extends "
