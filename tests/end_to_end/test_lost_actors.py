@@ -18,10 +18,8 @@ LIMIT_S = 60
 """Seconds that a job may take to end, with all its processes; without the watch, 150 at the least."""
 
 
-# In colocate_async the trainer polls an agent loop that works beside it; the others are waited for alike.
-@pytest.mark.parametrize(
-    ("actor", "mode"), [*((actor, "sync") for actor in ACTORS), ("AgentLoopWorkerTQ", "colocate_async")]
-)
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize("actor", ACTORS)
 def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, mode, tmp_path):
     facts = run_job(
         tmp_path,
