@@ -14,7 +14,7 @@ import typer
 
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, tell
-from verl_padding.demo import demo_job
+from verl_padding.cli.demo import demo_job
 from verl_padding.recipes.context_reset.job import GOAL
 
 RECIPE = "context_reset_tiny"

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.jobs import BatchJob
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Rows, Update, plan_batch
-from verl_padding.verl_layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
+from verl_padding.stock.layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
 PAD_TOKENS = 2
 attention_cost = COST_MODELS["attention"]

@@ -12,11 +12,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks.results import console, show
-from verl_padding.demo_folder import HYDRA, demo_folder
-from verl_padding.learning import LAST, Goal, Learning
+from verl_padding.cli.demo_folder import HYDRA, demo_folder
 from verl_padding.local.launch import LOG, run_local_job
-from verl_padding.report import ROLLOUTS
-from verl_padding.run_curves import RunCurves
+from verl_padding.runs.curves import RunCurves
+from verl_padding.runs.learning import LAST, Goal, Learning
+from verl_padding.runs.report import ROLLOUTS
 
 RESULT = "result.json"
 RECIPES = Path(__file__).parent.parent / "configs" / "recipe"

@@ -28,7 +28,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
-from tests.cluster import ray_and_queue
+from tests.support.cluster import ray_and_queue
 
 ROWS = Path(__file__).parent / "long_tailed.jsonl"
 PROMPTS, SESSIONS, MINI_PROMPTS, RANKS = 24, 8, 8, 2
@@ -56,7 +56,7 @@ SIDES = (
 
 def put_batch() -> KVBatchMeta:
     """The rows, with all that an actor update reads, under keys of their own."""
-    from tests.pads.rows_in_queue import PARTITION, put_rows
+    from tests.support.rows_in_queue import PARTITION, put_rows
 
     rows = [json.loads(line) for line in ROWS.read_text().split("\n") if line]
     lengths = [(row["prompt_tokens"], row["response_tokens"]) for row in rows]
@@ -137,7 +137,8 @@ def stock_update(workers: Any, batch: KVBatchMeta) -> dict[str, float]:
 
 def planned_update(workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, float]:
     """Seconds, pads and steps of an update as the padded trainers do it."""
-    from verl_padding.pads.padded_batch import strip, upsample
+    from tests.support.padded_rows import upsample
+    from verl_padding.pads.padded_batch import strip
     from verl_padding.pads.template import PadTemplate
     from verl_padding.plan import Job, Rows, Update, plan_batch
     from verl_padding.trainer.worker_calls import PaddedWorkerGroup
@@ -177,8 +178,8 @@ def main(
     told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.equivalence.workers import start_actor, stop
+        from verl_padding.patches.plan_packer import install_in_worker
         from verl_padding.trainer.losses import wrap_worker_loss
-        from verl_padding.trainer.plan_packer import install_in_worker
 
         workers = start_actor(
             make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"

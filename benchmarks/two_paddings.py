@@ -52,7 +52,7 @@ class Side:
 
 def put_rows_without_pads(n_rows: int) -> Any:
     """Rows as they are before an advantage is computed, of 30 prompts with two to four sessions each."""
-    from tests.pads.rows_in_queue import put_rows
+    from tests.support.rows_in_queue import put_rows
 
     draw = torch.Generator().manual_seed(0)
     keys = [f"p{row % PROMPTS}_{row // PROMPTS}_0" for row in range(n_rows)]
@@ -69,7 +69,7 @@ def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -
     import transfer_queue as tq
     from tensordict import TensorDict
 
-    from tests.pads.rows_in_queue import PARTITION
+    from tests.support.rows_in_queue import PARTITION
 
     columns = {
         name: torch.nested.as_nested_tensor(
@@ -85,8 +85,8 @@ def make_trainer(estimator: str) -> Any:
     """A padded trainer without workers; verl's own methods are its base's."""
     from verl.trainer.ppo.core_algos import AdaptiveKLController
 
-    from tests.trainer.trainer_without_workers import padded_trainer
-    from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+    from tests.support.trainer_without_workers import padded_trainer
+    from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 
     trainer = padded_trainer(
         "padding.denominator=rows",
@@ -143,7 +143,7 @@ def read(side: Side, *, columns: bool) -> Any:
     """The rows of a side as a worker gets them, and the columns of ours."""
     import transfer_queue as tq
 
-    from tests.pads.rows_in_queue import PARTITION
+    from tests.support.rows_in_queue import PARTITION
     from verl_padding.pads.columns import OWN_COLUMNS
 
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
@@ -155,6 +155,6 @@ def read(side: Side, *, columns: bool) -> Any:
 def clear_queue() -> None:
     import transfer_queue as tq
 
-    from tests.pads.rows_in_queue import PARTITION, queue_content
+    from tests.support.rows_in_queue import PARTITION, queue_content
 
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.results import AsJson, Keep, busy_cores, show, spread, tell
-from tests.cluster import ray_and_queue
+from tests.support.cluster import ray_and_queue
 
 PAD_COUNTS = (10, 1_000, 10_000)
 LENGTHS = [(100 + row, 200 + 3 * row) for row in range(10)]
@@ -44,7 +44,8 @@ def with_verl(batch: Any, pads: int) -> None:
 
 
 def with_ours(batch: Any, pads: int) -> None:
-    from verl_padding.pads.padded_batch import strip, upsample
+    from tests.support.padded_rows import upsample
+    from verl_padding.pads.padded_batch import strip
     from verl_padding.pads.template import PadTemplate
 
     plan: Any = SimpleNamespace(n_pads=pads, layouts={}, packer="verl")
@@ -68,7 +69,7 @@ def main(
     with ray_and_queue(object_store_bytes=2_000_000_000):
         import transfer_queue as tq
 
-        from tests.pads.rows_in_queue import PARTITION, put_rows
+        from tests.support.rows_in_queue import PARTITION, put_rows
 
         for kind, fields in kinds_of_rows().items():
             batch = put_rows(LENGTHS, **fields)

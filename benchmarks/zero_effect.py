@@ -34,7 +34,7 @@ from benchmarks.two_paddings import (
     put_rows_without_pads,
     read,
 )
-from tests.cluster import ray_and_queue
+from tests.support.cluster import ray_and_queue
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 PACKING_MATTERS = ("clip_cov", "kl_cov")
@@ -47,7 +47,7 @@ def gradient(
     """The gradient of a step with respect to the model's outputs, real rows by key and then pads, (T,) float64."""
     from verl.utils import tensordict_utils as tu
 
-    from tests.trainer.losses_on_rows import nested
+    from tests.support.losses_on_rows import nested
 
     lengths = [len(p) + len(r) for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)]
     leaves = {
@@ -103,7 +103,7 @@ def registered_losses() -> dict[str, tuple[str, Callable[[str], Callable[..., An
     from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    from tests.trainer.losses_on_rows import critic_loss, distilling_loss, policy_loss
+    from tests.support.losses_on_rows import critic_loss, distilling_loss, policy_loss
     from verl_padding.trainer.row_means import PREFIX
 
     losses: dict[str, tuple[str, Callable[[str], Callable[..., Any]]]] = {}
@@ -149,7 +149,7 @@ def measure_estimators() -> list[dict[str, Any]]:
 def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from tests.trainer.losses_on_rows import policy_loss
+    from tests.support.losses_on_rows import policy_loss
     from verl_padding.trainer.losses import RealRowsLoss
 
     loss = policy_loss("token-mean")

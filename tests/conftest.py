@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import tests.plain_output  # noqa: F401  (first of all)
-from tests.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
+import tests.support.plain_output  # noqa: F401  (first of all)
+from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
 
 
 @pytest.fixture(scope="session")

@@ -401,10 +401,10 @@ MUTATIONS = [
     ),
     Mutation(
         "lcm forgets the actor's ranks while the critic warms up",
-        "verl_padding/job.py",
+        "verl_padding/verl_job/job_reader.py",
         "                row_multiple=dp_sizes[ACTOR],\n",
         "",
-        "tests/test_job.py",
+        "tests/verl_job/test_job.py",
     ),
     Mutation(
         "a plan depends on which session ended first",
@@ -415,10 +415,10 @@ MUTATIONS = [
     ),
     Mutation(
         "rows of a session are ordered as text",
-        "verl_padding/prompt_order.py",
+        "verl_padding/pads/prompt_order.py",
         "int(session), int(index)",
         "session, index",
-        "tests/test_prompt_order.py",
+        "tests/pads/test_prompt_order.py",
     ),
     Mutation(
         "prompts start anew with each fetch of a step",

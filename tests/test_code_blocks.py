@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-from tests.test_docs import FENCE, PAGES, ROOT, read
-from tests.test_run_curves import write_run
+from tests.support.pages import FENCE, PAGES, ROOT, read
+from tests.support.run_folder import write_run
 
 OVERRIDES = (
     "overrides=(algorithm.adv_estimator=grpo data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=2 "
@@ -64,9 +64,9 @@ for argument in arguments:
 """
 
 VERL_PADDING = f"""#!{sys.executable}
-import verl_padding.demo
-from verl_padding.cli import app
-verl_padding.demo.run_demo = lambda **options: 0
+import verl_padding.cli.demo
+from verl_padding.cli.app import app
+verl_padding.cli.demo.run_demo = lambda **options: 0
 app()
 """
 

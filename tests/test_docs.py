@@ -11,19 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read
 from verl_padding.config import PaddingConfig
-from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.trainer import step_metrics
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
 PROMISES = sorted(p for p in (DOCS / "promises").glob("*.md") if p.name != "index.md")
 
-FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>.*?)\n(?P<code>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
-COMMENT = re.compile(r"^%.*$", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 CODE = re.compile(r"`(?P<code>[^`]+)`")
 FOLDERS = ("verl_padding", "tests", "recipes", "benchmarks", "configs", "docs", ".ci")
@@ -39,11 +35,6 @@ MODULE = re.compile(r"-m (?P<name>(?:tests|benchmarks|recipes|verl_padding)[\w.]
 def names(pages=PAGES):
     """A page's name for pytest."""
     return [page.relative_to(ROOT).as_posix() for page in pages]
-
-
-def read(page: Path) -> str:
-    """The text of a page as a reader sees it."""
-    return COMMENT.sub("", page.read_text())
 
 
 def named_paths(text: str) -> set[str]:

@@ -1,11 +1,30 @@
 """Who may import what: the seams that let verl or TransferQueue change without the rest noticing."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "verl_padding"
+RECIPES = PACKAGE.parent / "recipes"
+FLOORS = (
+    "errors",
+    "plan",
+    "pads",
+    "config",
+    "verl_job",
+    "patches",
+    "trainer",
+    "stock",
+    "runs",
+    "local",
+    "entry",
+    "plugin",
+    "recipes",
+    "cli",
+)
+"""Modules and packages of the top floor, each above those that it may import."""
 
 
 def importers_of(module: str) -> set[str]:
@@ -23,6 +42,58 @@ def importers_of(module: str) -> set[str]:
     return found
 
 
+def imports() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports, at any level of indentation."""
+    files = [*PACKAGE.rglob("*.py"), *RECIPES.rglob("*.py")]
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files}
+    ours = {name.removeprefix("verl_padding.").removesuffix(".__init__"): path for name, path in modules.items()}
+    found: dict[str, set[str]] = {name: set() for name in ours}
+    for name, path in ours.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                targets = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            below = {target.removeprefix("verl_padding.") for target in targets if target.startswith("verl_padding.")}
+            found[name] |= below & ours.keys() - {name}
+    return found
+
+
+def test_the_top_floor_holds_packages_and_what_they_all_need():
+    modules = {path.stem for path in PACKAGE.glob("*.py")}
+    assert modules == {"__init__", "plugin", "config", "errors"}
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert modules - {"__init__"} | packages | {"recipes"} == set(FLOORS)
+
+
+def test_each_package_says_what_it_holds_and_imports_what_it_says_it_may():
+    for package in sorted(PACKAGE.glob("*/__init__.py")):
+        name = package.parent.name
+        said = ast.get_docstring(ast.parse(package.read_text())) or ""
+        holds, _, may = said.partition("\n\nMay import: ")
+        assert holds.split("\n")[0].endswith(".")
+        assert may.split("\n")[0].endswith("."), name
+        imported = {t.split(".")[0] for m, targets in imports().items() if m.split(".")[0] == name for t in targets}
+        assert imported - {name, "verl_padding"} == set(may.split(".")[0].split(", ")) - {"nothing"}, name
+
+
+def test_no_import_runs_back_up():
+    floor_of = {name: floor for floor, name in enumerate(FLOORS)}
+    arrows = [(name, target) for name, targets in imports().items() for target in targets if name != "verl_padding"]
+    assert len(arrows) > 200
+    assert not [
+        f"{name} -> {target}"
+        for name, target in arrows
+        if floor_of[name.split(".")[0]] < floor_of[target.split(".")[0]]
+    ]
+
+
+def test_no_imports_go_round_in_a_circle():
+    TopologicalSorter(imports()).prepare()  # raises CycleError, with the circle
+
+
 def test_one_module_knows_transfer_queue():
     assert importers_of("transfer_queue") == {"pads/queue.py"}
 
@@ -37,5 +108,5 @@ def test_the_planner_knows_none_of_them(module):
 
 
 def test_the_config_can_be_read_without_torch():
-    light = {"config.py", "errors.py", "plugin.py", "hydra_search_path.py", "hydra_callback.py", "job.py", "cli.py"}
-    assert not light & importers_of("torch")
+    light = ("config.py", "errors.py", "plugin.py", "entry/", "verl_job/", "cli/app.py")
+    assert not [path for path in importers_of("torch") if path.startswith(light)]

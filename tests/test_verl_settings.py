@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.workers import config as verl_config
 
-from tests.verl_config import compose_job
+from tests.support.verl_config import compose_job
 
 sys.path.append(str(Path(__file__).parent.parent / "docs" / "_ext"))
 verl_settings = pytest.importorskip("verl_settings", reason="takes the extra `docs`")

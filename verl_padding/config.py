@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from verl_padding import __version__
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.roles import FieldRole, Fill, Role
+from verl_padding.plan import COST_MODELS, STRATEGIES, Packer
 
-Strategy = Literal["prompt", "rows", "lcm"]
 Denominator = Literal["rows", "nominal"]
-CostModel = Literal["tokens", "attention", "model"]
-Packer = Literal["verl", "plan"]
 Weighting = Literal["row", "session"]
 Multimodal = Literal["auto", "empty", "minimal"]
 
+CHOICES = "choices"
+"""Key of a field's metadata: what it takes, where its type does not say it."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
+
+
+def choice_of(names: Iterable[str], *, default: str) -> Any:
+    """A field whose choices are the names of a registry."""
+    return dataclasses.field(default=default, metadata={CHOICES: tuple(names)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
-    strategy: Strategy = "prompt"
+    strategy: str = choice_of(STRATEGIES, default="prompt")
     """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, all rows of a prompt together. ``rows``:
     an even share of the rows, without regard to prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads among
     them, and as many steps as that takes, as in verl. With the first two the optimizer steps of a batch are the
@@ -57,7 +62,7 @@ class PaddingConfig:
     """Roles of fields of your own that neither verl nor their shapes explain: name -> role, or
     ``{role: .., fill: ..}``."""
 
-    cost_model: CostModel = "attention"
+    cost_model: str = choice_of((*COST_MODELS, "model"), default="attention")
     """What the planner balances over the ranks, for a row of L tokens: ``tokens`` (L), ``attention`` (24576 L + L^2, as
     verl), or the operations that the ``model`` of each role takes, by its Hugging Face config."""
 
@@ -69,13 +74,9 @@ class PaddingConfig:
     """The plug-in's version, for the record: the config groups fill it in where the trainer is made. Not to be set."""
 
     def __post_init__(self) -> None:
-        _refuse_unless_one_of("strategy", self.strategy, get_args(Strategy))
-        _refuse_unless_one_of("denominator", self.denominator, get_args(Denominator))
-        _refuse_unless_one_of("weighting", self.weighting, get_args(Weighting))
-        _refuse_unless_one_of("cost_model", self.cost_model, get_args(CostModel))
-        _refuse_unless_one_of("packer", self.packer, get_args(Packer))
+        for key, choices in choices_by_setting().items():
+            _refuse_unless_one_of(key, getattr(self, key), choices)
         _refuse_unless_int_at_least("seed", self.seed, 0)
-        _refuse_unless_one_of("multimodal", self.multimodal, get_args(Multimodal))
         if self.pad_length != "auto":
             _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH, ", or auto")
 
@@ -91,7 +92,7 @@ class PaddingConfig:
         if not isinstance(section, Mapping):
             raise PaddingConfigError(
                 f"padding={section!r}: not a mapping, so the config group was not found. Choices: "
-                f"+padding={', +padding='.join(get_args(Strategy))}, with verl_padding installed where the "
+                f"+padding={', +padding='.join(STRATEGIES)}, with verl_padding installed where the "
                 "job is started."
             )
         known = [field.name for field in dataclasses.fields(cls)]
@@ -102,6 +103,17 @@ class PaddingConfig:
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
         return cls(**values)
+
+
+def choices_by_setting() -> dict[str, tuple[str, ...]]:
+    """Choices of each setting that has some and nothing beside them."""
+    hints = get_type_hints(PaddingConfig)
+    found = {}
+    for field in dataclasses.fields(PaddingConfig):
+        of_type = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        if choices := field.metadata.get(CHOICES, of_type):
+            found[field.name] = choices
+    return found
 
 
 def _read_fields(section: Any) -> dict[str, FieldRole]:

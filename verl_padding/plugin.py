@@ -5,35 +5,9 @@ standard library before it can speak, and a job that asks for padding while the 
 train it unpadded without a word, since Hydra takes ``+padding=prompt`` for a plain string where it finds no group.
 """
 
-import logging
-import sys
-from collections.abc import Sequence
-
-logger = logging.getLogger(__name__)
-
-
-def asks_for_padding(arguments: Sequence[str]) -> str | None:
-    """The argument of a command line that wants this plug-in, if there is one: ``+padding=prompt``, for example."""
-    for argument in arguments:
-        key, _, value = argument.lstrip("+").partition("=")
-        if key.split(".")[0] == "padding" or (key == "trainer.v1.trainer_mode" and value.startswith("padded_")):
-            return argument
-    return None
-
-
-def speak_of_a_failure(what: str) -> None:
-    """To call where an exception is handled: logs it, and ends a process whose command line asks for padding.
-
-    Without that, verl must go on as if the plug-in were not installed.
-    """
-    logger.exception("verl_padding: %s", what)
-    argument = asks_for_padding(sys.argv[1:])
-    if argument is not None:
-        # Not an Exception: verl swallows those.
-        sys.exit(f"verl_padding: {argument}: {what} (the reason is above). Run `verl-padding doctor`, or leave it out.")
-
+from verl_padding.entry.loud_failure import speak_of_a_failure
 
 try:
-    import verl_padding.verl_hooks  # noqa: F401  (leaves its notes on import)
+    import verl_padding.entry.import_hooks  # noqa: F401  (leaves its notes on import)
 except Exception:
     speak_of_a_failure("the plug-in could not be loaded")

@@ -17,7 +17,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from verl_padding.config import PaddingConfig
+from verl_padding.config import PaddingConfig, choices_by_setting
 
 
 def meanings(config: type) -> dict[str, str]:
@@ -63,10 +63,13 @@ def table() -> str:
     Raises:
         KeyError: a field without a docstring.
     """
+    listed = choices_by_setting()
     hints, meaning = get_type_hints(PaddingConfig), meanings(PaddingConfig)
     lines = ["| setting | default | choices | meaning |", "| --- | --- | --- | --- |"]
     for field in fields(PaddingConfig):
-        cells = (f"`padding.{field.name}`", default_of(field), choices(hints[field.name]), meaning[field.name])
+        name = field.name
+        takes = choices(Literal[listed[name]] if name in listed else hints[name])
+        cells = (f"`padding.{name}`", default_of(field), takes, meaning[name])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ import pandas as pd
 from tests.end_to_end import probe
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
-from verl_padding.report import ROLLOUTS, StepRows, read_metrics, read_rows
+from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

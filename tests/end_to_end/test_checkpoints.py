@@ -7,7 +7,7 @@ import pytest
 import transfer_queue as tq
 
 from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
-from tests.pads.rows_in_queue import PARTITION, queue_content
+from tests.support.rows_in_queue import PARTITION, queue_content
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.jobs import JobFacts, run_job
-from verl_padding.prompt_order import place_of
-from verl_padding.report import ROLLOUTS
+from verl_padding.pads.prompt_order import place_of
+from verl_padding.runs.report import ROLLOUTS
 
 pytestmark = pytest.mark.ray
 

@@ -14,11 +14,11 @@ import pytest
 
 from tests.end_to_end import probe
 from tests.end_to_end.jobs import ROOT
-from tests.tolerance import LOG_PROB_AGREEMENT
+from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
 from verl_padding.recipes.subagents.job import tiny_job
-from verl_padding.report import ROLLOUTS, read_metrics, read_rows
+from verl_padding.runs.report import ROLLOUTS, read_metrics, read_rows
 
 STEPS = 3
 ENGINE_AGREEMENT = 1e-4

@@ -4,7 +4,7 @@ import pytest
 import ray
 
 from tests.end_to_end.jobs import run_job
-from tests.pads.rows_in_queue import put_rows, queue_content
+from tests.support.rows_in_queue import put_rows, queue_content
 from verl_padding.pads.queue import clear, controller
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]

@@ -23,14 +23,15 @@ from tests.equivalence.updates import (
     with_trained_fields,
 )
 from tests.equivalence.workers import padded_and_plain, start_actor, start_over, stop
-from tests.pads.rows_in_queue import PARTITION, put_rows
-from tests.tolerance import RELATIVE_METRIC
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import PARTITION, put_rows
+from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.pads.padded_batch import strip, upsample
+from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
+from verl_padding.patches.plan_packer import install_in_worker
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, wrap_worker_loss
-from verl_padding.trainer.plan_packer import install_in_worker
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

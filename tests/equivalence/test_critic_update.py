@@ -8,7 +8,7 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ADAM_EPS, BUDGET, update_both
 from tests.equivalence.workers import make_value_model, padded_and_plain, start_critic, start_over
-from tests.tolerance import RELATIVE_METRIC
+from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

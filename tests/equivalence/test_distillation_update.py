@@ -14,8 +14,8 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ADAM_EPS, BUDGET, plan_of, put_trained_rows, update_both_with
 from tests.equivalence.workers import padded_and_plain, start_actor
-from tests.pads.rows_in_queue import PARTITION
-from tests.tolerance import RELATIVE_METRIC
+from tests.support.rows_in_queue import PARTITION
+from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 

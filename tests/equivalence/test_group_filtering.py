@@ -7,8 +7,8 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
-from tests.trainer.trainer_without_workers import padded_trainer
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.trainer_without_workers import padded_trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

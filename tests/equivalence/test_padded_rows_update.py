@@ -5,14 +5,14 @@ from ray.exceptions import RayTaskError
 
 from tests.equivalence.updates import ADAM_EPS, BUDGET, put_trained_rows, update_both_with
 from tests.equivalence.workers import padded_and_plain, start_actor
-from tests.verl_config import compose_job
+from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.job import JobReader
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
+from verl_padding.patches import plan_packer
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.trainer import plan_packer
 from verl_padding.trainer.engine_check import check_engines
+from verl_padding.verl_job.job_reader import JobReader
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

@@ -11,11 +11,11 @@ from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
 from tests.equivalence.advantages_in_queue import without_and_with_pads
-from tests.equivalence.test_registered_losses import (
+from tests.equivalence.loss_comparisons import (
     assert_the_gradient_is_that_of_a_batch_without_pads,
     assert_the_metrics_are_those_of_all_rows_at_once,
 )
-from tests.trainer.losses_on_rows import LAYOUTS, MODES, policy_loss
+from tests.support.losses_on_rows import LAYOUTS, MODES, policy_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from tests.equivalence.test_registered_losses import POLICY_LOSSES
-from tests.tolerance import RELATIVE_FLOAT64
-from tests.trainer.losses_on_rows import LAYOUTS, PAD, Rows, policy_loss, run_as_verl_does
-from verl_padding.job import NOT_BY_ROWS
+from tests.equivalence.loss_comparisons import POLICY_LOSSES
+from tests.support.losses_on_rows import LAYOUTS, PAD, Rows, policy_loss, run_as_verl_does
+from tests.support.tolerance import RELATIVE_FLOAT64
 from verl_padding.pads.columns import SESSION_ROWS, SESSIONS
 from verl_padding.trainer.losses import RealRowsLoss
+from verl_padding.verl_job.job_reader import NOT_BY_ROWS
 
 SEQ_MEAN_MODES = ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 SESSION_OF = [0, 0, 0, 1, 2]

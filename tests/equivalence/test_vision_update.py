@@ -11,11 +11,11 @@ from verl.single_controller.ray import RayWorkerGroup
 from tests.equivalence.updates import ADAM_EPS, update_both_with, with_trained_fields
 from tests.equivalence.vision_rows import FAMILIES, make_vision_model, put_vision_rows
 from tests.equivalence.workers import padded_and_plain, start_actor, start_over
-from verl_padding.pads.pictures import RUNS_WITHOUT_IMAGES, picture_for
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, picture_for
+from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.trainer import plan_packer, position_ids, text_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

@@ -17,9 +17,10 @@ from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.workers import weights_of
-from tests.pads.rows_in_queue import PARTITION, put_rows
-from tests.tolerance import RELATIVE_FLOAT32
-from verl_padding.pads.padded_batch import strip, upsample
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import PARTITION, put_rows
+from tests.support.tolerance import RELATIVE_FLOAT32
+from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
 from verl_padding.trainer.worker_calls import UPDATE_CALLS, PaddedWorkerGroup

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transfer_queue import KVBatchMeta
 
-from tests.pads.rows_in_queue import put_rows
+from tests.support.rows_in_queue import put_rows
 from verl_padding.local.tiny_models import make_byte_tokenizer
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")

@@ -19,8 +19,8 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from tests.pads.rows_in_queue import PARTITION, queue_content
-from tests.verl_config import compose_job
+from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.verl_config import compose_job
 from verl_padding.trainer.losses import wrap_worker_loss
 
 

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.verl_config import compose_job
-from verl_padding.job import JobReader, check_job
+from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.job import tiny_job
+from verl_padding.verl_job.job_reader import JobReader, check_job
 
 STEPS = 3
 # The recipe's schedule is FSDP's: other engines' optimizers have other settings for theirs.

@@ -9,34 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.padded_rows import plan_for, upsample
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
-from verl_padding.pads.padded_batch import padded_batch, strip, upsample
+from verl_padding.pads.padded_batch import padded_batch, strip
 from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 EOS = 3
 TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
-
-
-def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
-    rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
-    prompts = len({key.rsplit("_", 2)[0] for key in batch.keys})
-    actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512, prompts_per_mini_batch=mini)
-    passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512)}
-    job = Job(
-        strategy="prompt",
-        prompts=-(-prompts // mini) * mini,
-        sessions_per_prompt=1,
-        updates={"actor": actor},
-        inference=passes,
-        pad_tokens=4,
-    )
-    return plan_batch(rows, job)
 
 
 def plain(batch):

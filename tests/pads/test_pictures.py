@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.pictures import RUNS_WITHOUT_IMAGES, picture_for
+from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, picture_for
 
 QWEN = {
     "vision_config": {"spatial_merge_size": 2},

@@ -10,7 +10,8 @@ import torch
 import transfer_queue as tq
 import transfer_queue.interface as tq_interface
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.deep_equality import assert_equal
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.pads.queue import clear_leftovers, let_go, read_rows, set_aside, tags_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -50,22 +51,6 @@ def put_rows_of_a_kind(lengths, kind):
 
 def content_of(batch):
     return [read_rows([key], PARTITION)[0] for key in batch.keys], queue_content()
-
-
-def assert_equal(got, want, name=""):
-    assert type(got) is type(want), name
-    if isinstance(want, dict):
-        assert got.keys() == want.keys(), name
-        for key in want:
-            assert_equal(got[key], want[key], f"{name}.{key}")
-    elif isinstance(want, torch.Tensor):
-        assert got.dtype == want.dtype, name
-        assert torch.equal(got, want), name
-    elif isinstance(want, np.ndarray):
-        assert got.dtype == want.dtype, name
-        assert np.array_equal(got, want), name
-    else:
-        assert got == want, name
 
 
 @pytest.mark.parametrize("kind", EXTRAS)

@@ -13,7 +13,7 @@ import pytest
 import ray
 import transfer_queue as tq
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads import queue_claim
 from verl_padding.pads.queue import controller, tags_of
@@ -25,11 +25,11 @@ ROOT = Path(__file__).parent.parent.parent
 # What verl's runner does around a trainer, in a driver of its own: it closes the queue whatever happens.
 SECOND_JOB = """
 import sys
-import tests.cluster
+import tests.support.cluster
 import ray
 import transfer_queue as tq
 from verl.trainer.ppo.v1 import get_trainer_cls
-from tests.trainer.trainer_without_workers import padded_trainer
+from tests.support.trainer_without_workers import padded_trainer
 
 get_trainer_cls("sync")._setup = lambda self: print("workers were started")
 ray.init(address=sys.argv[1], log_to_driver=False)

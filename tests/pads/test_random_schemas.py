@@ -11,12 +11,12 @@ import transfer_queue as tq
 from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
-from tests.pads.rows_in_queue import PARTITION, put_some_fields, queue_content
-from tests.pads.test_padded_batch import plan_for
-from tests.pads.test_queue import assert_equal
+from tests.support.deep_equality import assert_equal
+from tests.support.padded_rows import plan_for, upsample
+from tests.support.rows_in_queue import PARTITION, put_some_fields, queue_content
 from verl_padding.pads.columns import OWN_COLUMNS
 from verl_padding.pads.neutral_values import empty_value
-from verl_padding.pads.padded_batch import strip, upsample
+from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.roles import FieldRole, Role
 from verl_padding.pads.schema import Schema

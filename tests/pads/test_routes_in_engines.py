@@ -9,9 +9,9 @@ import transfer_queue as tq
 import verl
 from verl.utils.veomni.router_replay import VeOmniRouterReplay
 
-from tests.pads.rows_in_queue import PARTITION, put_rows
-from tests.pads.test_padded_batch import plan_for
-from verl_padding.pads.padded_batch import strip, upsample
+from tests.support.padded_rows import plan_for, upsample
+from tests.support.rows_in_queue import PARTITION, put_rows
+from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pads.rows_in_queue import row_tag
+from tests.support.rows_in_queue import row_tag
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import LENGTH_TAGS, refuse_other_lengths, tokens_of_tags
 

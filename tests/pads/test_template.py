@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pads.rows_in_queue import row_fields
+from tests.support.rows_in_queue import row_fields
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.pictures import Picture
 from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.vision_families import Picture
 
 EOS = 7
 LENGTHS = [(5, 3), (9, 2), (4, 6)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verl_padding.plan import COST_MODELS, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.rectangles import LESS_MEMORY
-from verl_padding.verl_layout import verl_layout
+from verl_padding.stock.layout import verl_layout
 
 EXAMPLES = settings(max_examples=200, deadline=None)
 attention_cost = COST_MODELS["attention"]

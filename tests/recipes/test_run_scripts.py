@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.verl_config import compose_job
-from verl_padding.job import check_job
+from tests.support.verl_config import compose_job
+from verl_padding.verl_job.job_reader import check_job
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))

@@ -8,8 +8,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
-from tests.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from tests.trainer.losses_on_rows import (
+from tests.support.losses_on_rows import (
     LAYOUTS,
     MODES,
     PAD,
@@ -20,6 +19,7 @@ from tests.trainer.losses_on_rows import (
     policy_loss,
     run_as_verl_does,
 )
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.pads.columns import LOSS_TOKENS
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 

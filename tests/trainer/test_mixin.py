@@ -12,13 +12,13 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
-from tests.trainer.trainer_without_workers import padded_trainer
+from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
 from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
-from verl_padding.prompt_order import ordered_uid, place_of
 from verl_padding.trainer import mixin
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 

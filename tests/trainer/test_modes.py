@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.skip import SkipManager
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
-from tests.verl_config import DYNAMIC, SEPARATE, compose_job
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding import __version__
-from verl_padding.job import STOCK_MODES
 from verl_padding.trainer.mixin import PaddedTrainer
+from verl_padding.verl_job.modes import STOCK_MODES
 
 NAMES = [*STOCK_MODES, *(f"padded_{mode}" for mode in STOCK_MODES)]
 SEPARATED = "separate_async"

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
 from verl_padding.plan.figures import judge
 from verl_padding.trainer import step_metrics
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
+from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
 CELLS = {

@@ -12,8 +12,8 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING, MICRO_BATCH, read_column
 from verl_padding.pads.real_rows import real_rows
+from verl_padding.patches.plan_packer import follow_plan
 from verl_padding.trainer.losses import RealRowsLoss
-from verl_padding.trainer.plan_packer import follow_plan
 
 IDS = torch.nested.as_nested_tensor([torch.arange(n) for n in (3, 2, 4, 2)], layout=torch.jagged)
 VALUES = {

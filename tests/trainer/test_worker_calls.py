@@ -10,8 +10,8 @@ import ray
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from tests.pads.rows_in_queue import PARTITION, put_rows, queue_content
-from tests.trainer.trainer_without_workers import padded_trainer
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
 from verl_padding.trainer.worker_calls import INFERENCE_CALLS, UPDATE_CALLS, PaddedWorkerGroup

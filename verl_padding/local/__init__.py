@@ -1,4 +1,7 @@
-"""verl on a CPU, without a network."""
+"""verl on a CPU, without a network.
+
+May import: pads, verl_job.
+"""
 
 from wrapt import register_post_import_hook
 

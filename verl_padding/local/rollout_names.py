@@ -1,29 +1,4 @@
-"""Puts the rollouts of a CPU into verl's two registries of rollouts: transformers, and vLLM in the place of verl's."""
-
-from types import ModuleType
+"""The rollouts of a CPU, as ``actor_rollout_ref.rollout.name`` has them."""
 
 ROLLOUT_NAME = "transformers"
 VLLM_NAME = "vllm"
-
-
-def register_adapter(rollout: ModuleType) -> None:
-    """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
-    adapter = "verl_padding.local.rollout_replica.TransformersAdapter"
-    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = adapter
-
-
-def register_replica(replica: ModuleType) -> None:
-    """The server's side of the rollout, in ``verl.workers.rollout.replica``."""
-
-    def load() -> type:
-        from verl_padding.local.rollout_replica import TransformersReplica
-
-        return TransformersReplica
-
-    def load_vllm() -> type:
-        from verl_padding.local.vllm_replica import CpuVllmReplica
-
-        return CpuVllmReplica
-
-    replica.RolloutReplicaRegistry.register(ROLLOUT_NAME, load)
-    replica.RolloutReplicaRegistry.register(VLLM_NAME, load_vllm)

@@ -1,1 +1,4 @@
-"""Pad rows: what they hold (``roles``, ``template``) and how they come and go (``queue``)."""
+"""Rows in TransferQueue: what pads hold, how they come and go, which rows are real.
+
+May import: errors, plan.
+"""

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.plan import BatchPlan, Layout
+from verl_padding.plan.row_keys import session_of_key
 
 IS_PADDING = "is_padding"
 """Column (R,) bool in an update, and in a pass that pads go through: the row is a pad."""
@@ -58,7 +59,7 @@ def loss_columns(
         for mini_batch in range(layout.n_mini_batches)
         for _ in range(layout.rows_per_cell)
     ]
-    session_R = [key.rsplit("_", 1)[0] for key in keys]
+    session_R = [session_of_key(key) for key in keys]
     rows_of_sessions_M = [
         Counter(session_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells
     ]

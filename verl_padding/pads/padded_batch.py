@@ -20,8 +20,7 @@ class PaddedBatch:
     """A batch of real rows, its plan, and the pads that wait in TransferQueue for the worker calls.
 
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
-    in which verl deals them out. Made by :func:`padded_batch`, filled by :meth:`put_pads`, undone by :func:`strip`;
-    :func:`upsample` is the first two at once.
+    in which verl deals them out. Made by :func:`padded_batch`, filled by :meth:`put_pads`, undone by :func:`strip`.
     """
 
     def __init__(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False):
@@ -141,21 +140,6 @@ class PaddedBatch:
         )
 
 
-def upsample(batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
-    """Puts the pads that ``plan`` asks for into TransferQueue, in one put, and leaves ``batch`` as it is.
-
-    Raises:
-        PaddingDataError: a real row tagged as padding, or a field that no pad can be made for.
-    """
-    padded = padded_batch(batch, plan, template)
-    try:
-        padded.put_pads()
-    except BaseException:  # a put may fail half way, some keys written
-        strip_after_an_error(padded)
-        raise
-    return padded
-
-
 def padded_batch(
     batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False
 ) -> PaddedBatch:
@@ -178,7 +162,7 @@ def padded_batch(
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:
-    """Takes the pads out of TransferQueue; returns the batch that :func:`upsample` was given. May be repeated."""
+    """Takes the pads out of TransferQueue; returns the batch as it was. May be repeated."""
     clear(padded.pad_keys, padded.batch.partition_id)
     padded.pad_keys = []
     return padded.batch

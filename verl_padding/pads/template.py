@@ -11,10 +11,10 @@ import torch
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.neutral_values import empty_value, filled
-from verl_padding.pads.pictures import Picture
 from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.pads.routes import spread_routes
 from verl_padding.pads.schema import Row, Schema, expected_length, length_of
+from verl_padding.pads.vision_families import Picture
 
 PAD_RESPONSE_LENGTH = 1
 

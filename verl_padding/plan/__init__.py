@@ -1,20 +1,26 @@
-"""Plans which row goes to which mini-batch and rank, and how many pads fill each cell.
+"""Plans which row goes to which mini-batch, rank and micro-batch, and how many pads fill each cell.
+
+May import: nothing.
 
 Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here.
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
+from verl_padding.plan.calls import Pass, Update
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
-from verl_padding.plan.job import Job, Packer, Pass, Strategy, Update
+from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
 from verl_padding.plan.rows import MOST_TOKENS, Rows
+from verl_padding.plan.strategies import STRATEGIES
+from verl_padding.plan.strategies.lcm import padded_rows
 from verl_padding.plan.transformer_cost import TransformerCost
 
 __all__ = [
     "COST_MODELS",
     "MOST_TOKENS",
+    "STRATEGIES",
     "BatchPlan",
     "Job",
     "Layout",
@@ -25,8 +31,8 @@ __all__ = [
     "PlanError",
     "RowTooLongError",
     "Rows",
-    "Strategy",
     "TransformerCost",
     "Update",
+    "padded_rows",
     "plan_batch",
 ]

@@ -16,9 +16,10 @@ from itertools import count
 import numpy as np
 
 from verl_padding.plan.balance import Bins, balance
+from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import CostModel, Int64s
 from verl_padding.plan.fitting import Fitter
-from verl_padding.plan.job import Packer, Pass
+from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.micro_batches import CutCells, Cutter, cell_of
 from verl_padding.plan.rectangles import RectangleCutter

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from verl_padding.plan.batch_plan import LayoutFigures
+from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import CostModel, Int64s
-from verl_padding.plan.job import Pass
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import CostModel, Int64s
-from verl_padding.plan.job import Pass
 from verl_padding.plan.micro_batches import CutCells
 
 MORE_PAD_LEVELS = 2

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import CostModel, Int64s
-from verl_padding.plan.job import Pass
 from verl_padding.plan.layout import Cell
 from verl_padding.plan.levels import LevelPacker, Levels
 from verl_padding.plan.lower_bounds import micro_batch_bound

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
+from verl_padding.plan.calls import Pass, Update, setting_of
 from verl_padding.plan.cells import Dealer
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.figures import judge
-from verl_padding.plan.job import Job, Pass, Update, setting_of
+from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batches import Cut, cut_mini_batches
+from verl_padding.plan.mini_batches import Cut
 from verl_padding.plan.rows import Rows
+from verl_padding.plan.strategies import STRATEGIES
 
 MOST_COST = 1 << 60
 """Cost of all rows of a call together: an eighth of int64's, for what sums of pads and levels add."""
@@ -47,14 +51,14 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     dealt: list[tuple[object, Layout, LayoutFigures]] = []
     for name, call in job.calls():
         if isinstance(call, Update):
-            cut = cut_mini_batches(rows, job, name)
+            cut = STRATEGIES[job.strategy].cut(rows, job, name)
             if cut.warning:
                 warnings.append(cut.warning)
         else:
             cut = Cut(rows_M=[list(range(len(rows)))])
         cost_model = job.cost_model_of(call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        shape = (cut.rows_M, cut.mini_batch_rows, _shape(call, job), cost_model)
+        shape = (cut.rows_M, cut.mini_batch_rows, _less_what_no_layout_depends_on(call, job.packer), cost_model)
         known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
         if known is None:
             dealer = Dealer(
@@ -67,18 +71,13 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     return BatchPlan(n_rows=len(rows), packer=job.packer, layouts=layouts, figures=figures, warnings=tuple(warnings))
 
 
-def _shape(call: Pass, job: Job) -> tuple[object, ...]:
-    if job.packer == "plan" or call.token_budget is None:
-        return (
-            call.dp_size,
-            call.micro_batch_rows,
-            call.micro_batch_multiple,
-            call.token_budget,
-            call.ranks_meet,
-            call.padded_to,
-            call.bucket_tokens,
-        )
-    return (call.dp_size, call.micro_batch_multiple)
+def _less_what_no_layout_depends_on(call: Pass, packer: Packer) -> Pass:
+    compared = {field.name: getattr(call, field.name) for field in fields(Pass)}
+    compared |= {"budget_setting": "", "cost_model": None}  # a label, and what is compared beside it
+    if packer == "verl" and call.token_budget is not None:
+        # Micro-batches are cut in the workers: the plan deals rows to ranks, whatever the budget.
+        compared |= {"token_budget": 1, "ranks_meet": "micro_batch", "bucket_tokens": 1}
+    return Pass(**compared)
 
 
 def _refuse_long_rows(rows: Rows, name: str, call: Pass) -> None:

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import CostModel, Int64s
-from verl_padding.plan.job import Pass
 
 LESS_MEMORY = 128
 """A mini-batch may take this part of its time longer if its largest block is smaller for it."""

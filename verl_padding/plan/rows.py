@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from verl_padding.plan.errors import PlanError
-
-KEY_FORM = "{uid}_{session}_{index}"
+from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
 
 MOST_TOKENS = 1 << 26
 """Tokens that a row may have: beyond every model's context, and few enough for the square to be a cost in int64."""
@@ -69,7 +68,7 @@ class Rows:
                 raise PlanError(f"row {key!r}: not of the form {KEY_FORM}, session and index whole numbers from 0")
             uid, session, _ = parts
             prompt_R.append(uid)
-            session_R.append(f"{uid}_{session}")
+            session_R.append(session_name(uid, session))
         return cls(
             key_R=key_R,
             prompt_R=tuple(prompt_R),
@@ -81,20 +80,3 @@ class Rows:
 def _as_int(tokens: Any) -> Any:
     """A whole number of any kind as an int; anything else as it is, to be refused with its key."""
     return tokens if isinstance(tokens, bool) or not hasattr(tokens, "__index__") else operator.index(tokens)
-
-
-def parts_of_key(key: str) -> tuple[str, str, str] | None:
-    """uid, session and index of a row's key; None of a key that is not of the form ``{uid}_{session}_{index}``.
-
-    >>> parts_of_key("math_7_0_1")
-    ('math_7', '0', '1')
-    """
-    uid, *counts = key.rsplit("_", 2)
-    if not uid or len(counts) != 2 or not all(map(_is_count, counts)):
-        return None
-    return uid, counts[0], counts[1]
-
-
-def _is_count(text: str) -> bool:
-    # isdigit alone takes superscripts and the digits of other scripts.
-    return text.isascii() and text.isdigit()

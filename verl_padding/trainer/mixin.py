@@ -16,18 +16,18 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
-from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES, JobReader, check_job
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
-from verl_padding.pads.pictures import picture_for
+from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
 from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.vision_families import picture_for
+from verl_padding.patches import plan_packer, position_ids, text_rows
+from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
-from verl_padding.prompt_order import data_order, ordered_uid
-from verl_padding.trainer import plan_packer, position_ids, text_rows
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
@@ -38,8 +38,9 @@ from verl_padding.trainer.step_metrics import (
     real_rows_by_rank,
     worker_metrics,
 )
-from verl_padding.trainer.stock_guard import TakesPadding
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.job_reader import JobReader, check_job
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer

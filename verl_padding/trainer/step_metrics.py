@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 
 REAL_ROWS_TOTAL = "padding/real_rows/total"
 """Real rows of the batch."""

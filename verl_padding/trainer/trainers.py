@@ -14,8 +14,8 @@ from verl.trainer.ppo.v1 import (
 )
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.patches.stock_guard import COUNTERPARTS
 from verl_padding.trainer.mixin import PaddedTrainer
-from verl_padding.trainer.stock_guard import COUNTERPARTS
 
 
 @register_trainer("padded_sync")

@@ -11,9 +11,9 @@ from typing import Any
 import ray
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.job import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows
+from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 
 INFERENCE_CALLS = {"compute_log_prob": LOG_PROB, "compute_ref_log_prob": REF, "infer_batch": VALUES}
 """Method of verl's worker groups -> inference pass of the plan."""

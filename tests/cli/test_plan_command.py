@@ -1,0 +1,367 @@
+"""The command ``verl-padding plan``."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import image
+from typer.testing import CliRunner
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
+from verl_padding.cli.app import app
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.plan.cost import attention_cost
+
+SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
+
+
+def write_rows(path: Path, n_prompts: int = 9, seed: int = 0) -> list[dict]:
+    rng = np.random.default_rng(seed)
+    rows = [
+        {"prompt": f"p{prompt}", "session": session, "tokens": int(rng.integers(10, 900))}
+        for prompt in range(n_prompts)
+        for session in range(2)
+        for _ in range(int(rng.integers(1, 4)))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def run(*args: object):
+    return CliRunner().invoke(app, ["plan", *map(str, args)])
+
+
+def plan_of(*args: object) -> dict:
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*args: object) -> str:
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert len(result.stderr.strip().split("\n")) == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+def test_the_json_is_the_whole_plan_and_keeps_its_promises(strategy, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = write_rows(path)
+    extra = ("--n", "4") if strategy == "lcm" else ()  # 3 prompts x 4 rows: a multiple of 4 ranks
+    plan = plan_of(path, *SHAPE, *extra, "--strategy", strategy)
+    assert set(plan) == {"steps", "figures"}
+    assert all(set(step) == {"ranks"} for step in plan["steps"])
+    met, pads = Counter(), 0
+    sizes = set()
+    for step in plan["steps"]:
+        assert len(step["ranks"]) == 4
+        assert len({len(rank["micro_batches"]) for rank in step["ranks"]}) == 1
+        for rank in step["ranks"]:
+            sizes.add(sum(len(micro["rows"]) + micro["pads"] for micro in rank["micro_batches"]))
+            for micro in rank["micro_batches"]:
+                assert set(micro) == {"rows", "pads"}
+                assert micro["rows"] or micro["pads"]
+                assert sum(rows[row]["tokens"] for row in micro["rows"]) + 2 * micro["pads"] <= 1000
+                met.update(micro["rows"])
+                pads += micro["pads"]
+    assert met == Counter(range(len(rows)))
+    assert len(sizes) == 1
+    assert pads == plan["figures"]["pads"] > 0
+    assert plan["figures"]["micro_batches"] == sum(len(step["ranks"][0]["micro_batches"]) for step in plan["steps"])
+    if strategy != "lcm":
+        assert len(plan["steps"]) == 3
+    if strategy == "prompt":
+        prompts = [
+            {rows[row]["prompt"] for rank in step["ranks"] for micro in rank["micro_batches"] for row in micro["rows"]}
+            for step in plan["steps"]
+        ]
+        assert [len(step) for step in prompts] == [3, 3, 3]
+
+
+def test_the_installed_command_prints_the_json_and_nothing_else(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, n_prompts=2)  # fewer prompts than a mini-batch has
+    even = ("--n", "4")  # 3 prompts x 4 rows: a multiple of 4 ranks, which verl needs
+    output = subprocess.run(
+        [Path(sys.executable).parent / "verl-padding", "plan", path, *SHAPE, *even, "--compare", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(json.loads(output.stdout)) == {"steps", "figures"}
+    assert "stock verl and the plan" in output.stderr
+
+
+def test_the_table_tells_what_an_independent_count_finds(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = write_rows(path)
+    plan = plan_of(path, *SHAPE)
+    lines = [line.split("│")[1:-1] for line in run(path, *SHAPE).stdout.split("\n") if line.startswith("│")]
+    table = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
+    slowest_of_all = cost_of_all = 0
+    for number, step in enumerate(plan["steps"]):
+        load = [
+            [
+                sum(int(attention_cost(np.array([rows[row]["tokens"]]))[0]) for row in micro["rows"])
+                + micro["pads"] * int(attention_cost(np.array([2]))[0])
+                for micro in rank["micro_batches"]
+            ]
+            for rank in step["ranks"]
+        ]
+        slowest, cost = sum(map(max, zip(*load, strict=True))), sum(map(sum, load))
+        slowest_of_all, cost_of_all = slowest_of_all + slowest, cost_of_all + cost
+        told = table[str(number)]
+        micros = [micro for rank in step["ranks"] for micro in rank["micro_batches"]]
+        assert int(told[0]) == sum(len(micro["rows"]) for micro in micros)
+        assert int(told[1]) == sum(micro["pads"] for micro in micros)
+        tokens = sum(rows[row]["tokens"] for micro in micros for row in micro["rows"]) + 2 * int(told[1])
+        assert int(told[2].replace(",", "")) == tokens
+        assert int(told[3]) == len(load[0])
+        assert told[4] == f"{slowest * 4 / cost:.3f}"
+        assert float(told[5]) >= 1
+    assert table["all"][4] == f"{slowest_of_all * 4 / cost_of_all:.3f}"
+    assert int(table["all"][0]) == len(rows)
+
+
+def test_verls_own_layout_stands_beside_the_plan(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = write_rows(path)
+    output = run(path, "--dp", 2, "--mini-batch", 3, "--n", 2, "--budget", 1000, "--compare").stdout
+    told = {}
+    for line in output.split("verl and the plan")[1].split("\n"):
+        if line.startswith("│"):
+            name, *columns = (cell.strip() for cell in line.split("│")[1:-1])
+            told[name] = columns
+    padded = -(-len(rows) // 6) * 6  # lcm(dp 2, 3 prompts x 2)
+    assert told["optimizer steps"] == [str(padded // 6), "3"]
+    assert told["pads"][0] == str(padded - len(rows))
+    assert told["rows"] == [str(len(rows))] * 2
+    lengths = [row["tokens"] for row in rows] + [128] * (padded - len(rows))
+    assert int(told["tokens"][0].replace(",", "")) == sum(lengths)
+    # The same by hand: ranks over the whole batch, their rows in order, 3 rows of each rank a step.
+    cost = [24576 * length + length**2 for length in lengths]
+    halves = get_seqlen_balanced_partitions(cost, k_partitions=2, equal_size=True)
+    mini = micro = micro_batches = 0
+    for start in range(0, padded // 2, 3):
+        cells = [half[start : start + 3] for half in halves]
+        loads = loads_of_common_count(cells, lengths, cost, budget=1000)
+        mini += max(map(sum, loads))
+        micro += sum(map(max, zip(*loads, strict=True)))
+        micro_batches += len(loads[0])
+    perfect = sum(cost[: len(rows)]) / 2
+    assert told["micro-batches"][0] == str(micro_batches)
+    assert told["slowest / mean rank, per step"][0] == f"{mini * 2 / sum(cost):.3f}"
+    assert told["slowest / mean rank, per micro-batch"][0] == f"{micro * 2 / sum(cost):.3f}"
+    assert told["time over perfect, per step"][0] == f"{mini / perfect:.3f}"
+    assert told["time over perfect, per micro-batch"][0] == f"{micro / perfect:.3f}"
+    verl, planned = map(float, told["time over perfect, per step"])
+    assert verl >= planned >= 1
+
+
+def loads_of_common_count(cells: list[list[int]], lengths: list[int], cost: list[int], budget: int) -> list[list[int]]:
+    """Cost of each micro-batch of each rank, at the first count that holds the budget on every rank."""
+    for count in range(1, len(cells[0]) + 1):
+        parts = [
+            [
+                [cell[place] for place in places]
+                for places in get_seqlen_balanced_partitions([cost[row] for row in cell], count, equal_size=False)
+            ]
+            for cell in cells
+        ]
+        if all(sum(lengths[row] for row in part) <= budget for of_rank in parts for part in of_rank):
+            # verl's order: by cost, every other one reversed to the front, so that the small ones are at both ends.
+            for of_rank in parts:
+                of_rank.sort(key=lambda part: (sum(cost[row] for row in part), part[0]), reverse=True)
+            ordered = [of_rank[::2][::-1] + of_rank[1::2] for of_rank in parts]
+            return [[sum(cost[row] for row in part) for part in of_rank] for of_rank in ordered]
+    raise AssertionError("one row a micro-batch holds any budget")
+
+
+def test_what_stock_verl_stops_at_is_refused_and_not_compared(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path)
+    assert "cannot share the 6 rows of a mini-batch" in refused(path, *SHAPE, "--compare")
+    path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n')
+    assert "a pad of stock verl has 128 tokens" in refused(path, *SHAPE, "--dp", 2, "--budget", 127, "--compare")
+    assert run(path, *SHAPE, "--dp", 2, "--budget", 128, "--compare").exit_code == 0
+
+
+@pytest.mark.parametrize("parts", [("prompt_tokens", "response_tokens"), ("tokens",)])
+def test_prompt_and_response_both_count_towards_the_budget(parts, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"prompt": "a", "session": 0} | (dict.fromkeys(parts, 600) if len(parts) > 1 else {"tokens": 1200})
+    path.write_text(json.dumps(row) + "\n")
+    message = refused(path, *SHAPE)
+    assert "row 'a_0_0' has 1200 tokens" in message
+    assert "raise --budget until it holds 1200" in message
+
+
+def dump_line(uid: str, output: str) -> str:
+    return json.dumps({"input": "ab", "output": output, "gts": None, "score": 1.0, "uid": uid}, ensure_ascii=False)
+
+
+def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tmp_path):
+    path = tmp_path / "1.jsonl"
+    # One token a byte; U+2028 would break the line for a reader that splits at it.
+    texts = {"q_0_0": "xyz", "q_0_1": "a\u2028b", "pad77_0_0": "", "r_1_0": "z" * 40}
+    path.write_text("".join(dump_line(uid, text) + "\n" for uid, text in texts.items()))
+    model = make_tiny_model("qwen2", tmp_path)
+    shape = ("--dp", "1", "--mini-batch", "2", "--n", "1", "--budget", "100")
+    result = run(path, *shape, "--json", "--tokenizer", model)
+    plan = json.loads(result.stdout)
+    assert "an estimate" in result.stderr
+    assert "1 pads of stock verl left out" in result.stderr
+    rows = sorted(row for micro in plan["steps"][0]["ranks"][0]["micro_batches"] for row in micro["rows"])
+    assert rows == [0, 1, 3]
+    told = run(path, *shape, "--tokenizer", model).stdout
+    tokens = 2 * 3 + 3 + 5 + 40 + 2 * plan["figures"]["pads"]
+    [line] = [line for line in told.split("\n") if line.startswith("│    0 │")]
+    assert int(line.split("│")[4]) == tokens
+    assert "Name the model's tokenizer with --tokenizer" in refused(path, *shape)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: not an object but list"),
+        ('{"prompt": 3, "session": 0, "tokens": 5}', "line 2: prompt=3, but a text"),
+        ('{"prompt": "a", "session": "x", "tokens": 5}', "line 2: session='x', but a whole number of at least 0"),
+        ('{"prompt": "a", "session": 0, "tokens": 0}', "line 2: tokens=0, but a whole number of at least 1"),
+        ('{"prompt": "a", "session": 0, "tokens": true}', "line 2: tokens=True"),
+        ('{"prompt": "a", "session": 0, "tokens": 1' + "0" * 30 + "}", "but a whole number of at most"),
+        ('{"prompt": "a", "session": 0, "tokens": 1' + "0" * 5000 + "}", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
+        ('{"prompt": "a", "session": 0, "prompt_tokens": 4}', "line 2: response_tokens=None"),
+        ('{"uid": "abc", "input": "", "output": ""}', "line 2: a rollout dump holds text and no lengths"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_number(line, message, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n' + line + "\n")
+    assert message in refused(path, *SHAPE)
+
+
+def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    assert "holds no row" in refused(empty, *SHAPE)
+    assert "cannot be read" in refused(tmp_path / "none.jsonl", *SHAPE)
+    path = tmp_path / "rows.jsonl"
+    write_rows(path)
+    assert "--mini-batch" in refused(path, *SHAPE, "--strategy", "lcm", "--dp", 7)
+    assert "--cost-model flops" in refused(path, *SHAPE, "--cost-model", "flops")
+    assert "--tokenizer" in refused(path, *SHAPE, "--tokenizer", str(tmp_path / "none"))
+    for picture in (tmp_path / "none" / "plan.png", tmp_path / "plan.xyz", tmp_path):
+        assert "cannot be written" in refused(path, *SHAPE, "--picture", picture)
+    (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
+    assert "config.json cannot be read" in refused(path, *SHAPE, "--cost-model", tmp_path)
+    assert "choose cost_model=attention" in refused(path, *SHAPE, "--cost-model", model_of_latent_attention(tmp_path))
+
+
+def model_of_latent_attention(folder: Path) -> Path:
+    config = {"model_type": "deepseek_v3", "kv_lora_rank": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_tokenizers_long_error_is_told_in_one_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path)
+    # What is offline is decided when the hub's client is imported, so in a process of its own.
+    output = subprocess.run(
+        [Path(sys.executable).parent / "verl-padding", "plan", path, *SHAPE, "--tokenizer", "no/model"],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (output.returncode, output.stdout) == (2, "")
+    [line] = output.stderr.strip().split("\n")
+    assert line.startswith("--tokenizer no/model: cannot be read (")
+
+
+def test_fewer_prompts_than_steps_warn_on_standard_error(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n')
+    result = run(path, "--dp", 2, "--mini-batch", 1, "--n", 1, "--budget", 100, "--strategy", "rows", "--json")
+    assert len(json.loads(result.stdout)["steps"]) == 1
+
+
+def test_the_cost_may_be_that_of_a_model(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path)
+    model = make_tiny_model("qwen2", tmp_path)
+    by_model, by_tokens = (plan_of(path, *SHAPE, "--cost-model", name) for name in (model, "tokens"))
+    assert by_model["figures"]["over_lower_bound"] != by_tokens["figures"]["over_lower_bound"]
+
+
+def test_what_a_models_file_leaves_out_is_what_its_kind_has_by_default(tmp_path):
+    # Neither which layers slide nor how wide a head is: every other layer, and 256, for this kind.
+    config = {
+        "model_type": "gemma2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 99,
+        "sliding_window": 8,
+    }
+    path, model = tmp_path / "rows.jsonl", tmp_path / "model"
+    write_rows(path)
+    plans = []
+    for named in ({}, {"head_dim": 256, "layer_types": ["sliding_attention", "full_attention"] * 2}):
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps(config | named))
+        figures = plan_of(path, *SHAPE, "--cost-model", model)["figures"]
+        plans.append({name: figure for name, figure in figures.items() if name != "plan_seconds"})
+    assert plans[0] == plans[1]
+
+
+def test_the_picture_shows_rows_and_pads_in_their_colours(tmp_path):
+    path, picture = tmp_path / "rows.jsonl", tmp_path / "plan.png"
+    write_rows(path)
+    assert run(path, *SHAPE, "--picture", picture).exit_code == 0
+    pixels = (image.imread(picture)[:, :, :3] * 255).astype(int).reshape(-1, 3)
+    colours = Counter(map(tuple, pixels))
+    for colour in ((0x3B, 0x6E, 0xA5), (0x6F, 0x9B, 0xC8), (0xE0, 0x7B, 0x39)):
+        assert colours[colour] > 50, colour
+
+
+def test_of_many_ranks_few_steps_are_drawn(tmp_path):
+    path, picture = tmp_path / "rows.jsonl", tmp_path / "plan.png"
+    write_rows(path, n_prompts=40)
+    shape = ("--mini-batch", 2, "--n", 2, "--budget", 1000)
+    for ranks, most in ((2, 1200), (70, 3000)):
+        assert run(path, "--dp", ranks, *shape, "--picture", picture).exit_code == 0
+        height = image.imread(picture).shape[0]
+        assert 500 < height < most
+
+
+def test_a_hundred_thousand_rows_are_planned_and_told_in_a_few_lines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rng = np.random.default_rng(0)
+    tokens = np.clip(rng.lognormal(np.log(1500), 0.9, 100_000), 16, 16384).astype(int)
+    with path.open("w") as lines:
+        for row, length in enumerate(tokens.tolist()):
+            lines.write(json.dumps({"prompt": f"p{row // 8}", "session": row % 8, "tokens": length}) + "\n")
+    output = run(path, "--dp", 64, "--mini-batch", 32, "--n", 8, "--budget", 16384).stdout
+    lines = output.split("\n")
+    assert len(lines) < 40
+    assert max(map(len, lines)) <= 80
+    assert "\u2026" not in output, "a number or a heading is cut off"
+    steps = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert steps[-1] == "all"
+    assert any("more" in step for step in steps)
+    numbers = [int(step) for step in steps if step.isdigit()]
+    assert all(a < b for a, b in pairwise(numbers))
+    assert numbers[-1] == math.ceil(100_000 / 8 / 32) - 1

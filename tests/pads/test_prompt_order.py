@@ -1,0 +1,141 @@
+"""Uids that tell the order of the data set, and batches whose plan does not depend on which session ended first."""
+
+import uuid
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.jobs import jobs
+from verl_padding.pads.prompt_order import PLACE_BITS, STEP_BITS, data_order, ordered_uid, place_of
+from verl_padding.plan import Job, Rows, plan_batch
+
+EXAMPLES = settings(max_examples=150, deadline=None)
+PLACES = st.tuples(st.integers(0, 2**STEP_BITS - 1), st.integers(0, 2**PLACE_BITS - 1))
+
+
+@st.composite
+def prompts(draw) -> list[tuple[tuple[int, int], list[int]]]:
+    """Place of each prompt in the data set, and the number of rows of each of its sessions; some rows in all."""
+    places = draw(st.lists(PLACES, min_size=1, max_size=10, unique=True))
+    sessions = st.lists(st.sampled_from([0, 1, 2, 3, 4, 11]), min_size=1, max_size=3)
+    rows = [draw(sessions) for _ in places]
+    rows[0][0] += 1
+    return list(zip(places, rows, strict=True))
+
+
+@EXAMPLES
+@given(places=st.lists(PLACES, min_size=2, max_size=20))
+def test_uids_tell_their_place_sort_by_it_and_no_two_are_alike(places):
+    uids = [ordered_uid(*place) for place in places]
+
+    assert [place_of(uid) for uid in uids] == places
+    assert len(set(uids)) == len(uids)
+    assert [place_of(uid) for uid in sorted(uids)] == sorted(places)
+    for uid in uids:
+        parsed = uuid.UUID(uid)
+        assert str(parsed) == uid
+        assert (parsed.version, parsed.variant) == (8, uuid.RFC_4122)
+
+
+UUID_1, UUID_4 = "f37b5d5e-e5f1-11f1-b164-02fc00000001", "0107a15b-d010-49cb-b044-4d8b52553eec"
+
+
+@pytest.mark.parametrize("uid", ["", "math", "p0", "None", UUID_1, UUID_4, "0" * 32])
+def test_uids_of_others_tell_no_place(uid):
+    assert place_of(uid) is None
+
+
+@pytest.mark.parametrize("place", [(-1, 0), (2**STEP_BITS, 0), (0, -1), (0, 2**PLACE_BITS)])
+def test_a_place_that_a_uid_cannot_hold_is_not_cut_short(place):
+    with pytest.raises(AssertionError):
+        ordered_uid(*place)
+
+
+@EXAMPLES
+@given(prompts=prompts(), data=st.data())
+def test_rows_are_put_in_the_order_of_the_data_set(prompts, data):
+    place_of_key = {
+        f"{uid}_{session}_{index}": (*place, session, index)
+        for place, sessions in prompts
+        for uid in [ordered_uid(*place)]
+        for session, rows in enumerate(sessions)
+        for index in range(rows)
+    }
+    keys = data.draw(st.permutations(list(place_of_key)))
+
+    assert [keys[row] for row in data_order(keys)] == sorted(keys, key=place_of_key.__getitem__)
+
+
+@EXAMPLES
+@given(prompts=prompts(), data=st.data())
+def test_prompts_of_no_known_place_come_last_as_they_came_with_their_rows_together(prompts, data):
+    uids = [ordered_uid(*place) if number % 3 else f"p{number}" for number, (place, _) in enumerate(prompts)]
+    keys = [
+        f"{uid}_{session}_{index}"
+        for uid, (_, sessions) in zip(uids, prompts, strict=True)
+        for session, rows in enumerate(sessions)
+        for index in range(rows)
+    ]
+    keys = data.draw(st.permutations(keys))
+
+    ordered = [keys[row] for row in data_order(keys)]
+
+    assert sorted(ordered) == sorted(keys)
+    unknown = [key for key in ordered if key.startswith("p")]
+    assert ordered[len(ordered) - len(unknown) :] == unknown
+    arrived = list(dict.fromkeys(key.split("_")[0] for key in keys if key.startswith("p")))
+    rows_of = {uid: [key for key in unknown if key.split("_")[0] == uid] for uid in arrived}
+    assert unknown == [key for uid in arrived for key in rows_of[uid]]
+    for rows in rows_of.values():
+        assert rows == sorted(rows, key=lambda key: [int(number) for number in key.split("_")[1:]])
+
+
+def test_a_key_of_another_form_is_left_for_the_planner_to_refuse():
+    assert data_order(["b_0_0", "a-row", "_1_2", "b_0_x", "b_0_-1"]) == [0, 1, 2, 3, 4]
+
+
+met: Counter = Counter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _not_vacuous(request):
+    yield
+    if met["plans"]:
+        assert met["other order"] >= met["plans"] / 2, met
+        assert met["pads"] >= met["plans"] / 4, met
+
+
+@EXAMPLES
+@given(prompts=prompts(), job=jobs(), data=st.data())
+def test_the_plan_of_a_shuffled_batch_is_the_plan_of_the_batch(prompts, job, data):
+    keys = [
+        f"{uid}_{session}_{index}"
+        for uid, sessions in [(ordered_uid(*place), sessions) for place, sessions in prompts]
+        for session, rows in enumerate(sessions)
+        for index in range(rows)
+    ]
+    tokens = {key: data.draw(st.integers(2, 400)) for key in keys}
+    shuffled = data.draw(st.permutations(keys))
+
+    plan = keys_of_plan(keys, tokens, job)
+
+    assert keys_of_plan(shuffled, tokens, job) == plan
+    met["plans"] += 1
+    met["other order"] += shuffled != keys
+    met["pads"] += any("pad" in str(layout) for layout in plan.values())
+
+
+def keys_of_plan(keys: list[str], tokens: dict[str, int], job: Job) -> dict[str, list]:
+    """Keys of each micro-batch, or of each cell where the workers cut it, of each layout: in the order of the call."""
+    keys = [keys[row] for row in data_order(keys)]
+    plan = plan_batch(Rows.from_keys(keys, [tokens[key] for key in keys]), job)
+    names = [*keys, *(f"pad {number}" for number in range(plan.n_pads))]
+    return {
+        name: [
+            [[names[row] for row in cell] for ranks in layout.cells for cell in ranks],
+            layout.micro_batch_rows,
+        ]
+        for name, layout in plan.layouts.items()
+    }

@@ -1,0 +1,28 @@
+"""Pads put into the queue beside real rows, as a step of the padded trainer does it."""
+
+from verl_padding.pads.padded_batch import PaddedBatch, padded_batch
+from verl_padding.pads.template import PadTemplate
+from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
+
+
+def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
+    rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
+    prompts = len({key.rsplit("_", 2)[0] for key in batch.keys})
+    actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512, prompts_per_mini_batch=mini)
+    passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512)}
+    job = Job(
+        strategy="prompt",
+        prompts=-(-prompts // mini) * mini,
+        sessions_per_prompt=1,
+        updates={"actor": actor},
+        inference=passes,
+        pad_tokens=4,
+    )
+    return plan_batch(rows, job)
+
+
+def upsample(batch, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
+    """The batch with its pads in TransferQueue; `strip` takes them out."""
+    padded = padded_batch(batch, plan, template)
+    padded.put_pads()
+    return padded

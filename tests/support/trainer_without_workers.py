@@ -1,0 +1,43 @@
+"""A padded trainer whose workers only say how many ranks they have."""
+
+from types import SimpleNamespace
+
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.support.verl_config import compose_job
+from verl_padding.pads.schema import Schema
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.verl_job.job_reader import JobReader, check_job
+
+
+def padded_trainer(*overrides, dp_size=2):
+    """A padded_sync trainer after its set-up, without workers: 4 prompts a step, 2 a mini-batch, 2 sessions each."""
+    config = compose_job(
+        "+padding=prompt",
+        "algorithm.adv_estimator=grpo",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+        "trainer.n_gpus_per_node=2",
+        *overrides,
+    )
+    trainer = object.__new__(get_trainer_cls("padded_sync"))
+    trainer._padding = check_job(config)
+    trainer._job_reader = JobReader(config, trainer._padding)
+    trainer._padded_batch = None
+    trainer._trained = []
+    trainer._fetched = (0, 0)
+    trainer._watch = None
+    trainer._schema = Schema(trainer._padding.fields)
+    trainer._job_reader.has_vision = False  # there is no model to ask
+    trainer.config = config
+    trainer.global_steps, trainer.local_trigger_step = 7, 0
+    trainer.use_critic = trainer.use_reference_policy = trainer.ref_in_actor = False
+    trainer.trainer_mode = "sync"
+    trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
+    workers = SimpleNamespace(_dispatch_info={"actor": list(range(dp_size))})
+    trainer.actor_rollout_wg = PaddedWorkerGroup(workers, lambda: trainer._padded_batch)
+    return trainer

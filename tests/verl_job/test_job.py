@@ -1,0 +1,358 @@
+"""What is read from a verl config, and which jobs are refused before any worker starts."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import transformers
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.support.verl_config import compose_job
+from verl_padding.config import PaddingConfig
+from verl_padding.entry.hydra_callback import CheckJobBeforeStart
+from verl_padding.errors import PaddingConfigError
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
+from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.job_reader import JobReader, check_job
+
+DYNAMIC = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+    "algorithm.adv_estimator=grpo",
+)
+FIXED = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
+    "algorithm.adv_estimator=grpo",
+)
+
+
+def job_of(*overrides, updates_actor=True):
+    config = compose_job("+padding=prompt", *overrides)
+    reader = JobReader(config, check_job(config))
+    return reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=updates_actor, seed=0)
+
+
+@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+def test_one_flag_fills_the_section_and_leaves_the_mode_to_the_job(strategy):
+    config = compose_job(f"+padding={strategy}", *DYNAMIC)
+    assert config.trainer.v1 == compose_job().trainer.v1
+    assert config.padding.strategy == strategy
+    assert check_job(config).strategy == strategy
+
+
+@pytest.mark.parametrize(("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})])
+def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_98_rows):
+    config = compose_job(
+        "+padding=lcm",
+        *DYNAMIC,
+        "algorithm.adv_estimator=gae",
+        "data.train_batch_size=24",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+        "critic.ppo_mini_batch_size=2",
+        f"trainer.critic_warmup={warm_up}",
+    )
+    sizes = {ACTOR: 6, LOG_PROB: 6, CRITIC: 2, VALUES: 2}
+    reader = JobReader(config, PaddingConfig.from_section(config.padding), "sync")
+    job = reader.step_job(dp_sizes=sizes, updates_actor=not warm_up, seed=0)
+    trainer = SimpleNamespace(config=config, use_critic=True, global_steps=1)
+    multiple = get_trainer_cls("sync")._get_required_batch_multiple(trainer, sizes[ACTOR])
+    for n_rows in (98, 24, 97, 144):
+        rows = Rows.from_keys([f"{row}_0_0" for row in range(n_rows)], [8] * n_rows)
+        layouts = plan_batch(rows, job).layouts
+        padded = -(-n_rows // multiple) * multiple
+        steps = {name: padded // job.mini_batch_rows(job.updates[name]) for name in job.updates}
+        assert {name: layouts[name].n_mini_batches for name in job.updates} == steps
+        if n_rows == 98:
+            assert steps == steps_of_98_rows
+
+
+def test_without_the_flag_verls_config_is_its_own():
+    config = compose_job()
+    assert config.trainer.v1.trainer_mode == "sync"
+    assert "padding" not in config
+
+
+@pytest.mark.parametrize("mode", ["padded_sync", "padded_colocate_async", "padded_separate_async"])
+def test_the_trainer_mode_alone_works_with_the_defaults(mode):
+    assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).strategy == "prompt"
+
+
+def test_settings_of_a_padded_trainers_own_name_are_refused():
+    message = r"^trainer.v1.{}.{}: verl does not read this.* Set trainer.v1.separate_async.{} instead"
+    for name, setting in (("padded_separate_async", "rows"), ("mine", "parameter_sync_step")):
+        overrides = [f"trainer.v1.trainer_mode={name}", f"+trainer.v1.{name}.{setting}=4", "+padding=prompt"]
+        with pytest.raises(PaddingConfigError, match=message.format(name, f"{setting}=4", setting)):
+            check_job(compose_job(*overrides, *DYNAMIC), "separate_async")
+
+
+@pytest.mark.parametrize("section", ["+trainer.v1.mine.threshold=0.5", "+trainer.v1.mine=5"])
+def test_a_trainer_of_ones_own_has_settings_of_its_own(section):
+    config = compose_job("trainer.v1.trainer_mode=mine", section, "+padding=prompt", *DYNAMIC)
+    assert check_job(config, "sync").strategy == "prompt"
+
+
+def test_a_refusal_ends_the_command_with_its_message():
+    config = compose_job("+padding=rows", "padding.strategy=row", *DYNAMIC)
+    with pytest.raises(SystemExit, match=r"^verl_padding: padding.strategy='row': not a choice"):
+        CheckJobBeforeStart().on_job_start(config)
+
+
+def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
+    job = job_of(
+        *DYNAMIC,
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=3000",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=5000",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=1",
+    )
+    assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].token_budget) == (4, 2000)
+    assert (job.inference[LOG_PROB].dp_size, job.inference[LOG_PROB].token_budget) == (4, 6000)
+    assert (job.inference[REF].dp_size, job.inference[REF].token_budget) == (8, 5000)
+    assert job.updates[ACTOR].budget_setting == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
+def test_fixed_micro_batches_become_multiples_of_a_cell():
+    job = job_of(*FIXED, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert (job.updates[ACTOR].cell_multiple, job.updates[ACTOR].token_budget) == (4, None)
+    assert job.inference[LOG_PROB] == Pass(dp_size=8, micro_batch_rows=8)
+    assert job.inference[REF] == Pass(dp_size=8, micro_batch_rows=16)
+
+
+def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():
+    job = job_of(
+        *DYNAMIC,
+        "algorithm.adv_estimator=gae",
+        "critic.ppo_mini_batch_size=128",
+        "critic.ulysses_sequence_parallel_size=4",  # verl hands it to no engine
+    )
+    assert job.updates[CRITIC].prompts_per_mini_batch == 128
+    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (8, 32768)
+    assert job.inference[VALUES].token_budget == 32768
+    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", "critic.fsdp.ulysses_sequence_parallel_size=4")
+    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (2, 4 * 32768)
+    assert job.inference[VALUES].token_budget == 4 * 32768
+
+
+def test_while_the_critic_warms_up_the_actor_is_not_planned():
+    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", updates_actor=False)
+    assert list(job.updates) == [CRITIC]
+
+
+def test_bypass_mode_runs_no_log_prob_pass_unless_the_actor_is_its_own_reference():
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    assert list(job_of(*DYNAMIC, bypass).inference) == []
+    lora = (bypass, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.lora_rank=8")
+    assert list(job_of(*DYNAMIC, *lora).inference) == [LOG_PROB]
+
+
+def test_a_megatron_job_with_a_virtual_pipeline_wants_multiples_of_the_pipeline():
+    job = job_of(
+        "model_engine=megatron",
+        *DYNAMIC,
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
+    )
+    assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].cell_multiple) == (2, 2)
+
+
+def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
+    job = job_of(
+        *DYNAMIC,
+        "trainer.v1.trainer_mode=padded_separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=4",
+        "data.train_batch_size=1024",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    )
+    assert job.prompts == 256
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size=30"],
+            r"prompts_per_mini_batch=30 of 'actor' does not divide prompts=100.* 25 or 50.*ppo_mini_batch_size",
+        ),
+        (["trainer.use_v1=false"], r"^trainer.use_v1=False: .*Set trainer.use_v1=True\.$"),
+        (
+            ["trainer.v1.trainer_mode=async"],
+            r"^trainer.v1.trainer_mode='async': not a trainer that can be padded. Choices: sync, colocate_async,",
+        ),
+        (
+            ["trainer.v1.trainer_mode=padded_separate_async", "data.train_batch_size=1022"],
+            r"^data.train_batch_size=1022: not a multiple of trainer.v1.separate_async.parameter_sync_step=4\. Set",
+        ),
+        (
+            ["algorithm.adv_estimator=gae", "+critic.fsdp.use_dynamic_bsz=false"],
+            r"^\+critic.fsdp.micro_batch_size_per_gpu=None: without dynamic batch sizes the rows .* must be set\.$",
+        ),
+        (
+            ["++trainer.v1.sync.parameter_sync_step=2"],
+            r"^trainer.v1.sync.parameter_sync_step=2: this mode's rollout sleeps .*trainer_mode=separate_async\.$",
+        ),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+            r"^actor_rollout_ref.actor.loss_scale_factor=None: .*Set actor_rollout_ref.actor.loss_scale_factor",
+        ),
+        (
+            ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false"],
+            r"log_prob_use_dynamic_bsz=False: not that of actor_rollout_ref.actor.use_dynamic_bsz=True",
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null"],
+            r"^actor_rollout_ref.actor.ppo_max_token_len_per_gpu=None: dynamic batch sizes need a token budget",
+        ),
+        (
+            [
+                "actor_rollout_ref.actor.use_dynamic_bsz=false",
+                "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+            ],
+            r"^actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=None: without dynamic batch sizes",
+        ),
+        (
+            ["padding.strategy=lcm", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.train_batch_size=16"],
+            r"strategy='lcm'.* = 2 rows, not a multiple of dp_size=8",
+        ),
+        (
+            ["padding.pad_length=9", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8"],
+            r"^pad_tokens=9: a pad does not fit",
+        ),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_with_the_setting_its_value_and_the_fix(overrides, message):
+    config = compose_job("+padding=prompt", *DYNAMIC, *overrides)
+    with pytest.raises(PaddingConfigError, match=message):
+        check_job(config)
+
+
+def test_the_plan_cuts_micro_batches_where_the_config_says_so_and_ranks_meet_where_the_engine_does():
+    assert job_of(*DYNAMIC).packer == "verl"
+    job = job_of(*DYNAMIC, "padding.packer=plan")
+    assert job.packer == "plan"
+    assert job.updates[ACTOR].ranks_meet == "micro_batch"
+    megatron = job_of("model_engine=megatron", *DYNAMIC, "padding.packer=plan")
+    assert {call.ranks_meet for _, call in megatron.calls()} == {"mini_batch"}
+
+
+def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
+    with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
+        job_of(
+            "model_engine=megatron",
+            *DYNAMIC,
+            "padding.packer=plan",
+            "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true",
+            "actor_rollout_ref.actor.megatron.max_seqlen_per_dp_cp_rank=16384",
+        )
+    monkeypatch.setattr("verl.__version__", "0.10.0")
+    with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
+        job_of(*DYNAMIC, "padding.packer=plan")
+    assert job_of(*DYNAMIC).packer == "verl"
+
+
+def test_the_cost_of_a_row_is_that_of_its_roles_model(tmp_path):
+    actor, critic = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen3_moe", tmp_path)
+    job = job_of(
+        *DYNAMIC,
+        "padding.cost_model=model",
+        "algorithm.adv_estimator=gae",
+        f"actor_rollout_ref.model.path={actor}",
+        f"critic.model.path={critic}",
+    )
+    of_actor = TransformerCost.from_config(json.loads((actor / "config.json").read_text()))
+    assert job.cost_model_of(job.updates[ACTOR]) == of_actor
+    assert job.cost_model_of(job.inference[LOG_PROB]) == of_actor
+    of_critic = TransformerCost.from_config(json.loads((critic / "config.json").read_text()), lm_head=False)
+    assert job.cost_model_of(job.updates[CRITIC]) == of_critic != of_actor
+
+
+def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    for path, message in (
+        (tmp_path / "nothing", rf"the config of actor_rollout_ref.model.path={tmp_path}/nothing cannot be read"),
+        (tmp_path, rf"hidden_size is missing.*cost_model=attention \(actor_rollout_ref.model.path={tmp_path}\)"),
+    ):
+        with pytest.raises(PaddingConfigError, match=rf"^padding.cost_model='model': .*{message}"):
+            job_of(*DYNAMIC, "padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("actor_rollout_ref.actor.loss_agg_mode=token-mean",), r"loss_agg_mode=token-mean weighs tokens"),
+        (
+            (
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",
+            ),
+            r"loss_mode=kl_cov is no sum over rows",
+        ),
+        (
+            (
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+                "algorithm.rollout_correction.bypass_mode=true",
+                "algorithm.rollout_correction.rollout_is_batch_normalize=true",
+            ),
+            "rollout_is_batch_normalize",
+        ),
+        (("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "distillation.enabled=true"), "distillation"),
+    ],
+)
+def test_equal_sessions_are_refused_where_they_have_no_meaning(overrides, message):
+    with pytest.raises(PaddingConfigError, match=rf"^padding.weighting='session': .*{message}"):
+        job_of(*DYNAMIC, "padding.weighting=session", *overrides)
+
+
+def test_equal_sessions_go_with_the_seq_mean_modes():
+    config = compose_job(
+        "+padding=prompt",
+        *DYNAMIC,
+        "padding.weighting=session",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+    )
+    assert check_job(config).weighting == "session"
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (transformers.Qwen3MoeConfig(num_experts=6), 6),
+        (transformers.MixtralConfig(num_local_experts=5), 5),
+        (transformers.DeepseekV3Config(n_routed_experts=8), 8),
+        (transformers.Qwen2Config(), None),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_the_experts_of_a_mixture_are_counted_from_its_config(config, experts, tmp_path):
+    config.save_pretrained(tmp_path)
+    job = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}", "+padding=prompt")
+    assert JobReader(job, check_job(job)).n_experts == experts
+
+
+def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):
+    transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
+    override = "+actor_rollout_ref.model.override_config"
+    overrides = (*DYNAMIC, "+padding=prompt", f"actor_rollout_ref.model.path={tmp_path}")
+    job = compose_job(*overrides, f"{override}.vision_config.initializer_range=0.01")
+    vision = JobReader(job, check_job(job)).model_config["vision_config"]
+    assert vision["initializer_range"] == 0.01
+    assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
+    for wrong in ("no_such_config.layers=1", "text_config.num_hidden_layers=abc"):
+        job = compose_job(*overrides, f"{override}.{wrong}")
+        with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.override_config=.*Correct it"):
+            check_job(job)
+
+
+@pytest.mark.parametrize("choice", ["auto", "minimal"])
+def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_start(choice, tmp_path):
+    transformers.MllamaConfig().save_pretrained(tmp_path)
+    overrides = (*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}")
+    with pytest.raises(PaddingConfigError, match=rf"^padding.multimodal='{choice}': .* type 'mllama' must .*=empty"):
+        job_of(*overrides, f"padding.multimodal={choice}")
+    assert job_of(*overrides, "padding.multimodal=empty")

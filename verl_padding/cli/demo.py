@@ -1,0 +1,136 @@
+"""The demo: the recipe ``context_reset`` on this machine's CPU, told as it goes, with a picture at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from verl_padding.cli.demo_folder import ASSETS, HYDRA, PICTURE, demo_folder
+from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.runs.learning import LAST, Learning
+from verl_padding.runs.report import (
+    METRICS,
+    ROLLOUTS,
+    ROW_REWARD,
+    comparison_table,
+    draw_curves,
+    read_metrics,
+    read_rows,
+)
+from verl_padding.stock.rule import StockRule
+
+NOT_LEARNED = 3
+"""Exit code. 1 and 2 are taken: a job that failed, a command line that cannot be read."""
+
+COLUMNS = {
+    "row reward": (ROW_REWARD, ".3f"),
+    "rows": ("padding/real_rows/total", ".0f"),
+    "pads": ("padding/pad_rows/total", ".0f"),
+    "updates": ("padding/actor/optimizer_steps/total", ".0f"),
+    "fewest rows": ("padding/actor/mini_batch_real_rows/min", ".0f"),
+    "grad norm": ("actor/grad_norm", ".3f"),
+    "seconds": ("timing_s/step", ".1f"),
+}
+"""Heading -> (metric, format) of the line of a step. Rows are real ones, the fewest are those of the smallest
+optimizer step ("update"); stock verl has no ``padding/`` metrics."""
+
+
+def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False, seed: int = 0) -> int:
+    """Runs the job, tells its steps, writes the picture, and says whether it has learned.
+
+    Returns: 0; the job's exit code where that is another; `NOT_LEARNED` for a job that ran, but has not learned.
+
+    Raises:
+        PaddingDataError: ``out`` cannot be the demo's folder.
+    """
+    with demo_folder(out) as folder:
+        return _run(folder, steps=steps, stock=stock, pictures=pictures, seed=seed)
+
+
+def demo_job(out: Path, *, stock: bool, pictures: bool = False, seed: int = 0) -> list[str]:
+    """Makes model and data below ``out``, and gives the overrides of the demo's job, but for its steps and folders."""
+    from verl_padding.recipes.context_reset.job import tiny_job
+
+    padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}"]
+    return [*tiny_job(out / ASSETS, pictures=pictures, seed=seed), *padding]
+
+
+def _run(out: Path, *, steps: int, stock: bool, pictures: bool, seed: int) -> int:
+    from verl_padding.recipes.context_reset.job import GOAL, PICTURES_GOAL
+
+    console = Console()
+    overrides = [
+        *demo_job(out, stock=stock, pictures=pictures, seed=seed),
+        f"trainer.total_training_steps={steps}",
+        f"trainer.rollout_data_dir={out / ROLLOUTS}",
+        f"hydra.run.dir={out / HYDRA}",
+    ]
+    started = time.monotonic()
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as progress:
+        teller = _StepTeller(out, progress, steps)
+        code = run_local_job(overrides, folder=out, on_line=teller.look)
+        teller.look()
+    minutes = (time.monotonic() - started) / 60
+    if code:
+        console.print(f"[red]The job ended with code {code}; its output is in {out / LOG}[/red]")
+        return code
+    metrics, rows = read_metrics(out), read_rows(out)
+    rule = StockRule.of_config(_load_config(out / HYDRA / ".hydra" / "config.yaml"))
+    draw_curves(out / PICTURE, metrics, rows, rule)
+    console.print(comparison_table(rows, [data for _, data in metrics], rule))
+    learning = Learning.of([step.reward for step in rows], PICTURES_GOAL if pictures else GOAL)
+    console.print(
+        f"mean reward of a session {learning.first:.3f} at the first step, {learning.last:.3f} over the last "
+        f"{min(LAST, len(rows))}; {len(rows)} steps in {minutes:.1f} minutes, start included"
+    )
+    console.print(f"picture {out / PICTURE}\nmetrics {out / METRICS}\nrollouts {out / ROLLOUTS}\nlog {out / LOG}")
+    failed = learning.learned is False
+    console.print(str(learning), style="red" if failed else "green" if learning.learned else None)
+    return NOT_LEARNED if failed else 0
+
+
+class _StepTeller:
+    """Prints a line for each step that verl has logged, and moves the progress bar."""
+
+    def __init__(self, folder: Path, progress: Progress, steps: int):
+        self._folder = folder
+        self._progress = progress
+        self._task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
+        self._told = 0
+        self._size = 0
+
+    def look(self, _line: str = "") -> None:
+        path = self._folder / METRICS
+        size = path.stat().st_size if path.exists() else 0
+        if size == self._size:
+            return
+        self._size = size
+        steps = read_metrics(self._folder)
+        for step, data in steps[self._told :]:
+            if not self._told:
+                self._progress.console.print("  ".join(["step", *COLUMNS]))
+                self._progress.update(self._task, description="training")
+            self._told += 1
+            self._progress.console.print(_line_of(step, data))
+            self._progress.advance(self._task)
+
+
+def _line_of(step: int, data: dict[str, Any]) -> str:
+    cells = [f"{step:>4}"]
+    for heading, (metric, form) in COLUMNS.items():
+        text = format(data[metric], form) if metric in data else "-"
+        cells.append(text.rjust(len(heading)))
+    return "  ".join(cells)
+
+
+def _load_config(path: Path) -> DictConfig:
+    config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig), path
+    return config

@@ -1,0 +1,195 @@
+"""The command ``verl-padding plan``: a batch's plan before it is paid for."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from verl_padding.cli.plan_table import StepCost, comparison_table, cost_of_steps, step_table
+from verl_padding.cli.rows_file import CountTokens, RowsFile, read_rows_file
+from verl_padding.errors import PaddingDataError
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, PlanError, TransformerCost, Update, plan_batch
+from verl_padding.plan.cost import CostModel
+from verl_padding.stock.layout import refuse_what_verl_refuses, verl_layout
+
+ACTOR = "actor"
+PAD_TOKENS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What the command is asked for."""
+
+    path: Path
+    dp_size: int
+    mini_batch: int
+    """Prompts of an optimizer step."""
+    n: int
+    """Rollouts a prompt."""
+    budget: int
+    """Tokens of a micro-batch on one rank."""
+    strategy: str
+    cost_model: str
+    """Name in ``COST_MODELS``, or a folder with the config.json of a model."""
+    tokenizer: str | None
+    """Hugging Face name or folder, to count the tokens of a rollout dump."""
+
+
+def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Path | None) -> int:
+    """Plans the rows of a file and tells about it on standard output; returns the exit code, 2 for a refusal."""
+    notes = Console(stderr=True)
+    try:
+        cost_model = _cost_model(request.cost_model)
+        batch = read_rows_file(request.path, _token_counter(request.tokenizer))
+        started = time.perf_counter()
+        plan = _plan(request, batch, cost_model)
+        seconds = time.perf_counter() - started
+        tokens_R = [*batch.rows.tokens_R, *[PAD_TOKENS] * plan.n_pads]
+        if compare:
+            refuse_what_verl_refuses(
+                len(batch.rows),
+                dp_size=request.dp_size,
+                mini_batch_rows=request.mini_batch * request.n,
+                token_budget=request.budget,
+            )
+        # Before anything is told: a refused command prints its refusal alone.
+        if picture is not None:
+            from verl_padding.cli.plan_picture import draw_plan
+
+            draw_plan(_micro_batches(plan), tokens_R, n_rows=len(batch.rows), cost_model=cost_model, path=picture)
+    except (PaddingDataError, PlanError) as refusal:
+        notes.print(str(refusal), style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    for note in [*_notes(batch), *plan.warnings]:
+        notes.print(note, markup=False, highlight=False, soft_wrap=True)
+    steps = cost_of_steps(
+        _micro_batches(plan), tokens_R, n_rows=len(batch.rows), cost_model=cost_model, token_budget=request.budget
+    )
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(plan, batch, seconds)) + "\n")
+    else:
+        Console().print(step_table(steps, title=f"{request.path.name}: {request.dp_size} ranks, {request.strategy}"))
+        Console().print(f"planned in {seconds:.2f} s; cost model: {request.cost_model}", highlight=False)
+    if compare:
+        stock = _stock_steps(request, batch.rows.tokens_R, cost_model, notes)
+        (notes if as_json else Console()).print(comparison_table(stock, steps))
+    if picture is not None:
+        notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _cost_model(name: str) -> CostModel:
+    if name in COST_MODELS:
+        return COST_MODELS[name]
+    if not (Path(name) / "config.json").is_file():
+        raise PaddingDataError(
+            f"--cost-model {name}: not {' or '.join(COST_MODELS)}, nor a folder with a config.json. Name one of them."
+        )
+    from transformers import AutoConfig
+
+    # Not the file's own keys: it leaves out what is the default of its kind of model, such as head_dim or layer_types.
+    try:
+        config = AutoConfig.from_pretrained(name).to_dict()
+    except (OSError, ValueError) as error:
+        raise PaddingDataError(
+            f"--cost-model {name}: config.json cannot be read ({_first_line(error)}). Choose --cost-model attention."
+        ) from error
+    return TransformerCost.from_config(config)
+
+
+def _token_counter(tokenizer: str | None) -> CountTokens | None:
+    if tokenizer is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise PaddingDataError(
+            f"--tokenizer {tokenizer}: cannot be read ({_first_line(error)}). Name the model's folder."
+        ) from error
+    return lambda text: len(loaded.encode(text, add_special_tokens=False))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
+
+
+def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> BatchPlan:
+    prompts = len(set(batch.rows.prompt_R))
+    try:
+        update = Update(
+            dp_size=request.dp_size,
+            token_budget=request.budget,
+            prompts_per_mini_batch=request.mini_batch,
+            cost_model=cost_model,
+            budget_setting="--budget",
+        )
+        job = Job(
+            strategy=request.strategy,
+            prompts=-(-prompts // request.mini_batch) * request.mini_batch,
+            sessions_per_prompt=request.n,
+            updates={ACTOR: update},
+            inference={},
+            packer="plan",
+            pad_tokens=PAD_TOKENS,
+        )
+    except PlanError as refusal:
+        raise PlanError(
+            f"{refusal} (strategy: --strategy; dp_size: --dp; prompts_per_mini_batch: --mini-batch; sessions_per_prompt: --n; "
+            "token_budget: --budget)"
+        ) from refusal
+    return plan_batch(batch.rows, job)
+
+
+def _notes(batch: RowsFile) -> Iterable[str]:
+    if batch.counted:
+        yield "rollout dump: lengths are the tokenizer's counts of input and output, an estimate"
+    if batch.pads:
+        yield f"rollout dump: {batch.pads} pads of stock verl left out"
+
+
+def _micro_batches(plan: BatchPlan) -> list[list[list[list[int]]]]:
+    layout = plan.layouts[ACTOR]
+    return [
+        [[list(rows) for rows in layout.micro_batches(step, rank)] for rank in range(layout.dp_size)]
+        for step in range(layout.n_mini_batches)
+    ]
+
+
+def _as_json(plan: BatchPlan, batch: RowsFile, seconds: float) -> dict[str, object]:
+    def told(rows: list[int]) -> dict[str, object]:
+        real = [batch.lines_R[row] for row in rows if row < plan.n_rows]
+        return {"rows": real, "pads": len(rows) - len(real)}
+
+    steps = [
+        {"ranks": [{"micro_batches": [told(rows) for rows in rows_K]} for rows_K in rows_DK]}
+        for rows_DK in _micro_batches(plan)
+    ]
+    return {"steps": steps, "figures": {**plan.figures[ACTOR].__dict__, "plan_seconds": seconds}}
+
+
+def _stock_steps(
+    request: PlanRequest, tokens_R: tuple[int, ...], cost_model: CostModel, notes: Console
+) -> list[StepCost]:
+    stock = verl_layout(
+        tokens_R,
+        dp_size=request.dp_size,
+        mini_batch_rows=request.mini_batch * request.n,
+        token_budget=request.budget,
+        track=lambda numbers: track(list(numbers), "verl's packer", console=notes, transient=True),
+    )
+    return cost_of_steps(
+        stock.micro_batches_MD,
+        stock.tokens_R,
+        n_rows=stock.n_rows,
+        cost_model=cost_model,
+        token_budget=request.budget,
+    )

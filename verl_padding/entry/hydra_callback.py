@@ -1,0 +1,40 @@
+"""Checks a job with the ``padding`` group on the command line, before Ray or any worker starts."""
+
+import sys
+import traceback
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from verl_padding.entry.verl_refusals import refuse_what_verl_refuses
+from verl_padding.errors import PaddingError
+from verl_padding.verl_job.job_reader import check_job
+
+
+class CheckJobBeforeStart(Callback):
+    """Refuses a job that cannot run.
+
+    Hydra turns an exception of a callback into a warning and goes on, so a refusal leaves by
+    ``sys.exit``, with its message on stderr and exit code 1.
+    """
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # Not on_run_start: values of ``${hydra:..}`` are not known yet there, and a multirun has none.
+        _exit_if_refused(config)
+
+
+def _exit_if_refused(config: DictConfig) -> None:
+    try:
+        from verl_padding.trainer.trainers import padded_trainer
+
+        check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
+        refuse_what_verl_refuses(config)
+    except PaddingError as refusal:
+        sys.exit(f"verl_padding: {refusal}")
+    except Exception:
+        # A config that is none of verl's v1 trainers', for one. Going on would be training without padding.
+        traceback.print_exc()
+        sys.exit(
+            "verl_padding: the job could not be checked (the reason is above). Leave +padding out to run it without."
+        )

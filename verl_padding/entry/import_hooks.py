@@ -1,0 +1,68 @@
+"""Leaves a note for each heavy module of verl or Hydra: the work is done when, and if, that module is imported."""
+
+import os
+from types import ModuleType
+from typing import Any
+
+from wrapt import register_post_import_hook
+
+from verl_padding import __version__
+from verl_padding.entry.loud_failure import speak_of_a_failure
+from verl_padding.verl_job.modes import STOCK_MODES
+
+
+def _register_trainers(trainers: ModuleType) -> None:
+    try:
+        from verl_padding.patches.stock_guard import pad_or_refuse_in_stock_trainers
+
+        pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most where the next line fails
+        import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
+    except Exception:
+        speak_of_a_failure("the padded trainers could not be registered")
+
+
+def _register_config_group(_: ModuleType) -> None:
+    try:
+        from hydra.core.plugins import Plugins
+
+        from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
+
+        Plugins.instance().register(VerlPaddingSearchPath)
+    except Exception:
+        speak_of_a_failure("the config groups could not be put on Hydra's search path")
+
+
+def _register_resolver(omegaconf: ModuleType) -> None:
+    try:
+        omegaconf.OmegaConf.register_new_resolver("verl_padding.version", lambda: __version__, replace=True)
+    except Exception:
+        speak_of_a_failure("the version could not be put at OmegaConf's disposal")
+
+
+def _lift_check_of_rows(config: ModuleType) -> None:
+    try:
+        from verl_padding.patches.check_of_rows import lift_check_of_rows
+
+        lift_check_of_rows(config, _is_padded)
+    except Exception:
+        speak_of_a_failure("verl's check of a batch's rows could not be lifted")
+
+
+def _is_padded(config: Any) -> bool:
+    if config.get("padding") is not None:
+        return True
+    trainer = config.get("trainer") or {}
+    if (trainer.get("v1") or {}).get("trainer_mode") in (None, *STOCK_MODES):
+        return False  # nothing heavy of ours is imported for these
+    from verl_padding.trainer.trainers import asks_for_padding
+
+    return asks_for_padding(config)
+
+
+register_post_import_hook(_lift_check_of_rows, "verl.utils.config")
+register_post_import_hook(_register_resolver, "omegaconf")
+register_post_import_hook(_register_trainers, "verl.trainer.ppo.v1")
+register_post_import_hook(_register_config_group, "hydra")
+
+if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    from verl_padding.local import registration  # noqa: F401  (leaves its own notes)

@@ -1,0 +1,28 @@
+"""A plug-in that is broken says so, and ends a process that asks for it. Needs nothing but the standard library."""
+
+import logging
+import sys
+from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+def asks_for_padding(arguments: Sequence[str]) -> str | None:
+    """The argument of a command line that wants this plug-in, if there is one: ``+padding=prompt``, for example."""
+    for argument in arguments:
+        key, _, value = argument.lstrip("+").partition("=")
+        if key.split(".")[0] == "padding" or (key == "trainer.v1.trainer_mode" and value.startswith("padded_")):
+            return argument
+    return None
+
+
+def speak_of_a_failure(what: str) -> None:
+    """To call where an exception is handled: logs it, and ends a process whose command line asks for padding.
+
+    Without that, verl must go on as if the plug-in were not installed.
+    """
+    logger.exception("verl_padding: %s", what)
+    argument = asks_for_padding(sys.argv[1:])
+    if argument is not None:
+        # Not an Exception: verl swallows those.
+        sys.exit(f"verl_padding: {argument}: {what} (the reason is above). Run `verl-padding doctor`, or leave it out.")

@@ -1,0 +1,101 @@
+"""What verl itself refuses before a job's first step, found by calling the code of verl's that refuses it.
+
+Everything is called that needs no Ray, no worker and no model: the check of ``verl.trainer.main_ppo``, the trainer's
+constructor and its plan of the GPUs, and the typed configs that trainer, workers and rollout make of their sections.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from copy import deepcopy
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.verl_job.role_engine import has_separate_ref, ref_as_actor
+
+
+def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
+    """(part of verl, its exception) of each that refuses the job; the config itself is left as it is.
+
+    An error of the plug-in's own is not among them.
+    """
+    for part, call in CALLS.items():
+        try:
+            with redirect_stdout(io.StringIO()):  # verl prints notices
+                call(config)
+        except PaddingError:
+            continue
+        except Exception as refusal:  # verl raises anything from AssertionError to Hydra's own
+            yield part, refusal
+
+
+def refuse_what_verl_refuses(config: DictConfig) -> None:
+    """Refuses a job that verl would refuse later, some of it after its workers have started.
+
+    Raises:
+        PaddingConfigError: the first part of verl's that refuses, with its own words.
+    """
+    for part, refusal in verl_refusals(config):
+        raise PaddingConfigError(f"{part} refuses this job: {type(refusal).__name__}: {refusal}") from refusal
+
+
+def _check_of_main(config: DictConfig) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+
+
+def _trainer(config: DictConfig) -> None:
+    from verl_padding.trainer.trainers import asks_for_padding, make_trainer, padded_trainer
+
+    config = deepcopy(config)  # verl writes into it
+    with open_dict(config):
+        # A callback of a user's own is made for the process that trains, where Ray runs. A sampler of theirs is made:
+        # verl's constructor asks whether it can wait.
+        config.trainer.checkpoint_callback_class = None
+        if asks_for_padding(config):
+            config.trainer.v1.trainer_mode = padded_trainer(config.trainer.v1.trainer_mode).extends
+    make_trainer(config)._init_resource_pool_mgr()
+
+
+def _rollout(config: DictConfig) -> None:
+    _typed(config.actor_rollout_ref.rollout)
+
+
+def _ref(config: DictConfig) -> None:
+    if has_separate_ref(config):
+        _typed(OmegaConf.create(ref_as_actor(config)))
+
+
+def _distillation(config: DictConfig) -> None:
+    from verl.trainer.ppo.utils import need_teacher_policy
+
+    if need_teacher_policy(config):
+        _typed(config.distillation)
+
+
+def _skip(config: DictConfig) -> None:
+    from verl.utils.skip import SkipManagerConfig
+
+    _typed(config.skip, SkipManagerConfig)
+
+
+def _typed(section: DictConfig, dataclass_type: type[Any] | None = None) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+
+    omega_conf_to_dataclass(section, dataclass_type)
+
+
+CALLS: dict[str, Callable[[DictConfig], None]] = {
+    "verl's own check": _check_of_main,
+    "verl's trainer": _trainer,
+    "verl's rollout": _rollout,
+    "verl's reference": _ref,
+    "verl's distillation": _distillation,
+    "verl's skipped rollouts": _skip,
+}

@@ -1,0 +1,92 @@
+"""The plan's micro-batches in verl's workers, instead of those of verl's packer.
+
+verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
+no setting or registry leads past it. This module replaces that name in the module of a worker's engine, when
+``padding.packer=plan`` asks for it, and nothing else of verl is patched. It can go when verl takes micro-batches that
+are already cut; tests/patches/test_plan_packer.py says when to look.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.pads.columns import MICRO_BATCH, read_column
+
+PATCHED = "prepare_micro_batches"
+PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
+
+
+def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
+    """verl's ``prepare_micro_batches``, but for calls whose rows say which micro-batch they are in.
+
+    No packing, no retries and no collective: the plan has given every rank the same number of micro-batches.
+    """
+
+    @functools.wraps(prepare)
+    def prepare_micro_batches(
+        data: TensorDict, dp_group: Any = None, num_batches_divided_by: int | None = None, **kwargs: Any
+    ) -> tuple[list[TensorDict], list[list[int]] | None]:
+        by_rows = not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
+        if by_rows or MICRO_BATCH not in data.keys():  # noqa: SIM118  (a TensorDict)
+            return prepare(data, dp_group=dp_group, num_batches_divided_by=num_batches_divided_by, **kwargs)
+        number_R = read_column(data, MICRO_BATCH).tolist()
+        indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
+        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
+        _check(data, indices, number_R, budget, num_batches_divided_by)
+        return [tu.index_select_tensor_dict(data, rows) for rows in indices], indices
+
+    return prepare_micro_batches
+
+
+def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], budget: int, multiple: int | None) -> None:
+    if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
+        raise PaddingDataError(
+            f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "
+            "Set padding.packer=verl to train without that order."
+        )
+    if multiple is not None and len(indices) % multiple:
+        raise PaddingDataError(
+            f"{len(indices)} micro-batches: the engine's schedule needs a multiple of {multiple}. Set "
+            "padding.packer=verl."
+        )
+    tokens_R = data["input_ids"].offsets().diff().tolist()
+    fullest = max(sum(tokens_R[row] for row in rows) for rows in indices)
+    if fullest > budget:
+        raise PaddingDataError(
+            f"a micro-batch of {fullest} tokens, more than the {budget} of this call: rows have changed since the "
+            "plan. Set padding.packer=verl to have the workers cut them anew."
+        )
+
+
+def install_in_worker(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan.
+
+    Raises:
+        PaddingError: an engine that does not cut its micro-batches with ``prepare_micro_batches``.
+    """
+    from verl.protocol import DataProto
+
+    trainees = [getattr(worker, name, None) for name in ("actor", "ref")]  # of an ActorRolloutRefWorker
+    for trainee in [trainee for trainee in trainees if trainee is not None] or [worker]:
+        _patch(trainee.engine)
+    return DataProto()
+
+
+def _patch(engine: Any) -> None:
+    module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
+    prepare = module.get(PATCHED)
+    if prepare is None:
+        raise PaddingError(
+            f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as verl 0.9's engines do. Set "
+            "padding.packer=verl."
+        )
+    if inspect.unwrap(prepare) is prepare:
+        module[PATCHED] = follow_plan(prepare)

@@ -1,0 +1,64 @@
+"""Position ids of M-RoPE in verl's workers, where all rows of a rank have one length.
+
+TransferQueue packs the (4, L) ids of rows as a jagged tensor, ragged in the dimension in which they differ. Where they
+do not differ, as in a rank of pads alone or of a single row, it is ragged in the first, and verl 0.9's
+``maybe_fix_3d_position_ids`` says that it is ragged in the second without moving a value: ids are cut off, or the
+worker stops. This module replaces that function where verl's workers and engines use it, for vision models
+alone. It can go when verl packs such rows right; tests/patches/test_position_ids.py says when.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import verl
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.errors import PaddingError
+from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
+
+PATCHED = "maybe_fix_3d_position_ids"
+MODULES = ("verl.workers.engine_workers", "verl.workers.engine.base")
+
+
+def fix_3d_position_ids(data: TensorDict) -> None:
+    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone."""
+    if "position_ids" not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return
+    ids = data["position_ids"]
+    if not ids.is_nested or ids.dim() != 3:
+        return
+    values, offsets = ids.values(), ids.offsets()
+    if values.shape[1] == offsets[-1] and not _holds_rows(values, offsets):
+        ids._ragged_idx = 2  # verl's own fix: tensordict loses this when it is pickled
+        return
+    rows = [values[start:end] for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    data["position_ids"] = tu.nested_tensor_from_tensor_list(rows, ragged_idx=2)
+
+
+def _holds_rows(values: torch.Tensor, offsets: torch.Tensor) -> bool:
+    """Whether (B * axes, L) values hold B rows below one another, and not (axes, T) ones beside one another."""
+    axes = offsets.diff()
+    return bool(values.shape[0] == offsets[-1]) and len(axes) > 1 and bool((axes == axes[0]).all())
+
+
+def install_in_worker(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: has a worker's process use the function above.
+
+    Raises:
+        PaddingError: another version of verl.
+    """
+    from verl.protocol import DataProto
+
+    for name in MODULES:
+        module = importlib.import_module(name)
+        if not is_known(verl.__version__) or not hasattr(module, PATCHED):
+            raise PaddingError(
+                f"verl {verl.__version__}: {name}.{PATCHED} is not known to be that of verl {KNOWN_VERL}x, and takes "
+                "position ids of vision models apart where rows have one length. Install verl 0.9."
+            )
+        setattr(module, PATCHED, fix_3d_position_ids)
+    return DataProto()

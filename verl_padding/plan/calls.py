@@ -1,0 +1,98 @@
+"""What a worker call demands of the rows it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from verl_padding.plan.cost import CostModel
+from verl_padding.plan.errors import PlanError
+
+Meeting = Literal["mini_batch", "micro_batch"]
+PaddedTo = Literal["row", "micro_batch", "cell"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One kind of worker call over the whole batch, such as the log-probs of the reference."""
+
+    dp_size: int
+    """Data-parallel ranks; each gets the same number of rows."""
+
+    token_budget: int | None = None
+    """Most tokens of a micro-batch on one rank; None where micro-batches are cut by rows."""
+
+    micro_batch_rows: int = 1
+    """Rows of a micro-batch where they are cut by rows; unused with a token budget."""
+
+    micro_batch_multiple: int = 1
+    """The number of micro-batches of a cell must be a multiple of it, as a virtual pipeline asks."""
+
+    ranks_meet: Meeting = "micro_batch"
+    """Where ranks wait for each other: at each micro-batch, for which FSDP gathers parameters, or at its last only."""
+
+    padded_to: PaddedTo = "row"
+    """What the engine computes a row as long as: itself (it packs rows), or the longest of its micro-batch or its cell.
+    Where it pads, the token budget counts all that a micro-batch computes."""
+
+    bucket_tokens: int = 1
+    """An engine that packs rows rounds a micro-batch up to a multiple of so many tokens."""
+
+    cost_model: CostModel | None = None
+    """What the ranks of this call are balanced by, if not by the job's."""
+
+    budget_setting: str = ""
+    """Setting that raises the budget, for messages."""
+
+    def __post_init__(self) -> None:
+        refuse_below_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens")
+        if self.token_budget is not None:
+            refuse_below_one(self, "token_budget")
+        refuse_unless_one_of("ranks_meet", self.ranks_meet, get_args(Meeting))
+        refuse_unless_one_of("padded_to", self.padded_to, get_args(PaddedTo))
+
+    @property
+    def cell_multiple(self) -> int:
+        """What the rows of a cell are a multiple of, so that they fill whole micro-batches, or enough of them."""
+        rows = self.micro_batch_rows if self.token_budget is None else 1
+        return rows * self.micro_batch_multiple
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(Pass):
+    """A worker call that trains: its rows are cut into mini-batches, one optimizer step each."""
+
+    prompts_per_mini_batch: int
+    """Prompts of one optimizer step when all prompts of the job have arrived."""
+
+    shuffle: bool = False
+    """Cut the mini-batches from a permutation drawn with the job's seed, not in the order of the batch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_below_one(self, "prompts_per_mini_batch")
+
+
+def setting_of(call: Pass) -> str:
+    """What raises the token budget of a call, in words for a message."""
+    return call.budget_setting or "its token_budget"
+
+
+def refuse_unless_one_of(name: str, value: str, choices: Iterable[str]) -> None:
+    """
+    Raises:
+        PlanError: the value is no choice.
+    """
+    if value not in choices:
+        raise PlanError(f"{name}={value!r}: choose one of {', '.join(choices)}")
+
+
+def refuse_below_one(values: object, *names: str) -> None:
+    """
+    Raises:
+        PlanError: an attribute of one of these names is below 1.
+    """
+    for name in names:
+        if getattr(values, name) < 1:
+            raise PlanError(f"{name}={getattr(values, name)}: must be at least 1")

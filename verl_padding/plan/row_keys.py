@@ -1,0 +1,46 @@
+"""The form of a row's key in TransferQueue, as verl 0.9 writes it: ``{uid}_{session}_{index}``."""
+
+from __future__ import annotations
+
+KEY_FORM = "{uid}_{session}_{index}"
+
+
+def row_key(uid: str, session: int | str, index: int) -> str:
+    """
+    >>> row_key("math_7", 0, 1)
+    'math_7_0_1'
+    """
+    return f"{session_name(uid, session)}_{index}"
+
+
+def session_name(uid: str, session: int | str) -> str:
+    """
+    >>> session_name("math_7", 0)
+    'math_7_0'
+    """
+    return f"{uid}_{session}"
+
+
+def session_of_key(key: str) -> str:
+    """
+    >>> session_of_key("math_7_0_1")
+    'math_7_0'
+    """
+    return key.rsplit("_", 1)[0]
+
+
+def parts_of_key(key: str) -> tuple[str, str, str] | None:
+    """uid, session and index of a row's key; None of a key of another form.
+
+    >>> parts_of_key("math_7_0_1")
+    ('math_7', '0', '1')
+    """
+    uid, *counts = key.rsplit("_", 2)
+    if not uid or len(counts) != 2 or not all(map(_is_count, counts)):
+        return None
+    return uid, counts[0], counts[1]
+
+
+def _is_count(text: str) -> bool:
+    # isdigit alone takes superscripts and the digits of other scripts.
+    return text.isascii() and text.isdigit()

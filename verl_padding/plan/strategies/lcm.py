@@ -1,0 +1,62 @@
+"""A mini-batch is ppo_mini_batch_size x rollout.n rows, pads among them, and there are as many as verl makes."""
+
+from __future__ import annotations
+
+from math import lcm
+
+from verl_padding.plan.calls import Update
+from verl_padding.plan.errors import PlanError
+from verl_padding.plan.mini_batches import Cut, cut_evenly, ordered, rows_of_prompts
+from verl_padding.plan.rows import Rows
+from verl_padding.plan.step_shape import StepShape
+from verl_padding.plan.strategies.strategy import Strategy
+
+
+def padded_rows(n_rows: int, *sizes: int) -> int:
+    """Rows of a batch after padding, by the rule of verl 0.9 (``_get_required_batch_multiple``).
+
+    Args:
+        n_rows: real rows.
+        sizes: data-parallel sizes, and rows of a mini-batch, of whatever shares the batch.
+
+    >>> padded_rows(25, 4, 8, 12)
+    48
+    """
+    multiple = lcm(*sizes)
+    return -(-n_rows // multiple) * multiple
+
+
+class Lcm(Strategy):
+    """verl's rule: fixed mini-batches, as many as the smallest common multiple that holds the rows has.
+
+    25 rows, four ranks, an actor's mini-batches of 8 and a critic's of 12: multiples of lcm(4, 8, 12) = 24, so
+    48 rows; six steps of the actor and four of the critic. Where verl fills the last ones with pads alone, the
+    25 rows are spread here: 5 4 4 4 4 4 and 7 6 6 6. While only the critic trains, verl still takes the actor's ranks
+    into the multiple, as ``row_multiple`` has it.
+    """
+
+    def check(self, shape: StepShape, name: str) -> None:
+        update = shape.updates[name]
+        rows, unit = shape.mini_batch_rows(update), update.dp_size * update.cell_multiple
+        if rows % unit:
+            raise PlanError(
+                f"strategy='lcm': a mini-batch of {name!r} has prompts_per_mini_batch="
+                f"{update.prompts_per_mini_batch} x sessions_per_prompt={shape.sessions_per_prompt} = {rows} rows, not "
+                f"a multiple of dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = {unit}; "
+                "change one of them or choose strategy prompt or rows"
+            )
+
+    def cut(self, rows: Rows, shape: StepShape, name: str) -> Cut:
+        total = padded_rows(
+            len(rows),
+            shape.row_multiple,
+            *(update.dp_size for update in shape.updates.values()),
+            *(shape.mini_batch_rows(update) for update in shape.updates.values()),
+        )
+        size = shape.mini_batch_rows(shape.updates[name])
+        by_prompt = ordered(rows_of_prompts(rows), shape.updates[name], shape.seed)
+        order = [row for group in by_prompt for row in group]
+        return cut_evenly(order, total // size, name, mini_batch_rows=size)
+
+    def tell_steps(self, shape: StepShape, update: Update) -> str:
+        return f"one optimizer step for {shape.mini_batch_rows(update)} rows"

@@ -1,0 +1,29 @@
+"""What a strategy answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from verl_padding.plan.calls import Update
+from verl_padding.plan.mini_batches import Cut
+from verl_padding.plan.rows import Rows
+from verl_padding.plan.step_shape import StepShape
+
+
+class Strategy(ABC):
+    """A way to cut the rows of an update into mini-batches, one optimizer step each."""
+
+    @abstractmethod
+    def check(self, shape: StepShape, name: str) -> None:
+        """
+        Raises:
+            PlanError: the update called ``name`` cannot be cut so, whatever rows come.
+        """
+
+    @abstractmethod
+    def cut(self, rows: Rows, shape: StepShape, name: str) -> Cut:
+        """Cuts at least one row for the update called ``name``."""
+
+    def tell_steps(self, shape: StepShape, update: Update) -> str:
+        """How many optimizer steps an update takes, in words."""
+        return f"{shape.optimizer_steps(update)} optimizer steps a batch"

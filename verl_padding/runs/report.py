@@ -1,0 +1,126 @@
+"""What a job did, from the files that verl wrote: reward, rows, optimizer steps, pads; and what stock verl would do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from verl_padding.pads.tags import PAD_UID_PREFIX
+from verl_padding.plan.row_keys import session_of_key
+from verl_padding.stock.rule import StockRule
+
+METRICS = "metrics.jsonl"
+"""Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` a step."""
+ROLLOUTS = "rollouts"
+"""verl's ``trainer.rollout_data_dir``: ``<step>.jsonl``, one line a row, whose ``uid`` is the row's key."""
+ROW_REWARD = "critic/score/mean"
+"""Metric of verl that every training step has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRows:
+    """Rows of one global step, as the rollout dump has them."""
+
+    step: int
+    reward: float
+    """Mean reward of the sessions. verl's ``critic/score/mean`` is one of rows: it counts long sessions more often."""
+    real: int
+    dumped_pads: int
+    """Pads among the dumped rows: none where nothing but a worker call sees a pad."""
+
+
+def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(step, metrics) of the training steps in ``folder``, as far as the job has come."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    # The last line may be half written.
+    entries = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    return [(entry["step"], entry["data"]) for entry in entries if ROW_REWARD in entry["data"]]
+
+
+def read_rows(folder: Path) -> list[StepRows]:
+    """Rows of each step, from the rollout dump of a job that has ended."""
+    return sorted((_read_step(path) for path in (folder / ROLLOUTS).glob("*.jsonl")), key=lambda rows: rows.step)
+
+
+def _read_step(path: Path) -> StepRows:
+    # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
+    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
+    # verl gives every row of a session the session's reward.
+    rewards = {session_of_key(row["uid"]): row["score"] for row in real}
+    return StepRows(
+        step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=len(rows) - len(real)
+    )
+
+
+def comparison_table(rows: Sequence[StepRows], metrics: Sequence[dict[str, Any]], stock: StockRule) -> Table:
+    """This job beside what stock verl does on the same numbers of rows."""
+    table = Table(title="the same rows, padded by", title_style="bold")
+    for column in ("", "optimizer steps a batch", "pads, mean", "pads / real rows"):
+        table.add_column(column, justify="left" if not column else "right")
+    real = [step.real for step in rows]
+    stock_steps = [stock.optimizer_steps(n) for n in real]
+    stock_pads = [stock.padded_rows(n) - n for n in real]
+    if all("padding/actor/optimizer_steps/total" in step for step in metrics):
+        ours_steps = [int(step["padding/actor/optimizer_steps/total"]) for step in metrics]
+        ours_pads = [int(step["padding/pad_rows/total"]) for step in metrics]
+        table.add_row("verl_padding (measured)", *_cells(ours_steps, ours_pads, real))
+    else:
+        dumped = [step.dumped_pads for step in rows]
+        table.add_row("stock verl (measured)", *_cells(stock_steps, dumped, real))
+    table.add_row("stock verl (its rule)", *_cells(stock_steps, stock_pads, real))
+    return table
+
+
+def _cells(steps: Sequence[int], pads: Sequence[int], real: Sequence[int]) -> tuple[str, str, str]:
+    low, high = min(steps), max(steps)
+    span = str(low) if low == high else f"{low} to {high}"
+    return span, f"{sum(pads) / len(pads):.1f}", f"{sum(pads) / sum(real):.1%}"
+
+
+def draw_curves(
+    path: Path, metrics: Sequence[tuple[int, dict[str, Any]]], rows: Sequence[StepRows], stock: StockRule
+) -> None:
+    """Writes the reward curve and, below it, rows and optimizer steps of each step, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(7, 7), sharex=True, height_ratios=(2, 1, 1))
+    top.plot([r.step for r in rows], [r.reward for r in rows], color="tab:blue")
+    top.set_ylabel("mean reward of a session")
+    top.set_ylim(bottom=0)
+    middle.plot([r.step for r in rows], [r.real for r in rows], color="tab:gray")
+    middle.set_ylabel("real rows")
+    middle.set_ylim(bottom=0)
+    bottom.step(
+        [r.step for r in rows],
+        [stock.optimizer_steps(r.real) for r in rows],
+        color="tab:orange",
+        label="stock verl's rule",
+    )
+    ours = [
+        (step, data["padding/actor/optimizer_steps/total"])
+        for step, data in metrics
+        if "padding/actor/optimizer_steps/total" in data
+    ]
+    if ours:
+        bottom.step(*zip(*ours, strict=True), color="tab:blue", label="verl_padding")
+    bottom.set_ylabel("optimizer steps")
+    bottom.set_ylim(bottom=0)
+    bottom.set_xlabel("step")
+    bottom.legend(frameon=False)
+    for axis in (top, middle, bottom):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

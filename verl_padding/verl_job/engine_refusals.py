@@ -1,0 +1,84 @@
+"""Engines of a job that cannot be planned for, or that verl could not run, as far as that shows in their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.role_engine import RoleEngine
+
+SHARED_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "dynamic_context_parallel",
+)
+"""Settings of Megatron's process groups, which the engines of one process share."""
+
+
+def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
+    """Refuses what does not go with the plan, or with verl 0.9's engines.
+
+    Raises:
+        PaddingConfigError: one message with the setting, its value and the fix.
+    """
+    refuse_unequal_groups(engines)
+    for engine in engines:
+        if engine.has_scheduler:
+            _refuse_scheduler(engine, padding)
+        if engine.padded_to != "row":
+            _refuse_padded_rows(engine, padding)
+
+
+def refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:
+    """Refuses Megatron engines that ask for different process groups.
+
+    verl 0.9 makes Megatron's groups once a process, with the sizes of the engine that starts first, and all roles of a
+    job share their processes (``MegatronEngine._init_device_mesh``).
+
+    Raises:
+        PaddingConfigError: two sizes differ.
+    """
+    megatron = [engine for engine in engines if engine.strategy == "megatron"]
+    for engine in megatron[1:]:
+        for name in SHARED_SIZES:
+            first, other = getattr(megatron[0].config, name), getattr(engine.config, name)
+            if first != other:
+                raise PaddingConfigError(
+                    f"{engine.section}.megatron.{name}={other}: not that of {megatron[0].section}.megatron.{name}="
+                    f"{first}. Megatron's engines of a job share their process groups. Set both to one value."
+                )
+
+
+def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
+    setting = f"{engine.section}.megatron.dynamic_context_parallel=True"
+    if engine.section == "critic":
+        raise PaddingConfigError(f"{setting}: verl has it for language models only. Set it to False.")
+    if padding.packer == "plan":
+        raise PaddingConfigError(
+            f"{setting}: verl then cuts micro-batches by a scheduler of its own. Set it to False, or "
+            "padding.packer=verl."
+        )
+    if not engine.config.use_remove_padding:
+        raise PaddingConfigError(
+            f"{engine.model_section}.use_remove_padding=False: {setting} needs packed rows. Set one of them otherwise."
+        )
+
+
+def _refuse_padded_rows(engine: RoleEngine, padding: PaddingConfig) -> None:
+    setting = f"{engine.model_section}.use_remove_padding=False"
+    if engine.strategy in ("fsdp", "fsdp2", "veomni") and engine.sequence_parallel_size > 1:
+        raise PaddingConfigError(
+            f"{setting}: the {engine.sequence_parallel_size} ranks that share a row of {engine.section} (Ulysses) need "
+            "packed rows. Set it to True."
+        )
+    if padding.packer == "verl" and engine.config.use_dynamic_bsz:
+        raise PaddingConfigError(
+            f"{setting}: each row of {engine.section} is then computed as long as the longest beside it, and verl's "
+            "packer, which counts the tokens of rows, fills micro-batches to several times their token budget. Set it "
+            "to True, or padding.packer=plan, whose micro-batches hold the budget with all that is computed."
+        )

@@ -1,0 +1,347 @@
+"""Reads the shape of a job from a verl config: what the planner must respect, and what cannot be run.
+
+Everything here runs on the driver, before any worker starts. Facts of verl 0.9.1 that are not plain in its
+config are named where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import verl
+from omegaconf import DictConfig
+
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.pads.vision_families import refuse_unknown_type
+from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
+from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.engine_refusals import refuse_engines
+from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
+from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
+from verl_padding.verl_job.modes import MODE_PREFIX, stock_mode
+from verl_padding.verl_job.pad_length import pad_length
+from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, has_separate_ref, ref_engine
+
+NOT_BY_ROWS = ("clip_cov", "kl_cov")
+"""Policy losses of verl that are not a sum over rows divided by the rows of the mini-batch: they pick tokens among all
+of a micro-batch."""
+
+UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
+
+
+def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
+    """Refuses, before any worker starts, a job that cannot run; returns its padding section.
+
+    Args:
+        mode: the verl mode that the job's trainer extends, if it is a trainer under a name of its own.
+
+    Raises:
+        PaddingConfigError: one message with the setting, its value and the fix.
+    """
+    padding = PaddingConfig.from_section(config.get("padding"))
+    if not config.trainer.use_v1:
+        raise PaddingConfigError(
+            "trainer.use_v1=False: the padded trainers extend verl's v1 trainers. Set trainer.use_v1=True."
+        )
+    if config.get("async_training") is not None:
+        raise PaddingConfigError(
+            "async_training=..: verl's fully asynchronous trainer is none of those that the padded ones extend. "
+            "Choose trainer.v1.trainer_mode=separate_async with verl.trainer.main_ppo, or leave +padding out."
+        )
+    mode = mode or stock_mode(config.trainer.v1.trainer_mode)
+    _check_mode_section(config, mode)
+    sync_step = parameter_sync_step(config, mode)
+    if sync_step != 1 and mode != "separate_async":
+        raise PaddingConfigError(
+            f"trainer.v1.{mode}.parameter_sync_step={sync_step}: this mode's rollout sleeps from a step's first local "
+            "update on, and the next would wait for it. Set it to 1, or choose trainer.v1.trainer_mode=separate_async."
+        )
+    if config.data.train_batch_size % sync_step:
+        raise PaddingConfigError(
+            f"data.train_batch_size={config.data.train_batch_size}: not a multiple of "
+            f"trainer.v1.{mode}.parameter_sync_step={sync_step}. Set it to one."
+        )
+    _check_packer(padding)
+    _check_weighting(config, padding)
+    _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
+    if _uses_critic(config):
+        _check_loss(config.critic, "critic")
+    roles = JobReader(config, padding, mode)
+    roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    model = config.actor_rollout_ref.model
+    # What would have to be fetched first is read by the trainer, once verl has fetched it.
+    path = model.get("hf_config_path") or model.path
+    if path and Path(path).expanduser().is_dir():
+        # Code that comes with a model may want packages that only the machines have that train.
+        with suppress(ImportError):
+            roles.refuse_unknown_vision()
+    return padding
+
+
+def _check_mode_section(config: DictConfig, mode: str) -> None:
+    """Refuses settings of a mode that stand where verl does not look for them: by another name than verl's own."""
+    name = config.trainer.v1.trainer_mode
+    section = config.trainer.v1.get(name)
+    if name == mode or not isinstance(section, DictConfig):
+        return
+    # A trainer of somebody's own may have settings of its own there, which are for its code to read.
+    of_mode = {"parameter_sync_step", *(config.trainer.v1.get(mode) or ())}
+    for key in map(str, section):
+        if name.startswith(MODE_PREFIX) or key in of_mode:
+            raise PaddingConfigError(
+                f"trainer.v1.{name}.{key}={section[key]}: verl does not read this, since the trainer {name} extends "
+                f"that of its mode {mode} and has its settings. Set trainer.v1.{mode}.{key} instead."
+            )
+
+
+def parameter_sync_step(config: DictConfig, mode: str) -> int:
+    """Local updates a global step: ``train_batch_size`` is shared out over them (1 in the colocated modes)."""
+    return int(config.trainer.v1.get(mode, {}).get("parameter_sync_step", 1))
+
+
+class JobReader:
+    """The parts of a verl config that decide how a batch is planned.
+
+    Args:
+        mode: the verl mode that the job's trainer extends; by default the one that the name of the trainer says.
+    """
+
+    def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
+        self._config = config
+        self._mode = mode or stock_mode(config.trainer.v1.trainer_mode)
+        self._padding = padding
+        self._actor = config.actor_rollout_ref.actor
+        self._rollout = config.actor_rollout_ref.rollout
+        self._ref = config.actor_rollout_ref.ref
+        self._critic = config.critic
+        self._model_costs: dict[str, TransformerCost] = {}
+        self._uses_critic = _uses_critic(config)
+        self._uses_ref = _uses_ref(config)
+
+    def configured_dp_sizes(self) -> dict[str, int]:
+        """Data-parallel size of each worker call, as the config says; the worker groups know for sure."""
+        return {call: engine.dp_size for call, engine in self._engine_of_call.items()}
+
+    @cached_property
+    def engines(self) -> dict[str, RoleEngine]:
+        """The engine of each role of the job (``actor``, ``ref``, ``critic``), in the order in which verl starts them.
+
+        Raises:
+            PaddingConfigError: one that verl would refuse, or that does not go with another or with the plan.
+        """
+        engines = {}
+        if self._uses_critic:
+            engines["critic"] = critic_engine(self._config)
+        if has_separate_ref(self._config):
+            engines["ref"] = ref_engine(self._config)
+        engines["actor"] = actor_engine(self._config)
+        refuse_engines(list(engines.values()), self._padding)
+        return engines
+
+    @property
+    def _engine_of_call(self) -> dict[str, RoleEngine]:
+        engines = self.engines
+        of_call = {ACTOR: engines["actor"], LOG_PROB: engines["actor"]}
+        if "ref" in engines:
+            of_call[REF] = engines["ref"]
+        if "critic" in engines:
+            of_call |= {CRITIC: engines["critic"], VALUES: engines["critic"]}
+        return of_call
+
+    @cached_property
+    def model_config(self) -> dict[str, Any]:
+        """The actor's Hugging Face config, with the job's overrides.
+
+        Raises:
+            PaddingConfigError: it cannot be read.
+        """
+        return read_model_config(self._config.actor_rollout_ref.model, "actor_rollout_ref")
+
+    @cached_property
+    def has_vision(self) -> bool:
+        """Whether the actor has a vision tower. verl knows no processor for some models that have (Gemma 3)."""
+        return self.model_config.get("vision_config") is not None
+
+    def refuse_unknown_vision(self) -> None:
+        """Refuses an actor that sees, if what a pad would have to show it is not known.
+
+        Raises:
+            PaddingConfigError: it is not, or the model's config cannot be read.
+        """
+        if self.has_vision:
+            refuse_unknown_type(self._padding.multimodal, self.model_config)
+
+    @cached_property
+    def n_experts(self) -> int | None:
+        """Routed experts of a layer of the actor, as verl counts them; None for a dense model."""
+        from verl.trainer.ppo.metric_utils import infer_rollout_moe_num_experts
+
+        count: int | None = infer_rollout_moe_num_experts(self._config.actor_rollout_ref.model)
+        return count
+
+    @property
+    def rejects_tokens(self) -> bool:
+        """Whether the trainer, and not the loss, takes tokens out of the response masks before an update."""
+        correction = self._config.algorithm.get("rollout_correction") or {}
+        return bool(correction.get("rollout_rs")) and not self._bypasses_log_prob
+
+    def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
+        """Tokens of a pad, ``at_least`` so many; see :func:`~verl_padding.verl_job.pad_length.pad_length`."""
+        roles = [self._actor, *([self._ref] if self._uses_ref else []), *([self._critic] if self._uses_critic else [])]
+        return pad_length(self._padding, roles, at_least)
+
+    def step_job(
+        self, *, dp_sizes: Mapping[str, int], updates_actor: bool, seed: int, pad_tokens: int | None = None
+    ) -> Job:
+        """The planner's job of one local update.
+
+        Args:
+            pad_tokens: tokens of a pad; None for those of a pad that shows the model nothing.
+            dp_sizes: data-parallel size of each worker call, by the names of this module.
+            updates_actor: False while ``trainer.critic_warmup`` lasts.
+            seed: of the planner's shuffle.
+
+        Raises:
+            PaddingConfigError: a size does not divide another.
+        """
+        updates, inference = {}, {}
+        if updates_actor:
+            updates[ACTOR] = Update(
+                prompts_per_mini_batch=self._actor.ppo_mini_batch_size,
+                shuffle=bool(self._actor.shuffle),
+                **self._pass_fields(ACTOR, dp_sizes),
+            )
+        if self._uses_critic:
+            updates[CRITIC] = Update(
+                prompts_per_mini_batch=self._critic.ppo_mini_batch_size,
+                shuffle=bool(self._critic.shuffle),
+                **self._pass_fields(CRITIC, dp_sizes),
+            )
+            inference[VALUES] = Pass(**self._pass_fields(VALUES, dp_sizes))
+        separate_ref = "ref" in self.engines
+        # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
+        if (self._uses_ref and not separate_ref) or not self._bypasses_log_prob:
+            inference[LOG_PROB] = Pass(**self._pass_fields(LOG_PROB, dp_sizes))
+        if separate_ref:
+            inference[REF] = Pass(**self._pass_fields(REF, dp_sizes))
+        try:
+            return Job(
+                strategy=self._padding.strategy,
+                prompts=self._config.data.train_batch_size // parameter_sync_step(self._config, self._mode),
+                sessions_per_prompt=self._rollout.n,
+                updates=updates,
+                inference=inference,
+                # verl's _get_required_batch_multiple starts from these, whatever trains in the step.
+                row_multiple=dp_sizes[ACTOR],
+                pad_tokens=pad_tokens or self.pad_length(),
+                # With "model", each call brings its own.
+                cost_model="attention" if self._padding.cost_model == "model" else self._padding.cost_model,
+                packer=self._padding.packer,
+                seed=seed,
+            )
+        except PlanError as refusal:
+            raise PaddingConfigError(
+                f"{refusal} (prompts: data.train_batch_size / parameter_sync_step; prompts_per_mini_batch: "
+                "actor_rollout_ref.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size)"
+            ) from refusal
+
+    def call_job(self, call: str, *, dp_sizes: Mapping[str, int], seed: int, pad_tokens: int) -> Job:
+        """The planner's job of one worker call by itself, with the arguments of :meth:`step_job`.
+
+        Raises:
+            PaddingConfigError: no worker of this job can make the call.
+        """
+        job = self.step_job(dp_sizes=dp_sizes, updates_actor=True, seed=seed, pad_tokens=pad_tokens)
+        updates = {name: update for name, update in job.updates.items() if name == call}
+        inference = {name: one_pass for name, one_pass in job.inference.items() if name == call}
+        if call == LOG_PROB:  # the actor can always, though a step may do without
+            inference = {LOG_PROB: Pass(**self._pass_fields(LOG_PROB, dp_sizes))}
+        if not updates and not inference:
+            raise PaddingConfigError(
+                f"worker call {call!r}: this job has no worker for it. Leave it out, or turn on what it is for: a "
+                "reference (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward) or a critic."
+            )
+        return replace(job, updates=updates, inference=inference)
+
+    @property
+    def _bypasses_log_prob(self) -> bool:
+        return bool((self._config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
+
+    def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
+        engine, section = self._engine_of_call[call], "critic" if call in (CRITIC, VALUES) else "actor_rollout_ref"
+        fields = engine.pass_fields(dp_sizes[call], training=call in (ACTOR, CRITIC))
+        return fields | {"cost_model": self._cost_model(section)}
+
+    def _cost_model(self, section: str) -> TransformerCost | None:
+        """What rows cost the model of a config section, if that is asked for."""
+        if self._padding.cost_model != "model":
+            return None
+        if section not in self._model_costs:
+            self._model_costs[section] = read_model_cost(self._config[section].model, section)
+        return self._model_costs[section]
+
+
+def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
+    if padding.weighting == "row":
+        return
+    actor = config.actor_rollout_ref.actor
+    if not actor.loss_agg_mode.startswith("seq-mean"):
+        raise PaddingConfigError(
+            f"padding.weighting='session': actor_rollout_ref.actor.loss_agg_mode={actor.loss_agg_mode} weighs tokens "
+            "and not rows. Choose a seq-mean mode, or padding.weighting=row."
+        )
+    loss_mode = actor.policy_loss.loss_mode
+    if loss_mode in NOT_BY_ROWS:
+        raise PaddingConfigError(
+            f"padding.weighting='session': actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} is no sum over "
+            "rows. Choose another loss, or padding.weighting=row."
+        )
+    correction = config.algorithm.get("rollout_correction") or {}
+    if correction.get("bypass_mode", False) and correction.get("rollout_is_batch_normalize", False):
+        raise PaddingConfigError(
+            "padding.weighting='session': algorithm.rollout_correction.rollout_is_batch_normalize=True normalizes over "
+            "the rows that a loss is called for, and sessions are called by their number of rows. Set it to False, or "
+            "padding.weighting=row."
+        )
+    if (config.get("distillation") or {}).get("enabled", False):
+        raise PaddingConfigError(
+            "padding.weighting='session': is for policy losses, and distillation.enabled=True. Set "
+            "padding.weighting=row."
+        )
+
+
+def _check_packer(padding: PaddingConfig) -> None:
+    if padding.packer == "verl":
+        return
+    if not is_known(verl.__version__):
+        raise PaddingConfigError(
+            f"padding.packer={padding.packer!r}: takes the place of a function of verl {KNOWN_VERL}x, and this is verl "
+            f"{verl.__version__}. Set padding.packer=verl."
+        )
+
+
+def _check_loss(role: DictConfig, name: str) -> None:
+    if role.loss_agg_mode == UNKNOWN_LOSS_HORIZON and role.loss_scale_factor is None:
+        raise PaddingConfigError(
+            f"{name}.loss_scale_factor=None: with {name}.loss_agg_mode={role.loss_agg_mode} verl then divides by "
+            "the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
+            f"{name}.loss_scale_factor to a constant, such as data.max_response_length."
+        )
+
+
+def _uses_critic(config: DictConfig) -> bool:
+    from verl.trainer.ppo.utils import need_critic
+
+    return bool(need_critic(config))
+
+
+def _uses_ref(config: DictConfig) -> bool:
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    return bool(need_reference_policy(config))

@@ -1,0 +1,289 @@
+"""The engine of each role as verl's worker makes it: its values come from verl's own config classes, not from YAML.
+
+A role's section and its engine's say some things twice, and verl's classes decide which of the two the engine reads:
+the actor's hand ``ulysses_sequence_parallel_size`` on to the engine, the critic's do not. What verl 0.9's workers then
+write into the engine's config is done here in the same way, and a test compares the result with verl's own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.plan.calls import Meeting, PaddedTo
+
+REF_SECTION = "actor_rollout_ref.ref"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleEngine:
+    """What the plan must know of the engine of actor, reference or critic."""
+
+    section: str
+    """The role's section of the config."""
+    settings: dict[str, str]
+    """Field of ``config`` -> the setting that it comes from, for messages."""
+    config: Any
+    """verl's ``EngineConfig`` of the role's backend, as the engine gets it."""
+    n_gpus: int
+    """GPUs of the job, on which each role runs."""
+
+    @property
+    def strategy(self) -> str:
+        """Name of the backend."""
+        return str(self.config.strategy)
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether Megatron cuts the micro-batches of all ranks together, by a scheduler of its own."""
+        return self.strategy == "megatron" and bool(self.config.dynamic_context_parallel)
+
+    @property
+    def model_section(self) -> str:
+        """Section of the role's model."""
+        return "critic.model" if self.section == "critic" else "actor_rollout_ref.model"
+
+    @property
+    def padded_to(self) -> PaddedTo:
+        """What the engine computes a row as long as: itself, or the longest row of its micro-batch or cell."""
+        config = self.config
+        if config.use_remove_padding:
+            return "row"
+        if self.strategy != "megatron":
+            return "micro_batch"
+        return "cell" if config.pad_bshd_to_minibatch_max else "micro_batch"
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """What verl multiplies the token budget of a GPU by: the ranks that share a row."""
+        config = self.config
+        if self.strategy == "megatron":
+            return int(config.context_parallel_size)
+        if self.strategy == "veomni":
+            return int(config.ulysses_parallel_size)
+        if self.strategy == "torchtitan":
+            return int(config.tensor_parallel_size)  # as its forward_backward_batch has it
+        if self.strategy == "fsdp_turbo":
+            return self._turbo_size("ulysses_parallel_size")
+        return int(config.ulysses_sequence_parallel_size)
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks, as verl deals rows out to them; at least 1."""
+        config = self.config
+        if self.strategy == "torchtitan":
+            return int(config.data_parallel_shard_size) * int(config.data_parallel_replicate_size)
+        if self.has_scheduler:
+            return 1  # every rank gets all rows
+        model_parallel = self.sequence_parallel_size
+        if self.strategy == "megatron":
+            model_parallel *= int(config.tensor_model_parallel_size) * int(config.pipeline_model_parallel_size)
+        if self.strategy == "fsdp_turbo":
+            model_parallel *= self._turbo_size("tensor_parallel_size")
+        return self.n_gpus // model_parallel or 1
+
+    def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
+        """Fields of the planner's pass for a call of this role, but for its cost model."""
+        config, prefix = self.config, "" if training else "infer_"
+        if self.has_scheduler:
+            ranks = self.n_gpus // (int(config.tensor_model_parallel_size) * int(config.pipeline_model_parallel_size))
+            return {
+                "dp_size": dp_size,
+                "token_budget": int(config.max_seqlen_per_dp_cp_rank) * ranks,
+                "ranks_meet": "mini_batch",
+                "budget_setting": f"{self.section}.megatron.max_seqlen_per_dp_cp_rank",
+            }
+        fields: dict[str, Any] = {
+            "dp_size": dp_size,
+            "micro_batch_multiple": self._micro_batch_multiple,
+            "ranks_meet": self._ranks_meet(training),
+            "padded_to": self.padded_to,
+        }
+        if config.use_remove_padding and getattr(config, "pad_to_length", False):
+            fields["bucket_tokens"] = int(config.pad_to_length_bucket)
+        if config.use_dynamic_bsz:
+            name = f"{prefix}max_token_len_per_gpu"
+            fields["token_budget"] = int(getattr(config, name)) * self.sequence_parallel_size
+            fields["budget_setting"] = self.settings[name]
+        else:
+            fields["micro_batch_rows"] = int(getattr(config, f"{prefix}micro_batch_size_per_gpu"))
+        return fields
+
+    @property
+    def _micro_batch_multiple(self) -> int:
+        """Megatron's interleaved schedule wants a multiple of so many micro-batches, each with a row."""
+        if self.strategy != "megatron" or (self.config.virtual_pipeline_model_parallel_size or 1) < 2:
+            return 1
+        # Megatron's own default is the pipeline's size (core/model_parallel_config.py).
+        group = (self.config.override_transformer_config or {}).get("microbatch_group_size_per_vp_stage")
+        return int(group or self.config.pipeline_model_parallel_size)
+
+    def _ranks_meet(self, training: bool) -> Meeting:
+        """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
+        config = self.config
+        if self.strategy == "megatron":
+            # Experts that are spread over data-parallel ranks exchange tokens in each layer, and Megatron's FSDP
+            # gathers parameters there.
+            experts = int(config.expert_model_parallel_size) * int(
+                config.expert_tensor_parallel_size or config.tensor_model_parallel_size
+            )
+            within = int(config.tensor_model_parallel_size) * int(config.context_parallel_size)
+            return "micro_batch" if config.use_megatron_fsdp or experts > within else "mini_batch"
+        if self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
+            # Every rank holds all parameters: what is left to wait for is the reduction of gradients.
+            synchronous = training and not config.use_no_sync_for_gradient_accumulation
+            return "micro_batch" if synchronous else "mini_batch"
+        return "micro_batch"
+
+    def _turbo_size(self, name: str) -> int:
+        return int((self.config.turbo_config.get("distributed") or {}).get(name) or 1)
+
+
+def actor_engine(config: DictConfig) -> RoleEngine:
+    """The actor's engine, as verl's ``ActorRolloutRefWorker.init_model`` makes it.
+
+    Raises:
+        PaddingConfigError: micro-batches have no size, or verl's config classes refuse the section.
+    """
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    # verl asserts it.
+    if bool(actor.use_dynamic_bsz) != bool(rollout.log_prob_use_dynamic_bsz):
+        raise PaddingConfigError(
+            f"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz={rollout.log_prob_use_dynamic_bsz}: "
+            f"not that of actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz}, as verl wants it. "
+            "Set both to one value."
+        )
+    settings = {
+        "max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        "micro_batch_size_per_gpu": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "infer_max_token_len_per_gpu": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    }
+    return _of_worker(config, "actor_rollout_ref.actor", settings, dynamic=bool(actor.use_dynamic_bsz))
+
+
+def ref_engine(config: DictConfig) -> RoleEngine:
+    """The reference's engine, as verl's ``ActorRolloutRefWorker.init_model`` makes it.
+
+    Raises:
+        PaddingConfigError: as for the actor's.
+    """
+    settings = {
+        "infer_max_token_len_per_gpu": "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    }
+    dynamic = bool(config.actor_rollout_ref.ref.log_prob_use_dynamic_bsz)
+    return _of_worker(config, REF_SECTION, settings, dynamic=dynamic)
+
+
+def critic_engine(config: DictConfig) -> RoleEngine:
+    """The critic's engine, as ``_setup`` of verl's v1 trainer makes it.
+
+    It hands the engine ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so the section of the
+    engine decides the rest.
+
+    Raises:
+        PaddingConfigError: as for the actor's.
+    """
+    critic = _instantiate(_resolved(config.critic), "critic")
+    engine = critic.engine
+    engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    name = next(name for name in ("fsdp", "megatron", "veomni", "torchtitan") if getattr(critic, name, None) is engine)
+    settings = {
+        # No YAML of verl's has these: Hydra wants them with a +.
+        "max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
+        "infer_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
+        "micro_batch_size_per_gpu": f"+critic.{name}.micro_batch_size_per_gpu",
+        "infer_micro_batch_size_per_gpu": f"+critic.{name}.infer_micro_batch_size_per_gpu",
+    }
+    _refuse_unset({field: getattr(engine, field) for field in settings}, settings, dynamic=engine.use_dynamic_bsz)
+    return _role_engine(config, "critic", settings, engine, config.critic.model)
+
+
+def _of_worker(config: DictConfig, section: str, settings: dict[str, str], *, dynamic: bool) -> RoleEngine:
+    """The engine of a role of verl's ``ActorRolloutRefWorker``.
+
+    Args:
+        settings: field of the engine's config -> setting that the worker writes into it.
+        dynamic: micro-batches are cut by tokens, not by rows.
+    """
+    values = {field: OmegaConf.select(config, setting) for field, setting in settings.items()}
+    _refuse_unset(values, settings, dynamic=dynamic)
+    role = ref_as_actor(config) if section == REF_SECTION else _resolved(OmegaConf.select(config, section))
+    engine = _instantiate(role, section).engine
+    engine.use_dynamic_bsz = dynamic
+    for field, value in values.items():
+        setattr(engine, field, value)
+    return _role_engine(config, section, settings, engine, config.actor_rollout_ref.model)
+
+
+def has_separate_ref(config: DictConfig) -> bool:
+    """Whether verl makes a model of the reference: it wants one, and no LoRA actor is its own without its adapter."""
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    return bool(need_reference_policy(config)) and not is_lora(config)
+
+
+def is_lora(config: DictConfig) -> bool:
+    """Whether the actor is an adapter, as verl's v1 trainer has it."""
+    model = config.actor_rollout_ref.model
+    rank = (model.get("lora") or {}).get("rank") or model.get("lora_rank") or 0
+    return rank > 0 or model.get("lora_adapter_path") is not None
+
+
+def ref_as_actor(config: DictConfig) -> dict[str, Any]:
+    """The reference's section as verl's worker hands it to its class of an actor, which knows other names."""
+    values = _resolved(config.actor_rollout_ref.ref)
+    values["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    for name in ("micro_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"):
+        values[f"ppo_{name}"] = values.pop(f"log_prob_{name}", None)
+    values["use_dynamic_bsz"] = values.pop("log_prob_use_dynamic_bsz", False)
+    return values
+
+
+def _role_engine(
+    config: DictConfig, section: str, settings: dict[str, str], engine: Any, model: DictConfig
+) -> RoleEngine:
+    # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
+    engine.use_remove_padding = bool(model.get("use_remove_padding", True))
+    engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
+    n_gpus = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
+    return RoleEngine(section=section, settings=settings, config=engine, n_gpus=n_gpus)
+
+
+def _refuse_unset(values: dict[str, Any], settings: dict[str, str], *, dynamic: bool) -> None:
+    for field, value in values.items():
+        if value is None and field.endswith("max_token_len_per_gpu") == dynamic:
+            raise PaddingConfigError(
+                f"{settings[field]}=None: dynamic batch sizes need a token budget. Set it."
+                if dynamic
+                else f"{settings[field]}=None: without dynamic batch sizes the rows of a micro-batch must be set."
+            )
+
+
+def _resolved(section: DictConfig) -> dict[str, Any]:
+    """The values of a role's section but for its model, which verl's classes would load."""
+    values = OmegaConf.to_container(section, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items() if key != "model"}
+
+
+def _instantiate(values: dict[str, Any], name: str) -> Any:
+    """verl's config object of a role.
+
+    Raises:
+        PaddingConfigError: verl's classes refuse the section.
+    """
+    from verl.utils.config import omega_conf_to_dataclass
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # verl's, on settings that it corrects
+            return omega_conf_to_dataclass(OmegaConf.create(values))
+    except Exception as error:  # verl asserts and raises; Hydra wraps both
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        raise PaddingConfigError(f"{name}: verl refuses this section ({reason}). Correct it.") from error

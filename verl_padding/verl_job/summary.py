@@ -1,0 +1,29 @@
+"""What the plug-in will do to the batches of a job, in words: for a look before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from verl_padding.plan import STRATEGIES
+from verl_padding.verl_job.job_reader import JobReader, check_job
+
+
+def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
+    """(subject, told) of a job that can run.
+
+    Raises:
+        PaddingConfigError: it cannot.
+    """
+    padding = check_job(config, mode)
+    reader = JobReader(config, padding, mode)
+    job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    yield "strategy", f"{job.strategy}, {job.prompts} prompts x {job.sessions_per_prompt} sessions a batch"
+    for name, update in job.updates.items():
+        told = STRATEGIES[job.strategy].tell_steps(job, update)
+        budget = f"{update.token_budget} tokens" if update.token_budget else f"{update.micro_batch_rows} rows"
+        yield name, f"{told}, {update.dp_size} data-parallel ranks, micro-batches of at most {budget}"
+    for name, inference in job.inference.items():
+        yield name, f"{inference.dp_size} data-parallel ranks"
+    yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {padding.denominator}"
