@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.levels import LevelPacker, Levels
+from verl_padding.plan.dealing.levels import LevelPacker, Levels
+from verl_padding.plan.dealing.packing import first_fit, spread
+from verl_padding.plan.dealing.polish import polish
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.packing import first_fit, spread
-from verl_padding.plan.polish import polish
 
 EXAMPLES = settings(max_examples=200, deadline=None)
 LEVEL_COST = int(attention_cost(np.array([256]))[0])

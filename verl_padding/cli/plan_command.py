@@ -143,8 +143,8 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
         )
     except PlanError as refusal:
         raise PlanError(
-            f"{refusal} (strategy: --strategy; dp_size: --dp; prompts_per_mini_batch: --mini-batch; sessions_per_prompt: --n; "
-            "token_budget: --budget)"
+            f"{refusal} (strategy: --strategy; dp_size: --dp; prompts_per_mini_batch: --mini-batch; "
+            "sessions_per_prompt: --n; token_budget: --budget)"
         ) from refusal
     return plan_batch(batch.rows, job)
 

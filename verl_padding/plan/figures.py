@@ -9,18 +9,20 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.calls import Pass
-from verl_padding.plan.cost import CostModel, Int64s
+from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
+from verl_padding.plan.prices import Prices
 
 
-def judge(layout: Layout, tokens_R: Int64s, call: Pass, *, cost_model: CostModel, pad_tokens: int) -> LayoutFigures:
+def judge(layout: Layout, prices: Prices) -> LayoutFigures:
     """The figures of a layout; lower bounds are those of its real rows in its mini-batches."""
-    n_rows, n_ranks = len(tokens_R), layout.dp_size
-    all_tokens_R = np.append(tokens_R, np.full(layout.n_pads, pad_tokens, dtype=np.int64))
-    real_cost_R = cost_model(tokens_R)
+    call, tokens_R, n_rows, n_ranks = prices.call, prices.tokens_R, prices.n_rows, layout.dp_size
+    all_tokens_R = np.append(tokens_R, np.full(layout.n_pads, prices.pad_tokens, dtype=np.int64))
+    real_cost_R = prices.cost_R
     cost_MDC = [
-        cost_model(_computed_tokens(layout, number, all_tokens_R, call)) for number in range(layout.n_mini_batches)
+        prices.cost_model(_computed_tokens(layout, number, all_tokens_R, call))
+        for number in range(layout.n_mini_batches)
     ]
     slowest = total = bound = 0
     for ranks, cost_DC in zip(layout.cells, cost_MDC, strict=True):

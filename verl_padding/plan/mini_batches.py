@@ -14,15 +14,14 @@ from verl_padding.plan.even_cuts import even_ranges
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
 
-MiniBatches = list[list[int]]
 Unit = TypeVar("Unit")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class MiniBatches:
     """The real rows of an update, cut into mini-batches."""
 
-    rows_M: MiniBatches
+    rows_M: list[list[int]]
     """Numbers of the real rows of each mini-batch; none is empty."""
 
     mini_batch_rows: int | None = None
@@ -32,7 +31,7 @@ class Cut:
     """Why there are fewer optimizer steps than configured."""
 
 
-def cut_evenly(order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None) -> Cut:
+def cut_evenly(order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None) -> MiniBatches:
     """Cuts rows in their order; counts differ by at most one, the larger ones first."""
     n_parts = min(steps, len(order))
     rows_M = [[order[place] for place in part] for part in even_ranges(len(order), n_parts)]
@@ -42,10 +41,10 @@ def cut_evenly(order: Sequence[int], steps: int, name: str, mini_batch_rows: int
             f"{name}: {n_parts} optimizer steps instead of {steps}, for the batch has only {len(order)} rows and "
             "each step needs one"
         )
-    return Cut(rows_M=rows_M, mini_batch_rows=mini_batch_rows, warning=warning)
+    return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, warning=warning)
 
 
-def rows_of_prompts(rows: Rows) -> MiniBatches:
+def rows_of_prompts(rows: Rows) -> list[list[int]]:
     """Rows of each prompt, prompts in order of first appearance."""
     groups: dict[str, list[int]] = {}
     for row, prompt in enumerate(rows.prompt_R):

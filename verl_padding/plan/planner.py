@@ -8,13 +8,14 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.calls import Pass, Update, setting_of
-from verl_padding.plan.cells import Dealer
 from verl_padding.plan.cost import CostModel
+from verl_padding.plan.dealing import deal
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.figures import judge
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batches import Cut
+from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.prices import Prices
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES
 
@@ -55,17 +56,15 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             if cut.warning:
                 warnings.append(cut.warning)
         else:
-            cut = Cut(rows_M=[list(range(len(rows)))])
+            cut = MiniBatches(rows_M=[list(range(len(rows)))])
         cost_model = job.cost_model_of(call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
         shape = (cut.rows_M, cut.mini_batch_rows, _less_what_no_layout_depends_on(call, job.packer), cost_model)
         known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
         if known is None:
-            dealer = Dealer(
-                call=call, packer=job.packer, tokens_R=tokens_R, cost_model=cost_model, pad_tokens=job.pad_tokens
-            )
-            layout = dealer.deal(cut.rows_M, cut.mini_batch_rows)
-            known = layout, judge(layout, tokens_R, call, cost_model=cost_model, pad_tokens=job.pad_tokens)
+            prices = Prices(call=call, tokens_R=tokens_R, cost_model=cost_model, pad_tokens=job.pad_tokens)
+            layout = deal(prices, job.packer, cut)
+            known = layout, judge(layout, prices)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
     return BatchPlan(n_rows=len(rows), packer=job.packer, layouts=layouts, figures=figures, warnings=tuple(warnings))

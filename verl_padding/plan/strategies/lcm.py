@@ -6,7 +6,7 @@ from math import lcm
 
 from verl_padding.plan.calls import Update
 from verl_padding.plan.errors import PlanError
-from verl_padding.plan.mini_batches import Cut, cut_evenly, ordered, rows_of_prompts
+from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, rows_of_prompts
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies.strategy import Strategy
@@ -46,7 +46,7 @@ class Lcm(Strategy):
                 "change one of them or choose strategy prompt or rows"
             )
 
-    def cut(self, rows: Rows, shape: StepShape, name: str) -> Cut:
+    def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         total = padded_rows(
             len(rows),
             shape.row_multiple,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_padding.plan.even_cuts import even_groups
-from verl_padding.plan.mini_batches import Cut, ordered, refuse_indivisible_prompts, rows_of_prompts
+from verl_padding.plan.mini_batches import MiniBatches, ordered, refuse_indivisible_prompts, rows_of_prompts
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies.strategy import Strategy
@@ -15,7 +15,7 @@ class Prompt(Strategy):
     def check(self, shape: StepShape, name: str) -> None:
         refuse_indivisible_prompts(shape, name)
 
-    def cut(self, rows: Rows, shape: StepShape, name: str) -> Cut:
+    def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         update = shape.updates[name]
         steps = shape.optimizer_steps(update)
         rows_P = ordered(rows_of_prompts(rows), update, shape.seed)
@@ -28,4 +28,4 @@ class Prompt(Strategy):
                 f"{name}: {n_groups} optimizer steps instead of {steps}, for only {len(rows_P)} of {shape.prompts} "
                 "prompts have arrived and each step needs one"
             )
-        return Cut(rows_M=rows_M, warning=warning)
+        return MiniBatches(rows_M=rows_M, warning=warning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_padding.plan.mini_batches import Cut, cut_evenly, ordered, refuse_indivisible_prompts
+from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, refuse_indivisible_prompts
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies.strategy import Strategy
@@ -14,7 +14,7 @@ class EvenRows(Strategy):
     def check(self, shape: StepShape, name: str) -> None:
         refuse_indivisible_prompts(shape, name)
 
-    def cut(self, rows: Rows, shape: StepShape, name: str) -> Cut:
+    def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         update = shape.updates[name]
         order = ordered(range(len(rows)), update, shape.seed)
         return cut_evenly(order, shape.optimizer_steps(update), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from verl_padding.plan.calls import Update
-from verl_padding.plan.mini_batches import Cut
+from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
 
@@ -21,7 +21,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def cut(self, rows: Rows, shape: StepShape, name: str) -> Cut:
+    def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         """Cuts at least one row for the update called ``name``."""
 
     def tell_steps(self, shape: StepShape, update: Update) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from verl_padding.plan.packing import Bin, Shelf, first_fit, spread
+from verl_padding.plan.dealing.packing import Bin, Shelf, first_fit, spread
 
 MORE_LEVELS = 3
 """Numbers of levels tried beyond the least that works: a level more costs its handling, and may fit the rows better."""

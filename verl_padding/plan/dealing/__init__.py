@@ -1,0 +1,38 @@
+"""Deals the rows of each mini-batch out to the ranks, and fills the cells with pads. Each way to do it is a module."""
+
+from __future__ import annotations
+
+from verl_padding.plan.dealing.by_cell import cut_by_cell
+from verl_padding.plan.dealing.by_level import cut_by_level
+from verl_padding.plan.dealing.by_rows import cut_by_rows, leave_uncut
+from verl_padding.plan.dealing.cell_size import balanced_cells, least_size
+from verl_padding.plan.dealing.filled_cells import layout_of
+from verl_padding.plan.dealing.rectangles import cut_rectangles
+from verl_padding.plan.job import Packer
+from verl_padding.plan.layout import Layout
+from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.prices import Prices
+
+
+def deal(prices: Prices, packer: Packer, mini_batches: MiniBatches) -> Layout:
+    """The layout of a call.
+
+    Args:
+        prices: of the call.
+        packer: who cuts micro-batches by tokens: verl, in the workers, or the plan.
+        mini_batches: of the call, none empty; an inference pass has one.
+    """
+    call, rows_M, fixed = prices.call, mini_batches.rows_M, mini_batches.mini_batch_rows
+    size = least_size(prices, rows_M) if fixed is None else fixed // call.dp_size
+    if call.padded_to != "row":
+        return layout_of([cut_rectangles(prices, rows, size) for rows in rows_M], prices.n_rows)
+    may_grow = fixed is None and call.token_budget is not None
+    size, rows_MD = balanced_cells(prices, rows_M, size, may_grow=may_grow)
+    if call.token_budget is None:
+        return layout_of([cut_by_rows(prices, rows_D, size) for rows_D in rows_MD], prices.n_rows)
+    if packer == "verl":
+        cells_M = [leave_uncut(rows_D, size) for rows_D in rows_MD]
+        return layout_of(cells_M, prices.n_rows, with_micro_batches=False)
+    if call.ranks_meet == "mini_batch":
+        return layout_of([cut_by_cell(prices, rows_D, size) for rows_D in rows_MD], prices.n_rows)
+    return layout_of(cut_by_level(prices, rows_M, rows_MD, size, may_grow=may_grow), prices.n_rows)

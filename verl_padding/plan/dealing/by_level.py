@@ -1,0 +1,153 @@
+"""Cuts mini-batches into micro-batches by tokens, for ranks that meet at every one of them.
+
+Micro-batch k of all ranks is a level. Rows are packed into levels first, whatever rank they will be on
+(:mod:`~verl_padding.plan.dealing.levels`, polished by :mod:`~verl_padding.plan.dealing.polish`), then ranks get a bin
+of each level, and then the pads find their places (:mod:`~verl_padding.plan.dealing.fitting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verl_padding.plan.dealing.by_cell import cut_by_cell
+from verl_padding.plan.dealing.cell_size import pads_time, sizes_between, up_to_multiple
+from verl_padding.plan.dealing.filled_cells import FilledCells
+from verl_padding.plan.dealing.fitting import MicroBatches, fit
+from verl_padding.plan.dealing.levels import LevelPacker, Levels
+from verl_padding.plan.dealing.packing import Bin
+from verl_padding.plan.dealing.polish import polish
+from verl_padding.plan.lower_bounds import micro_batch_bound
+from verl_padding.plan.prices import Prices
+
+POLISH_PAIRS = 1 << 22
+"""How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
+
+POLISHED = 3
+"""Of the ways to cut a mini-batch, so many of the best are polished; of a large one only the best."""
+
+LARGE = 1024
+"""Rows of a large mini-batch: the ways to cut it differ little once they are polished."""
+
+
+def cut_by_level(
+    prices: Prices,
+    rows_M: Sequence[Sequence[int]],
+    rows_MD: Sequence[Sequence[Sequence[int]]],
+    size: int,
+    *,
+    may_grow: bool,
+) -> list[FilledCells]:
+    """Cuts the mini-batches of a call, with cells of the size that is over first.
+
+    Cells of all mini-batches are of one size, so each mini-batch offers several cuts and the size decides
+    which of them fit. Cutting the balanced cells ``rows_MD`` always fits, from their ``size`` on.
+
+    Args:
+        rows_M: real rows of each mini-batch.
+        rows_MD: the same, dealt to the ranks.
+        size: rows of a cell, pads among them.
+        may_grow: cells may hold more rows, if the step is over earlier for it.
+    """
+    n_mini, multiple = len(rows_M), prices.call.cell_multiple
+    offers_M = [ways_to_cut(prices, rows, POLISH_PAIRS // n_mini) for rows in rows_M]
+    least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
+    sizes = {size}
+    if may_grow:
+        needed = {up_to_multiple(cut.least_rows, multiple) for cuts, _ in offers_M for cut in cuts}
+        sizes |= {rows for rows in needed if rows > size}
+        sizes |= set(sizes_between(size, max(sizes), multiple))
+    best: tuple[int, list[FilledCells]] | None = None
+    for tried in sorted(sizes):
+        if best is not None and least_time + pads_time(prices, tried, n_mini) >= best[0]:
+            break  # more rows cannot pay for their handling
+        filled_M = [
+            _fill(prices, cuts, least, rows_D, tried) for (cuts, least), rows_D in zip(offers_M, rows_MD, strict=True)
+        ]
+        time = sum(filled.time for filled in filled_M) + pads_time(prices, tried, n_mini)
+        if best is None or time < best[0]:
+            best = (time, filled_M)
+    assert best is not None
+    return best[1]
+
+
+def _fill(
+    prices: Prices,
+    cuts: Sequence[MicroBatches],
+    least_time: int,
+    rows_D: Sequence[Sequence[int]],
+    size: int,
+) -> FilledCells:
+    """The best cut that fits into cells of ``size`` rows.
+
+    Args:
+        cuts: ways to cut the mini-batch, the best first.
+        least_time: what none can beat.
+        rows_D: balanced cells of the mini-batch, to be cut if no way fits, or none well.
+    """
+    best: FilledCells | None = None
+    for cut in cuts:
+        if best is not None and cut.time >= best.time:
+            break
+        fitted = fit(prices, cut, size)
+        if fitted is not None and (best is None or fitted.time < best.time):
+            best = fitted
+    if best is None or best.time > least_time + least_time // 64:
+        balanced = cut_by_cell(prices, rows_D, size)
+        if best is None or balanced.time < best.time:
+            best = balanced
+    return best
+
+
+def ways_to_cut(prices: Prices, rows: Sequence[int], max_pairs: int) -> tuple[list[MicroBatches], int]:
+    """Good ways to deal a mini-batch out to ranks that meet at each micro-batch.
+
+    Args:
+        rows: real rows of the mini-batch.
+        max_pairs: how long to polish, in pairs of rows compared.
+
+    Returns:
+        The ways, the best first, and a time that none can beat.
+    """
+    call = prices.call
+    assert call.token_budget is not None
+    by_length = prices.dearest_first(rows)
+    tokens_I, cost_I = prices.tokens_R[by_length], prices.cost_R[by_length]
+    packer = LevelPacker(
+        tokens_I=tokens_I.tolist(),
+        cost_I=cost_I.tolist(),
+        n_ranks=call.dp_size,
+        token_budget=call.token_budget,
+        multiple=call.micro_batch_multiple,
+        level_cost=prices.level,
+    )
+    bound = micro_batch_bound(tokens_I, cost_I, call.dp_size, call.token_budget)
+    n_polished = POLISHED if len(rows) <= LARGE else 1
+    found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
+    polished = [polish(levels, packer, bound, max_pairs // n_polished) for levels in found]
+    row_of = by_length.tolist()
+    cuts = [
+        MicroBatches(
+            rows_DK=[
+                [[row_of[item] for item in items] for items in bins_K]
+                for bins_K in _deal_levels(levels, packer.cost_I, call.dp_size)
+            ],
+            time=packer.time(levels),
+        )
+        for levels in sorted(polished, key=packer.time)
+    ]
+    least_levels = -(-int(tokens_I.sum()) // (call.token_budget * call.dp_size))
+    return cuts, bound + least_levels * packer.level_cost
+
+
+def _deal_levels(levels: Levels, cost_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
+    """Gives each rank a bin of each level; ranks with few items so far get the bins with many."""
+    dealt: list[list[Bin]] = [[] for _ in range(n_ranks)]
+    standing = [(0, 0, rank) for rank in range(n_ranks)]
+    for bins in levels.bins_KD:
+        weighed = sorted(((len(items), sum(cost_I[item] for item in items)), items) for items in bins)
+        standing.sort(reverse=True)
+        for place, ((count, cost), items) in enumerate(weighed):
+            items_before, cost_before, rank = standing[place]
+            dealt[rank].append(items)
+            standing[place] = (items_before + max(count, 1), cost_before + cost, rank)
+    return dealt

@@ -1,0 +1,104 @@
+"""How many rows the cells of a call hold, and which rows each rank gets if it is to cost what the others cost.
+
+Cells need equal row counts, not equal real-row counts: a rank with one long row and eleven pads is as good as one
+with twelve short rows. Where micro-batches are cut by tokens, pads are nearly free, so the ranks are balanced by
+cost and pads level the counts. Where micro-batches are cut by rows, each takes a pass of its own even if it holds
+pads alone, so cells are as small as they can be and the ranks are balanced under that cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl_padding.plan.cost import Int64s
+from verl_padding.plan.dealing.balance import Bins, balance
+from verl_padding.plan.prices import Prices
+
+
+def least_size(prices: Prices, rows_M: Sequence[Sequence[int]]) -> int:
+    """Rows that every cell of a call holds at least: an even share of its fullest mini-batch."""
+    most = max(-(-len(rows) // prices.call.dp_size) for rows in rows_M)
+    return up_to_multiple(most, prices.call.cell_multiple)
+
+
+def balanced_cells(
+    prices: Prices, rows_M: Sequence[Sequence[int]], size: int, *, may_grow: bool
+) -> tuple[int, list[list[list[int]]]]:
+    """The size of a cell, and the real rows of each mini-batch and rank, balanced by cost.
+
+    Args:
+        size: rows of a cell, pads among them.
+        may_grow: cells may hold more rows, if the step is over earlier for it.
+    """
+    extra_M = [extra_cost(prices, rows) for rows in rows_M]
+    if may_grow:
+        size, bins_M = _trade_pads_for_balance(prices, extra_M, size)
+    else:
+        bins_M = [balance(extra_I, prices.call.dp_size, size) for extra_I in extra_M]
+    return size, [[[rows[item] for item in items] for items in bins] for rows, bins in zip(rows_M, bins_M, strict=True)]
+
+
+def extra_cost(prices: Prices, rows: Sequence[int]) -> Int64s:
+    """What each row costs beyond the pad that would stand in its place.
+
+    Each place of a cell costs a rank a pad at least, the same on all ranks; the rest is to be balanced.
+    """
+    return np.maximum(prices.cost_R[np.asarray(rows, dtype=np.int64)] - prices.pad, 0)
+
+
+def pads_time(prices: Prices, size: int, n_mini_batches: int) -> int:
+    """What the pads of a call delay it by, with cells of ``size`` rows."""
+    pads = n_mini_batches * prices.call.dp_size * size - prices.n_rows
+    return n_mini_batches * size * prices.pad + pads * prices.pad_handling
+
+
+def _trade_pads_for_balance(prices: Prices, extra_M: list[Int64s], least: int) -> tuple[int, list[Bins]]:
+    """The size of a cell, and the ranks' rows, for which the step is over first.
+
+    Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must
+    then be as large: one row of 30k tokens leaves its rank with no other row, the rest of that mini-batch fills
+    the other ranks, and the cells of all mini-batches grow with them. So sizes between the least and the free
+    one are tried, and each is judged by the time of the slowest ranks, pads in the cells included, plus what
+    the handling of all pads takes. One mini-batch of many then gives up some balance before thousands of pads
+    are made, and where a long row decides the time anyway its rank takes short rows until the pads are gone.
+    """
+    n_ranks, multiple = prices.call.dp_size, prices.call.cell_multiple
+
+    def step_cost(size: int, bins_M: list[Bins]) -> int:
+        return sum(map(_dearest, extra_M, bins_M)) + pads_time(prices, size, len(extra_M))
+
+    bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
+    size = up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)
+    best = (step_cost(size, bins_M), size)
+    best_bins_M = bins_M
+    for tried in reversed(sizes_between(least, size, multiple)):
+        # Mini-batches that fit already stay as they are.
+        bins_M = [
+            bins if max(map(len, bins)) <= tried else balance(extra_I, n_ranks, tried)
+            for extra_I, bins in zip(extra_M, bins_M, strict=True)
+        ]
+        judged = (step_cost(tried, bins_M), tried)
+        if judged < best:
+            best, best_bins_M = judged, bins_M
+    return best[1], best_bins_M
+
+
+def _dearest(cost_I: Int64s, bins: Bins) -> int:
+    """Cost of the dearest bin."""
+    return max(int(cost_I[items].sum()) if items else 0 for items in bins)
+
+
+def up_to_multiple(number: int, multiple: int) -> int:
+    """The least multiple that is no smaller."""
+    return -(-number // multiple) * multiple
+
+
+def sizes_between(least: int, free: int, multiple: int) -> list[int]:
+    """Sizes from ``least`` to below ``free``, in steps that double: least + 0, 1, 2, 4, 8 .. multiples."""
+    sizes, step = [], 0
+    while least + step * multiple < free:
+        sizes.append(least + step * multiple)
+        step = 2 * step or 1
+    return sizes

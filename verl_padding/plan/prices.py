@@ -1,0 +1,76 @@
+"""What rows, pads and micro-batches cost in one worker call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from verl_padding.plan.calls import Pass
+from verl_padding.plan.cost import CostModel, Int64s
+
+LEVEL_HANDLING_TOKENS = 256
+"""A micro-batch delays a step by as much as this many tokens more on every rank would, beside the rows in it.
+
+Parameters are gathered for it, and kernels started, mostly while other work goes on: about a hundredth of a full
+micro-batch of 16k to 32k tokens.
+"""
+
+PAD_HANDLING_TOKENS = 8
+"""A pad delays the step by as much as this many tokens more on every rank would, beside the tokens it has.
+
+It is written to the queue, fetched, and its outputs are written back, mostly one row after the other: about a tenth
+of a millisecond, in which a rank trains 8 tokens or so (a model of about a billion parameters; fewer for larger ones).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Made once for a worker call, and handed to all that deal its rows."""
+
+    call: Pass
+
+    tokens_R: Int64s
+    """Tokens of each real row of the batch."""
+
+    cost_model: CostModel
+    """Cost of a row by its tokens."""
+
+    pad_tokens: int
+    """Tokens of a pad."""
+
+    @property
+    def n_rows(self) -> int:
+        """Real rows of the batch."""
+        return len(self.tokens_R)
+
+    @cached_property
+    def cost_R(self) -> Int64s:
+        """Cost of each real row."""
+        return self.cost_model(self.tokens_R)
+
+    @cached_property
+    def pad(self) -> int:
+        """Cost of a pad."""
+        return self.of(self.pad_tokens)
+
+    @cached_property
+    def level(self) -> int:
+        """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
+        return self.of(LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2)
+
+    @cached_property
+    def pad_handling(self) -> int:
+        """Cost of handling a pad, which is for all ranks to wait for."""
+        return self.of(PAD_HANDLING_TOKENS)
+
+    def of(self, tokens: int) -> int:
+        """Cost of so many tokens in one row."""
+        return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
+
+    def dearest_first(self, rows: Sequence[int]) -> Int64s:
+        """The numbers of rows, the longest row first."""
+        numbers = np.array(rows, dtype=np.int64)
+        return numbers[np.argsort(-self.tokens_R[numbers], kind="stable")]
