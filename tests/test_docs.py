@@ -16,7 +16,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.trainer import step_metrics
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
-from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.calls import ACTOR, CALLS, CRITIC, LOG_PROB, REF, VALUES
 
 PROMISES = sorted(p for p in (DOCS / "promises").glob("*.md") if p.name != "index.md")
 
@@ -113,7 +113,7 @@ def logged_metrics() -> set[str]:
             *(f"perf/max_memory_{of}_gb" for of in ("allocated", "reserved")),
         )
     }
-    told |= set(step_metrics.worker_metrics(of_workers, {}, dict.fromkeys(step_metrics.TIMERS.values(), 1.0)))
+    told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
     constants = {value for value in vars(step_metrics).values() if isinstance(value, str) and METRIC.match(value)}
     constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
     assert len(constants) >= 15

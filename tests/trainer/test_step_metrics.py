@@ -7,6 +7,7 @@ import pytest
 
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
 from verl_padding.plan.figures import judge
+from verl_padding.plan.prices import Prices
 from verl_padding.trainer import step_metrics
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
 from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
@@ -79,7 +80,15 @@ def hand_made(packer) -> BatchPlan:
         for call, cells in CELLS.items()
     }
     figures = {
-        call: judge(layout, np.array(TOKENS), CALLS[call], cost_model=COST_MODELS["tokens"], pad_tokens=PAD_TOKENS)
+        call: judge(
+            layout,
+            Prices(
+                call=CALLS[call],
+                tokens_R=np.array(TOKENS),
+                cost_model=COST_MODELS["tokens"],
+                pad_tokens=PAD_TOKENS,
+            ),
+        )
         for call, layout in layouts.items()
     }
     return BatchPlan(n_rows=len(TOKENS), packer=packer, layouts=layouts, figures=figures)

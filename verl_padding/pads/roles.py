@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class Role(Enum):
@@ -24,6 +25,34 @@ class Role(Enum):
     """Not one value a token: a pad gets the empty value of its type, None if it has none."""
     MULTIMODAL = "multimodal"
     """Images and videos as the model takes them, name -> tensor."""
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether a field of this role is as long as some part of its row."""
+        return self in PER_TOKEN
+
+    def tokens(self, prompt: int, response: int) -> int:
+        """Tokens that a field of this role, one of those per token, has in a row of ``prompt`` + ``response``."""
+        return PER_TOKEN[self](prompt, response)
+
+    def tokens_of(self, value: Any) -> int | None:
+        """Tokens that a value speaks of: its first dimension, of position ids the last one; None if it has none."""
+        shape = getattr(value, "shape", None)  # of a tensor or an array: neither library is needed to read a config
+        if shape is not None:
+            return int(shape[-1 if self is Role.POSITIONS else 0]) if len(shape) else None
+        return len(value) if isinstance(value, list | tuple) else None
+
+
+PER_TOKEN: Mapping[Role, Callable[[int, int], int]] = {
+    Role.PROMPT: lambda prompt, response: prompt,
+    Role.RESPONSE: lambda prompt, response: response,
+    Role.SEQUENCE: lambda prompt, response: prompt + response,
+    Role.POSITIONS: lambda prompt, response: prompt + response,
+}
+"""Tokens of a field, from those of its row's prompt and response."""
+
+FOUND_BY_LENGTH = (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE)
+"""Roles that a field which nobody knows may have, if its lengths fit."""
 
 
 class Fill(Enum):

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
+from verl_padding.pads.roles import FOUND_BY_LENGTH, KNOWN_FIELDS, FieldRole, Fill, Role
 
 Row = Mapping[str, Any]
 """Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
-
-TOKEN_ROLES = (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE)
 
 
 class Schema:
@@ -76,7 +74,7 @@ def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
         return [Role.OBJECT]
     if values[0].ndim == 0:
         return [Role.ROW]
-    fitting = [role for role in TOKEN_ROLES if _fits(role, values, rows)]
+    fitting = [role for role in FOUND_BY_LENGTH if _fits(role, values, rows)]
     # A length that follows the tokens of rows of different lengths is no accident; one that never changes may be.
     same_shape = len({_shape(value) for value in values}) == 1
     if same_shape and (len(rows) > 1 or not fitting):
@@ -85,31 +83,15 @@ def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
 
 
 def _fits(role: Role, values: Sequence[Any], rows: Sequence[Row]) -> bool:
-    if role in (Role.OBJECT, Role.MULTIMODAL):
-        return True
     if role is Role.ROW:
         return len({_shape(value) for value in values}) == 1
-    return all(
-        length_of(role, value) == expected_length(role, *_lengths(row)) for value, row in zip(values, rows, strict=True)
-    )
+    if not role.is_per_token:
+        return True
+    return all(role.tokens_of(value) == role.tokens(*_lengths(row)) for value, row in zip(values, rows, strict=True))
 
 
 def _length_in_a_pad(role: Role, value: Any, pad_lengths: tuple[int, int]) -> int:
-    return int(value.shape[0]) if role is Role.ROW else expected_length(role, *pad_lengths)
-
-
-def expected_length(role: Role, prompt: int, response: int) -> int:
-    """Tokens that a field of a per-token role has in a row of ``prompt`` + ``response`` tokens."""
-    return {Role.PROMPT: prompt, Role.RESPONSE: response}.get(role, prompt + response)
-
-
-def length_of(role: Role, value: Any) -> int | None:
-    """Tokens that a value speaks of: its first dimension, of position ids the last one; None if it has none."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        if value.ndim == 0:
-            return None
-        return int(value.shape[-1 if role is Role.POSITIONS else 0])
-    return len(value) if isinstance(value, list | tuple) else None
+    return int(value.shape[0]) if role is Role.ROW else role.tokens(*pad_lengths)
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.neutral_values import empty_value, filled
 from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.pads.routes import spread_routes
-from verl_padding.pads.schema import Row, Schema, expected_length, length_of
+from verl_padding.pads.schema import Row, Schema
 from verl_padding.pads.vision_families import Picture
 
 PAD_RESPONSE_LENGTH = 1
@@ -104,13 +104,13 @@ class PadTemplate:
 
     def _check(self, name: str, made: Any, field: FieldRole) -> None:
         """Here, where the pad is made, rather than in a worker that trips over it."""
-        if field.role not in (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE, Role.POSITIONS):
+        if not field.role.is_per_token:
             return
         tags = self.tag_lengths
-        wanted = expected_length(field.role, tags["prompt_len"], tags["response_len"])
-        if length_of(field.role, made) != wanted:
+        wanted = field.role.tokens(tags["prompt_len"], tags["response_len"])
+        if field.role.tokens_of(made) != wanted:
             raise PaddingDataError(
-                f"field {name!r}: a pad's {type(made).__name__} speaks of {length_of(field.role, made)} tokens instead "
+                f"field {name!r}: a pad's {type(made).__name__} speaks of {field.role.tokens_of(made)} tokens instead "
                 f"of {wanted} (role {field.role.value}, pad of {tags['prompt_len']} + {tags['response_len']} tokens). "
                 f"Set padding.fields.{name} to the role that it has."
             )
@@ -125,7 +125,7 @@ class PadTemplate:
         if field.role is Role.ROW:
             return filled(name, value, tuple(value.shape), fill)
         tags = self.tag_lengths
-        length = expected_length(field.role, tags["prompt_len"], tags["response_len"])
+        length = field.role.tokens(tags["prompt_len"], tags["response_len"])
         if field.role is Role.POSITIONS and not no_tensor:
             # Every axis of M-RoPE counts a text token alike.
             positions = np.broadcast_to(np.arange(length), (*value.shape[:-1], length)).copy()

@@ -39,7 +39,7 @@ from verl_padding.trainer.step_metrics import (
     worker_metrics,
 )
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
-from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.calls import ACTOR, CALLS
 from verl_padding.verl_job.job_reader import JobReader, check_job
 
 if TYPE_CHECKING:
@@ -248,13 +248,14 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the worker groups have it."""
-        actor, sizes = self.actor_rollout_wg, {}
-        sizes[ACTOR] = sizes[LOG_PROB] = _dp_size(actor, "actor")
+        roles = {"actor"}
         if self.use_reference_policy and not self.ref_in_actor:
-            sizes[REF] = _dp_size(self.ref_policy_wg, "ref")
+            roles.add("ref")
         if self.use_critic:
-            sizes[CRITIC] = sizes[VALUES] = _dp_size(self.critic_wg, "train")
-        return sizes
+            roles.add("critic")
+        return {
+            call.name: _dp_size(getattr(self, call.worker_group), call.mesh) for call in CALLS if call.role in roles
+        }
 
     def _step_seed(self) -> int:
         """Another shuffle each local update, the same one on a resumed run."""

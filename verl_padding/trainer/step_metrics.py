@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
-from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.calls import CALLS
 
 REAL_ROWS_TOTAL = "padding/real_rows/total"
 """Real rows of the batch."""
@@ -50,9 +50,6 @@ CALL_MEMORY = "padding/{call}/max_memory_allocated_gb"
 """Peak memory of an update, as verl's workers report it."""
 CALL_MEMORY_RESERVED = "padding/{call}/max_memory_reserved_gb"
 """The same with what the allocator keeps beside it: far above the other where it is fragmented."""
-
-TIMERS = {LOG_PROB: "old_log_prob", REF: "ref", VALUES: "values", ACTOR: "update_actor", CRITIC: "update_critic"}
-"""Worker call -> verl's name of its time."""
 
 
 def plan_metrics(
@@ -106,7 +103,7 @@ def worker_metrics(
         seconds_after: verl's timers as it ended.
     """
     told: dict[str, float] = {}
-    for update in (ACTOR, CRITIC):
+    for update in (call.name for call in CALLS if call.trains):
         for theirs, ours in ((MICRO_BATCHES, CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, CALL_PACKING)):
             if f"{update}/{theirs}" in metrics:
                 told[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
@@ -114,9 +111,10 @@ def worker_metrics(
             memory = metrics.get(f"{update}/perf/max_memory_{theirs}_gb")
             if memory is not None:
                 told[ours.format(call=update)] = memory
-    for call, timer in TIMERS.items():
-        if timer in seconds_after:
-            told[CALL_SECONDS.format(call=call)] = seconds_after[timer] - seconds_before.get(timer, 0.0)
+    for call in CALLS:
+        if call.timer in seconds_after:
+            seconds = seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)
+            told[CALL_SECONDS.format(call=call.name)] = seconds
     return told
 
 

@@ -13,11 +13,11 @@ import ray
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows
-from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.calls import CALLS
 
-INFERENCE_CALLS = {"compute_log_prob": LOG_PROB, "compute_ref_log_prob": REF, "infer_batch": VALUES}
+INFERENCE_CALLS = {call.method: call.name for call in CALLS if not call.trains}
 """Method of verl's worker groups -> inference pass of the plan."""
-UPDATE_CALLS = {"update_actor": ACTOR, "train_mini_batch": CRITIC}
+UPDATE_CALLS = {call.method: call.name for call in CALLS if call.trains}
 """Method of verl's worker groups -> update of the plan."""
 
 

@@ -1,6 +1,77 @@
-"""Names of the worker calls that are planned, as plans, metrics and messages have them."""
+"""The worker calls that are planned. Another one is added here; when a step makes it is said in ``job_reader.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 ACTOR, CRITIC = "actor", "critic"
-"""Names of the updates in a plan."""
+"""Names of the updates in plans, metrics and messages."""
 LOG_PROB, REF, VALUES = "log_prob", "ref", "values"
-"""Names of the inference passes in a plan."""
+"""Names of the inference passes in plans, metrics and messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerCall:
+    """A call of verl's trainer to its workers."""
+
+    name: str
+    """In plans, metrics and messages."""
+    method: str
+    """Of verl's worker group."""
+    worker_group: str
+    """Attribute of verl's trainer that the worker group is."""
+    role: str
+    """Whose engine answers: ``actor``, ``ref`` or ``critic``."""
+    mesh: str
+    """By which verl's dispatch asks a worker group for its ranks."""
+    timer: str
+    """verl's name of the seconds that the call takes."""
+    trains: bool = False
+    """Whether its rows are cut into mini-batches."""
+
+
+CALLS = (
+    WorkerCall(
+        name=LOG_PROB,
+        method="compute_log_prob",
+        worker_group="actor_rollout_wg",
+        role="actor",
+        mesh="actor",
+        timer="old_log_prob",
+    ),
+    WorkerCall(
+        name=REF,
+        method="compute_ref_log_prob",
+        worker_group="ref_policy_wg",
+        role="ref",
+        mesh="ref",
+        timer="ref",
+    ),
+    WorkerCall(
+        name=VALUES,
+        method="infer_batch",
+        worker_group="critic_wg",
+        role="critic",
+        mesh="train",
+        timer="values",
+    ),
+    WorkerCall(
+        name=ACTOR,
+        method="update_actor",
+        worker_group="actor_rollout_wg",
+        role="actor",
+        mesh="actor",
+        timer="update_actor",
+        trains=True,
+    ),
+    WorkerCall(
+        name=CRITIC,
+        method="train_mini_batch",
+        worker_group="critic_wg",
+        role="critic",
+        mesh="train",
+        timer="update_critic",
+        trains=True,
+    ),
+)
+CALL_BY_NAME = {call.name: call for call in CALLS}

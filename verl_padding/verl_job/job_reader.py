@@ -20,7 +20,7 @@ from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
-from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
@@ -146,13 +146,7 @@ class JobReader:
 
     @property
     def _engine_of_call(self) -> dict[str, RoleEngine]:
-        engines = self.engines
-        of_call = {ACTOR: engines["actor"], LOG_PROB: engines["actor"]}
-        if "ref" in engines:
-            of_call[REF] = engines["ref"]
-        if "critic" in engines:
-            of_call |= {CRITIC: engines["critic"], VALUES: engines["critic"]}
-        return of_call
+        return {call.name: self.engines[call.role] for call in CALLS if call.role in self.engines}
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
@@ -274,9 +268,9 @@ class JobReader:
         return bool((self._config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
 
     def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
-        engine, section = self._engine_of_call[call], "critic" if call in (CRITIC, VALUES) else "actor_rollout_ref"
-        fields = engine.pass_fields(dp_sizes[call], training=call in (ACTOR, CRITIC))
-        return fields | {"cost_model": self._cost_model(section)}
+        known = CALL_BY_NAME[call]
+        fields = self.engines[known.role].pass_fields(dp_sizes[call], training=known.trains)
+        return fields | {"cost_model": self._cost_model("critic" if known.role == "critic" else "actor_rollout_ref")}
 
     def _cost_model(self, section: str) -> TransformerCost | None:
         """What rows cost the model of a config section, if that is asked for."""

@@ -1,8 +1,4 @@
-"""Lowers the levels of a packed mini-batch by exchanges between bins.
-
-First between all bins of a level at once, dear ones and cheap ones in pairs, which settles large mini-batches; then one
-exchange at a time between the dearest bin of a level and any other bin, which settles small ones.
-"""
+"""Lowers the levels of a packed mini-batch: one exchange at a time between the dearest bin of a level and any other."""
 
 from __future__ import annotations
 
@@ -23,27 +19,11 @@ def polish(levels: Levels, packer: LevelPacker, bound: int, max_pairs: int) -> L
     """
     search = _Search(levels, packer)
     goal = good_enough(bound, len(packer.cost_I))
-    if search.height() > goal:
-        for level in range(search.n_levels):
-            search.even_out(level)
     level = 0
     while level < search.n_levels and search.pairs < max_pairs and search.height() > goal:
         if not search.lower(level):
             level += 1
     return search.levels()
-
-
-ROUNDS = 64
-"""Times that the bins of a level are paired at most; about ten are needed."""
-
-MAX_RECTANGLE = 1 << 18
-"""Exchanges looked at in one pairing of all bins of a level."""
-
-
-def _rectangle(bins: list[list[int]], more: int = 0) -> Int64s:
-    """Items of each bin in a row, filled up with -1."""
-    width = max(map(len, bins), default=0) + more
-    return np.array([items + [-1] * (width - len(items)) for items in bins], dtype=np.int64).reshape(len(bins), width)
 
 
 class _Search:
@@ -67,49 +47,6 @@ class _Search:
     def levels(self) -> Levels:
         packer = self._packer
         return Levels.of_bins(self._bins, packer.cost_I, packer.n_ranks, packer.multiple)
-
-    def even_out(self, level: int) -> None:
-        """Pairs the bins of a level, the dearest with the cheapest and so on, and lets each pair exchange once.
-
-        Again and again, while the level becomes lower.
-        """
-        n_ranks, n_pairs = self._n_ranks, self._n_ranks // 2
-        bins = self._bins[level * n_ranks : (level + 1) * n_ranks]
-        for _ in range(ROUNDS):
-            load_B = self._load_B[level * n_ranks : (level + 1) * n_ranks]
-            height = int(load_B.max())
-            if not height or not n_pairs:
-                return
-            order = np.argsort(-load_B, kind="stable")
-            dear_P, cheap_P = order[:n_pairs], order[::-1][:n_pairs]
-            out_PJ = _rectangle([bins[number] for number in dear_P])
-            # Behind the last item of the cheap bin stands "nothing": the exchange is then a plain move.
-            back_PK = _rectangle([bins[number] for number in cheap_P], more=1)
-            if out_PJ.shape[1] * back_PK.size > MAX_RECTANGLE:
-                return  # bins of very many items are even already
-            cost_I, tokens_I = np.append(self._cost_I, 0), np.append(self._tokens_I, 0)  # item -1 is nothing
-            change_PJK = cost_I[out_PJ][:, :, None] - cost_I[back_PK][:, None, :]
-            grows_PJK = tokens_I[out_PJ][:, :, None] - tokens_I[back_PK][:, None, :]
-            gap_P = load_B[dear_P] - load_B[cheap_P]
-            budget = self._packer.token_budget
-            used_B = self._used_B[level * n_ranks : (level + 1) * n_ranks]
-            off_PJK = np.abs(gap_P[:, None, None] - 2 * change_PJK)
-            allowed_PJK = (
-                (off_PJK < gap_P[:, None, None])
-                & (grows_PJK <= budget - used_B[cheap_P][:, None, None])
-                & (-grows_PJK <= budget - used_B[dear_P][:, None, None])
-            )
-            alone_P = np.array([len(bins[number]) == 1 for number in dear_P])
-            allowed_PJK[alone_P] &= (back_PK >= 0)[alone_P][:, None, :]
-            off_PJK[~allowed_PJK] = np.iinfo(np.int64).max
-            best_P = off_PJK.reshape(n_pairs, -1).argmin(axis=1)
-            for pair in np.flatnonzero(allowed_PJK.reshape(n_pairs, -1).any(axis=1)):
-                j, k = divmod(int(best_P[pair]), back_PK.shape[1])
-                self._move(int(out_PJ[pair, j]), level * n_ranks + int(cheap_P[pair]))
-                if back_PK[pair, k] >= 0:
-                    self._move(int(back_PK[pair, k]), level * n_ranks + int(dear_P[pair]))
-            if int(self._load_B[level * n_ranks : (level + 1) * n_ranks].max()) >= height:
-                return
 
     def lower(self, level: int) -> bool:
         """Makes the exchange that leaves the level's dearest bin, and its partner, cheapest; False if none helps."""
