@@ -2,7 +2,8 @@
 
 May import: nothing.
 
-Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here.
+Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here. What is given, what is minimized
+and how is told in ``docs/planner.md``.
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures

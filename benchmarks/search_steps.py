@@ -1,0 +1,143 @@
+"""What each step of the planner's search is worth: it is taken out, and random jobs are planned without it.
+
+    python -m benchmarks.search_steps [--jobs 200] [--keep] [--json]
+
+A plan's time is that of its slowest ranks, with what the handling of micro-batches and pads takes: what the search
+minimizes. A step stays if a plan without it takes 0.1 % longer at the median, or 1 % at worst.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from statistics import fmean, median
+from typing import Annotated, Any
+from unittest import mock
+
+import numpy as np
+import typer
+
+from benchmarks.jobs import random_jobs
+from benchmarks.results import AsJson, Keep, show, tell
+from verl_padding.plan import COST_MODELS, Job, Rows, Update, plan_batch
+from verl_padding.plan.dealing import balance, by_level, cell_size, fitting, levels, polish
+from verl_padding.plan.prices import Prices
+
+PAD_TOKENS = 2
+MEETS_ONCE = 4
+"""Of so many jobs, the ranks of one meet once a mini-batch; those of the others at every micro-batch."""
+
+STEPS: dict[str, tuple[Any, str, Any]] = {
+    "exchanges between bins": (polish._Search, "lower", lambda search, level: False),
+    "heavy levels filled first": (
+        levels.LevelPacker,
+        "_pack_heavy_first",
+        lambda packer, n_levels: packer._pack_together(n_levels),
+    ),
+    "all bins in turns": (levels.LevelPacker, "_pack_together", lambda packer, n_levels: None),
+    "guesses of the light levels' height": (levels, "PASSES", 1),
+    "first fit as one way": (levels, "first_fit", lambda tokens, cost, budget: []),
+    "more levels than the least": (levels, "MORE_LEVELS", 0),
+    "several ways polished": (by_level, "POLISHED", 1),
+    "moves and swaps between ranks": (balance, "_improve", lambda bins, cost, most: bins),
+    "sizes between least and free": (cell_size, "sizes_between", lambda least, free, multiple: []),
+    "sizes that cuts ask for": (by_level, "sizes_between", lambda least, free, multiple: []),
+    "rows that move to make cells fit": (
+        fitting,
+        "_shrink",
+        lambda prices, cut, size: cut if cut.least_rows <= size else None,
+    ),
+    "micro-batches for pads": (fitting, "_add_levels", lambda prices, cut, size: None),
+}
+"""Step -> where it is, and what stands in its place."""
+
+Batch = tuple[Rows, Job, Update]
+
+
+def batches(number: int) -> list[Batch]:
+    """Random jobs, each with as many mini-batches as its prompts fill."""
+    return list(_batches(number))
+
+
+def _batches(number: int) -> Iterator[Batch]:
+    for place, job in enumerate(random_jobs(number)):
+        update = Update(
+            dp_size=job.dp_size,
+            token_budget=job.token_budget,
+            prompts_per_mini_batch=1,
+            ranks_meet="micro_batch" if place % MEETS_ONCE else "mini_batch",
+        )
+        shape = Job(
+            strategy="rows",
+            prompts=min(max(round(len(job.tokens_R) / job.mini_batch_rows), 1), len(job.tokens_R)),
+            sessions_per_prompt=1,
+            updates={"actor": update},
+            inference={},
+            packer="plan",
+            pad_tokens=PAD_TOKENS,
+        )
+        yield Rows.from_keys([f"{row}_0_0" for row in range(len(job.tokens_R))], job.tokens_R), shape, update
+
+
+def time_of_plan(batch: Batch) -> int:
+    """What the search minimizes, counted from the plan's own layout."""
+    rows, job, update = batch
+    layout = plan_batch(rows, job).layouts["actor"]
+    real = np.array(rows.tokens_R, dtype=np.int64)
+    prices = Prices(call=update, tokens_R=real, cost_model=COST_MODELS["attention"], pad_tokens=PAD_TOKENS)
+    cost = np.append(prices.cost_R, np.full(layout.n_pads, prices.pad, dtype=np.int64))
+    time_taken = layout.n_pads * prices.pad_handling
+    for step in range(layout.n_mini_batches):
+        load_DK = np.array(
+            [
+                [int(cost[list(rows_K)].sum()) for rows_K in layout.micro_batches(step, rank)]
+                for rank in range(layout.dp_size)
+            ]
+        )
+        meets_once = update.ranks_meet == "mini_batch"
+        slowest = load_DK.sum(axis=1).max() if meets_once else load_DK.max(axis=0).sum()
+        time_taken += int(slowest) + load_DK.shape[1] * prices.level
+    return time_taken
+
+
+def planned(jobs: Sequence[Batch]) -> tuple[list[int], float]:
+    """Time of each plan, and the seconds that planning took."""
+    started = time.process_time()
+    times = [time_of_plan(batch) for batch in jobs]
+    return times, time.process_time() - started
+
+
+def main(
+    jobs: Annotated[int, typer.Option(min=1, help="Random jobs.")] = 200, keep: Keep = False, as_json: AsJson = False
+) -> None:
+    """Plans the jobs with all steps, and without each in turn."""
+    made = batches(jobs)
+    whole, seconds = planned(made)
+    figures = []
+    for name, (place, attribute, instead) in STEPS.items():
+        with ExitStack() as taken_out:
+            taken_out.enter_context(mock.patch.object(place, attribute, instead))
+            without, seconds_without = planned(made)
+        longer = [100 * (after / before - 1) for before, after in zip(whole, without, strict=True)]
+        figures.append(
+            {
+                "step": name,
+                "median": median(longer),
+                "mean": fmean(longer),
+                "worst": max(longer),
+                "best": min(longer),
+                "changed": sum(value != 0 for value in longer),
+                "planning_time": seconds_without / seconds,
+            }
+        )
+    show(
+        f"a plan without this step takes longer by, in %, on {jobs} random jobs",
+        ["step", "median", "mean", "worst", "best", "plans changed", "planning time"],
+        [[line[key] for key in line] for line in figures],
+    )
+    tell({"jobs": jobs, "steps": figures}, benchmark=__file__, keep=keep, as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
