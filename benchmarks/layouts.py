@@ -5,11 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
 from benchmarks.jobs import BatchJob
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, Rows, Update, plan_batch
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan.prices import Prices
+from verl_padding.plan.step_costs import step_costs
 from verl_padding.stock.layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
 PAD_TOKENS = 2
@@ -34,14 +37,26 @@ class Laid:
 
     @classmethod
     def of(cls, bins_MD: Sequence[Sequence[Bins]], *, pads: int) -> Laid:
-        mini = micro = count = 0
         for bins_D in bins_MD:
-            load_DK = [[_cost(rows) for rows in bins] for bins in bins_D]
-            assert len({len(loads) for loads in load_DK}) == 1, "ranks with different numbers of micro-batches hang"
-            mini += max(map(sum, load_DK))
-            micro += sum(map(max, zip(*load_DK, strict=True)))
-            count += len(load_DK[0])
-        return cls(mini_slowest=mini, micro_slowest=micro, micro_batches=count, pads=pads, steps=len(bins_MD))
+            assert len(set(map(len, bins_D))) == 1, "ranks with different numbers of micro-batches hang"
+        # Pads are told by their tokens too: all that is laid out counts as rows here.
+        number = count()
+        rows_MDK = [[[[next(number) for _ in rows] for rows in bins] for bins in bins_D] for bins_D in bins_MD]
+        tokens = [length for bins_D in bins_MD for bins in bins_D for rows in bins for length in rows]
+        prices = Prices(
+            call=Pass(dp_size=len(bins_MD[0])),
+            tokens_R=np.array(tokens, dtype=np.int64),
+            cost_model=attention_cost,
+            pad_tokens=PAD_TOKENS,
+        )
+        steps = step_costs(rows_MDK, prices)
+        return cls(
+            mini_slowest=sum(step.mini_slowest for step in steps),
+            micro_slowest=sum(step.micro_slowest for step in steps),
+            micro_batches=sum(step.micro_batches for step in steps),
+            pads=pads,
+            steps=len(steps),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from benchmarks.results import AsJson, Keep, show, tell
 from verl_padding.plan import COST_MODELS, Job, Rows, Update, plan_batch
 from verl_padding.plan.dealing import balance, by_level, cell_size, fitting, levels, polish
 from verl_padding.plan.prices import Prices
+from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 PAD_TOKENS = 2
 MEETS_ONCE = 4
@@ -84,21 +85,16 @@ def time_of_plan(batch: Batch) -> int:
     """What the search minimizes, counted from the plan's own layout."""
     rows, job, update = batch
     layout = plan_batch(rows, job).layouts["actor"]
-    real = np.array(rows.tokens_R, dtype=np.int64)
-    prices = Prices(call=update, tokens_R=real, cost_model=COST_MODELS["attention"], pad_tokens=PAD_TOKENS)
-    cost = np.append(prices.cost_R, np.full(layout.n_pads, prices.pad, dtype=np.int64))
-    time_taken = layout.n_pads * prices.pad_handling
-    for step in range(layout.n_mini_batches):
-        load_DK = np.array(
-            [
-                [int(cost[list(rows_K)].sum()) for rows_K in layout.micro_batches(step, rank)]
-                for rank in range(layout.dp_size)
-            ]
-        )
-        meets_once = update.ranks_meet == "mini_batch"
-        slowest = load_DK.sum(axis=1).max() if meets_once else load_DK.max(axis=0).sum()
-        time_taken += int(slowest) + load_DK.shape[1] * prices.level
-    return time_taken
+    prices = Prices(
+        call=update,
+        tokens_R=np.array(rows.tokens_R, dtype=np.int64),
+        cost_model=COST_MODELS["attention"],
+        pad_tokens=PAD_TOKENS,
+    )
+    slowest = "mini_slowest" if update.ranks_meet == "mini_batch" else "micro_slowest"
+    steps = step_costs(micro_batches_of(layout), prices)
+    levels_time = sum(getattr(step, slowest) + step.micro_batches * prices.level for step in steps)
+    return levels_time + layout.n_pads * prices.pad_handling
 
 
 def planned(jobs: Sequence[Batch]) -> tuple[list[int], float]:

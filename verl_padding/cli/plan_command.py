@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from verl_padding.cli.plan_table import StepCost, comparison_table, cost_of_steps, step_table
+from verl_padding.cli.plan_table import comparison_table, step_table
 from verl_padding.cli.rows_file import CountTokens, RowsFile, read_rows_file
 from verl_padding.errors import PaddingDataError
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, PlanError, TransformerCost, Update, plan_batch
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, PlanError, TransformerCost, Update, plan_batch
+from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
-from verl_padding.stock.layout import refuse_what_verl_refuses, verl_layout
+from verl_padding.plan.prices import Prices
+from verl_padding.plan.step_costs import StepCost, micro_batches_of, step_costs
+from verl_padding.stock.layout import VERL_PAD_TOKENS, refuse_what_verl_refuses, verl_layout
 
 ACTOR = "actor"
 PAD_TOKENS = 2
@@ -63,17 +67,25 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         if picture is not None:
             from verl_padding.cli.plan_picture import draw_plan
 
-            draw_plan(_micro_batches(plan), tokens_R, n_rows=len(batch.rows), cost_model=cost_model, path=picture)
+            draw_plan(
+                micro_batches_of(plan.layouts[ACTOR]),
+                tokens_R,
+                n_rows=len(batch.rows),
+                cost_model=cost_model,
+                path=picture,
+            )
     except (PaddingDataError, PlanError) as refusal:
         notes.print(str(refusal), style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     for note in [*_notes(batch), *plan.warnings]:
         notes.print(note, markup=False, highlight=False, soft_wrap=True)
-    steps = cost_of_steps(
-        _micro_batches(plan), tokens_R, n_rows=len(batch.rows), cost_model=cost_model, token_budget=request.budget
+    steps = step_costs(
+        micro_batches_of(plan.layouts[ACTOR]), _prices(request, batch.rows.tokens_R, cost_model, PAD_TOKENS)
     )
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(plan, batch, seconds)) + "\n")
+        told = layout_as_json(plan.layouts[ACTOR], plan.figures[ACTOR], batch.lines_R)
+        told["figures"]["plan_seconds"] = seconds
+        sys.stdout.write(json.dumps(told) + "\n")
     else:
         Console().print(step_table(steps, title=f"{request.path.name}: {request.dp_size} ranks, {request.strategy}"))
         Console().print(f"planned in {seconds:.2f} s; cost model: {request.cost_model}", highlight=False)
@@ -156,26 +168,6 @@ def _notes(batch: RowsFile) -> Iterable[str]:
         yield f"rollout dump: {batch.pads} pads of stock verl left out"
 
 
-def _micro_batches(plan: BatchPlan) -> list[list[list[list[int]]]]:
-    layout = plan.layouts[ACTOR]
-    return [
-        [[list(rows) for rows in layout.micro_batches(step, rank)] for rank in range(layout.dp_size)]
-        for step in range(layout.n_mini_batches)
-    ]
-
-
-def _as_json(plan: BatchPlan, batch: RowsFile, seconds: float) -> dict[str, object]:
-    def told(rows: list[int]) -> dict[str, object]:
-        real = [batch.lines_R[row] for row in rows if row < plan.n_rows]
-        return {"rows": real, "pads": len(rows) - len(real)}
-
-    steps = [
-        {"ranks": [{"micro_batches": [told(rows) for rows in rows_K]} for rows_K in rows_DK]}
-        for rows_DK in _micro_batches(plan)
-    ]
-    return {"steps": steps, "figures": {**plan.figures[ACTOR].__dict__, "plan_seconds": seconds}}
-
-
 def _stock_steps(
     request: PlanRequest, tokens_R: tuple[int, ...], cost_model: CostModel, notes: Console
 ) -> list[StepCost]:
@@ -186,10 +178,13 @@ def _stock_steps(
         token_budget=request.budget,
         track=lambda numbers: track(list(numbers), "verl's packer", console=notes, transient=True),
     )
-    return cost_of_steps(
-        stock.micro_batches_MD,
-        stock.tokens_R,
-        n_rows=stock.n_rows,
+    return step_costs(stock.micro_batches_MD, _prices(request, tokens_R, cost_model, VERL_PAD_TOKENS))
+
+
+def _prices(request: PlanRequest, tokens_R: Sequence[int], cost_model: CostModel, pad_tokens: int) -> Prices:
+    return Prices(
+        call=Pass(dp_size=request.dp_size, token_budget=request.budget),
+        tokens_R=np.array(tokens_R, dtype=np.int64),
         cost_model=cost_model,
-        token_budget=request.budget,
+        pad_tokens=pad_tokens,
     )

@@ -1,78 +1,16 @@
-"""What the steps of a layout cost, and tables of it."""
+"""What the steps of a layout cost, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
 from rich.table import Table
 
-from verl_padding.plan.cost import CostModel
-from verl_padding.plan.lower_bounds import micro_batch_bound
+from verl_padding.plan.step_costs import StepCost
 
 MOST_LINES = 20
 """Steps that a table tells one by one: of more, the first and the last."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCost:
-    """One optimizer step of a layout, pads included where not said otherwise."""
-
-    ranks: int
-    real_rows: int
-    pads: int
-    tokens: int
-    real_cost: int
-    """Cost of the real rows."""
-    cost: int
-    micro_batches: int
-    """Of a rank."""
-    mini_slowest: int
-    """Cost of the slowest rank: what ranks take that meet once a step."""
-    micro_slowest: int
-    """Cost of the slowest rank of each micro-batch, summed: what ranks take that meet at each."""
-    bound: int
-    """Least that ``micro_slowest`` can be."""
-
-
-def cost_of_steps(
-    rows_MDK: Sequence[Sequence[Sequence[Sequence[int]]]],
-    tokens_R: Sequence[int],
-    *,
-    n_rows: int,
-    cost_model: CostModel,
-    token_budget: int,
-) -> list[StepCost]:
-    """Costs of a layout's steps.
-
-    Args:
-        rows_MDK: row numbers of the micro-batches of each step and rank.
-        tokens_R: tokens of each row, pads behind the ``n_rows`` real ones.
-    """
-    tokens = np.array(tokens_R, dtype=np.int64)
-    cost = cost_model(tokens)
-    steps = []
-    for rows_DK in rows_MDK:
-        load_DK = np.array([[int(cost[rows].sum()) for rows in rows_K] for rows_K in rows_DK])
-        numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
-        real = numbers[numbers < n_rows]
-        steps.append(
-            StepCost(
-                ranks=len(rows_DK),
-                real_rows=len(real),
-                pads=len(numbers) - len(real),
-                tokens=int(tokens[numbers].sum()),
-                real_cost=int(cost[real].sum()),
-                cost=int(cost[numbers].sum()),
-                micro_batches=len(rows_DK[0]),
-                mini_slowest=int(load_DK.sum(axis=1).max()),
-                micro_slowest=int(load_DK.max(axis=0).sum()),
-                bound=micro_batch_bound(tokens[real], cost[real], len(rows_DK), token_budget),
-            )
-        )
-    return steps
 
 
 def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
@@ -103,7 +41,7 @@ def _line(steps: Sequence[StepCost]) -> list[str]:
         f"{sum(step.tokens for step in steps):,}",
         f"{sum(step.micro_batches for step in steps):,}",
         f"{slowest * steps[0].ranks / sum(step.cost for step in steps):.3f}",
-        f"{slowest / max(sum(step.bound for step in steps), 1):.3f}",
+        f"{slowest / max(sum(step.micro_bound for step in steps), 1):.3f}",
     ]
 
 

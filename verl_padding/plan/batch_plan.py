@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from verl_padding.plan.errors import PlanError
@@ -79,20 +80,9 @@ class BatchPlan:
         return max((layout.n_pads for layout in self.layouts.values()), default=0)
 
     def to_json(self) -> str:
-        """The plan as JSON, to be read with :meth:`from_json`."""
-        return json.dumps(
-            {
-                "n_rows": self.n_rows,
-                "packer": self.packer,
-                "n_pads": self.n_pads,
-                "layouts": {
-                    name: {"cells": layout.cells, "micro_batch_rows": layout.micro_batch_rows}
-                    for name, layout in self.layouts.items()
-                },
-                "figures": {name: asdict(figures) for name, figures in self.figures.items()},
-                "warnings": self.warnings,
-            }
-        )
+        """The plan as JSON, each layout as :func:`layout_as_json` tells it; to be read with :meth:`from_json`."""
+        calls = {name: layout_as_json(layout, self.figures.get(name)) for name, layout in self.layouts.items()}
+        return json.dumps({"n_rows": self.n_rows, "packer": self.packer, "calls": calls, "warnings": self.warnings})
 
     @classmethod
     def from_json(cls, text: str) -> BatchPlan:
@@ -103,26 +93,54 @@ class BatchPlan:
         """
         try:
             data = json.loads(text)
-            n_rows = data["n_rows"]
-            layouts = {
-                name: Layout(
-                    n_rows=n_rows,
-                    cells=_frozen(layout["cells"]),
-                    micro_batch_rows=_frozen(layout["micro_batch_rows"]),
-                )
-                for name, layout in data["layouts"].items()
-            }
-            figures = {name: LayoutFigures(**values) for name, values in data["figures"].items()}
+            told = data["calls"].items()
             return cls(
-                n_rows=n_rows,
+                n_rows=data["n_rows"],
                 packer=data["packer"],
-                layouts=layouts,
-                figures=figures,
+                layouts={name: _layout(call["steps"], data["n_rows"]) for name, call in told},
+                figures={name: LayoutFigures(**call["figures"]) for name, call in told if "figures" in call},
                 warnings=tuple(data["warnings"]),
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise PlanError(f"not the JSON of a plan: {type(error).__name__}: {error}") from error
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+def layout_as_json(
+    layout: Layout, figures: LayoutFigures | None, names_R: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads": 1}]}]}], "figures": ..}``.
+
+    Where the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
+
+    Args:
+        names_R: what stands for the number of each real row, such as the line of a file.
+    """
+
+    def told(rows: Sequence[int]) -> dict[str, Any]:
+        real = [row for row in rows if row < layout.n_rows]
+        return {"rows": real if names_R is None else [names_R[row] for row in real], "pads": len(rows) - len(real)}
+
+    def rank(step: int, number: int) -> dict[str, Any]:
+        if layout.micro_batch_rows is None:
+            return told(layout.cells[step][number])
+        return {"micro_batches": [told(rows) for rows in layout.micro_batches(step, number)]}
+
+    steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]
+    return {"steps": steps} | ({} if figures is None else {"figures": asdict(figures)})
+
+
+def _layout(steps: Sequence[Mapping[str, Any]], n_rows: int) -> Layout:
+    """Reads the steps of :func:`layout_as_json`, whose pads are numbered as they come."""
+    next_pad = count(n_rows)
+
+    def rows_of(told: Mapping[str, Any]) -> list[int]:
+        return [*told["rows"], *(next(next_pad) for _ in range(told["pads"]))]
+
+    cut_MDK = [[rank.get("micro_batches", [rank]) for rank in step["ranks"]] for step in steps]
+    rows_MDK = [[[rows_of(told) for told in rank] for rank in step] for step in cut_MDK]
+    is_cut = any("micro_batches" in rank for step in steps for rank in step["ranks"])
+    return Layout(
+        n_rows=n_rows,
+        cells=tuple(tuple(tuple(row for rows in rank for row in rows) for rank in step) for step in rows_MDK),
+        micro_batch_rows=tuple(tuple(tuple(map(len, rank)) for rank in step) for step in rows_MDK) if is_cut else None,
+    )

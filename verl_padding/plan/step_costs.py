@@ -1,0 +1,117 @@
+"""What the optimizer steps of a layout cost: the one place where layouts are tallied, whoever has made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_padding.plan.cost import Int64s
+from verl_padding.plan.layout import Layout
+from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
+from verl_padding.plan.prices import Prices
+
+RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
+"""Row numbers of the micro-batches of each mini-batch and rank; numbers from that of the real rows on are pads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """One optimizer step of a layout, pads included where not said otherwise."""
+
+    ranks: int
+    real_rows: int
+    pads: int
+    tokens: int
+    """Tokens of the rows and pads, as they are, not as an engine pads them."""
+    real_cost: int
+    """Cost of the real rows."""
+    cost: int
+    """Cost of all that is computed."""
+    micro_batches: int
+    """Of a rank."""
+    mini_slowest: int
+    """Cost of the slowest rank: what ranks take that meet once a step."""
+    micro_slowest: int
+    """Cost of the slowest rank of each micro-batch, summed: what ranks take that meet at each."""
+    mini_bound: int
+    """Least that ``mini_slowest`` can be."""
+    micro_bound: int
+    """Least that ``micro_slowest`` can be."""
+
+
+def step_costs(rows_MDK: RowsMDK, prices: Prices) -> list[StepCost]:
+    """Costs of the steps of any layout, of stock verl's as well.
+
+    Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches ``[[[2], [3]]]`` on rank 0
+    and ``[[[0], [1]]]`` on rank 1 cost 900 + 300 where ranks meet at each, and 1,000 where they meet once.
+
+    Args:
+        rows_MDK: every rank of a step has as many micro-batches. Where the workers cut the cells, each is one
+            micro-batch here.
+        prices: of the call.
+    """
+    return [_step_cost(rows_DK, prices) for rows_DK in rows_MDK]
+
+
+def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
+    """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is one of them."""
+    return [
+        [
+            [list(cell)]
+            if layout.micro_batch_rows is None
+            else [list(rows) for rows in layout.micro_batches(mini_batch, rank)]
+            for rank, cell in enumerate(ranks)
+        ]
+        for mini_batch, ranks in enumerate(layout.cells)
+    ]
+
+
+def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices) -> StepCost:
+    call, n_ranks = prices.call, len(rows_DK)
+    numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
+    real = numbers[numbers < prices.n_rows]
+    n_pads = len(numbers) - len(real)
+    load_DK = np.array([_loads(rows_K, prices) for rows_K in rows_DK], dtype=np.int64)
+    tokens_I, cost_I = prices.tokens_R[real], prices.cost_R[real]
+    mini_bound = mini_batch_bound(cost_I, n_ranks)
+    if call.padded_to == "cell" and len(real):  # one rank has the dearest row, and pads all others to it
+        cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
+        mini_bound = max(mini_bound, cell * int(cost_I.max()))
+    if call.padded_to == "micro_batch" and call.token_budget is None:
+        micro_bound = equal_blocks_bound(cost_I, n_ranks, call.micro_batch_rows)
+    else:
+        # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
+        micro_bound = micro_batch_bound(tokens_I, cost_I, n_ranks, call.token_budget or int(tokens_I.sum()))
+    return StepCost(
+        ranks=n_ranks,
+        real_rows=len(real),
+        pads=n_pads,
+        tokens=int(tokens_I.sum()) + n_pads * prices.pad_tokens,
+        real_cost=int(cost_I.sum()),
+        cost=int(load_DK.sum()),
+        micro_batches=load_DK.shape[1],
+        mini_slowest=int(load_DK.sum(axis=1).max()),
+        micro_slowest=int(load_DK.max(axis=0).sum()),
+        mini_bound=mini_bound,
+        micro_bound=micro_bound,
+    )
+
+
+def _loads(rows_K: Sequence[Sequence[int]], prices: Prices) -> list[int]:
+    """Cost of each micro-batch of a rank, as the engine computes it."""
+    cost_K = [_costs(rows, prices) for rows in rows_K]
+    padded_to = prices.call.padded_to
+    if padded_to == "row":
+        return [int(cost.sum()) for cost in cost_K]
+    if padded_to == "cell":
+        dearest = max((int(cost.max()) for cost in cost_K if len(cost)), default=0)
+        return [dearest * len(cost) for cost in cost_K]
+    return [int(cost.max()) * len(cost) if len(cost) else 0 for cost in cost_K]
+
+
+def _costs(rows: Sequence[int], prices: Prices) -> Int64s:
+    numbers = np.array(rows, dtype=np.int64)
+    real = numbers[numbers < prices.n_rows]
+    return np.append(prices.cost_R[real], np.full(len(numbers) - len(real), prices.pad, dtype=np.int64))
