@@ -2,12 +2,9 @@
 
 from types import SimpleNamespace
 
-from verl.trainer.ppo.v1 import get_trainer_cls
-
 from tests.support.verl_config import compose_job
-from verl_padding.pads.schema import Schema
+from verl_padding.trainer.trainers import make_trainer
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
-from verl_padding.verl_job.job_reader import JobReader, check_job
 
 
 def padded_trainer(*overrides, dp_size=2):
@@ -24,19 +21,9 @@ def padded_trainer(*overrides, dp_size=2):
         "trainer.n_gpus_per_node=2",
         *overrides,
     )
-    trainer = object.__new__(get_trainer_cls("padded_sync"))
-    trainer._padding = check_job(config)
-    trainer._job_reader = JobReader(config, trainer._padding)
-    trainer._padded_batch = None
-    trainer._trained = []
-    trainer._fetched = (0, 0)
-    trainer._watch = None
-    trainer._schema = Schema(trainer._padding.fields)
+    trainer = make_trainer(config)
     trainer._job_reader.has_vision = False  # there is no model to ask
-    trainer.config = config
     trainer.global_steps, trainer.local_trigger_step = 7, 0
-    trainer.use_critic = trainer.use_reference_policy = trainer.ref_in_actor = False
-    trainer.trainer_mode = "sync"
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
     workers = SimpleNamespace(_dispatch_info={"actor": list(range(dp_size))})
     trainer.actor_rollout_wg = PaddedWorkerGroup(workers, lambda: trainer._padded_batch)
