@@ -20,6 +20,7 @@ from verl_padding.pads.columns import IS_PADDING, OWN_COLUMNS
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
+from verl_padding.trainer.trainers import make_trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -214,7 +215,7 @@ def test_rows_of_each_agent_loop_are_padded(agent, roll_out):
 @pytest.mark.parametrize("source", ANSWERS)
 def test_what_a_colocated_reward_model_writes_back_is_padded(source, roll_out):
     from verl.experimental.reward_loop.reward_loop import RewardLoopManager
-    from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
     from verl.utils.reward_score import default_compute_score
 
     batch = roll_out(source=source)
@@ -223,15 +224,17 @@ def test_what_a_colocated_reward_model_writes_back_is_padded(source, roll_out):
     told = dict(result) if isinstance(result, dict) else {"acc": result}
     told |= {"passed": True, "tokens": 3, "verdict": "right", "reason": None, "log": b"ok"}
     outputs = [{"reward_score": 1.0, "reward_extra_info": told}] * len(batch)
-    manager = object.__new__(RewardLoopManager)
-    manager.reward_model_manager = None
-    manager.reward_manager_cls = pytest.importorskip(
-        "verl.experimental.reward_loop.reward_manager.base"
-    ).RewardManagerBase
-    call = SimpleNamespace(remote=lambda chunk: ray.put(outputs[: len(chunk)]))
-    manager.reward_loop_workers = [SimpleNamespace(compute_score_batch=call)]
-    trainer = object.__new__(get_trainer_cls("sync"))
-    trainer.reward_loop_manager, trainer.tokenizer = manager, SimpleNamespace(pad_token_id=0)
+
+    class Rewards(RewardLoopManager):
+        """verl's manager, with one worker that knows the scores already."""
+
+        def __init__(self):
+            self.reward_model_manager, self.reward_manager_cls = None, RewardManagerBase
+            call = SimpleNamespace(remote=lambda chunk: ray.put(outputs[: len(chunk)]))
+            self.reward_loop_workers = [SimpleNamespace(compute_score_batch=call)]
+
+    trainer = make_trainer(compose_job())
+    trainer.reward_loop_manager, trainer.tokenizer = Rewards(), SimpleNamespace(pad_token_id=0)
     trainer._compute_reward_colocate(batch)
     row, pad = assert_padded(batch)
     assert {type(row[name]) for name in ("passed", "tokens", "verdict", "log")} & {

@@ -81,11 +81,18 @@ def test_a_pipeline_that_needs_another_number_of_micro_batches_is_refused():
         follow_plan(prepare_micro_batches)(cell(), num_batches_divided_by=2)
 
 
+class EngineWithoutModel(FSDPEngine):
+    """verl's engine, before it has anything to run."""
+
+    def __init__(self):
+        pass
+
+
 def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(monkeypatch):
     module = sys.modules[FSDPEngine.__module__]
     monkeypatch.setattr(module, PATCHED, prepare_micro_batches)
     worker = ModuleType("worker")
-    worker.engine = object.__new__(FSDPEngine)
+    worker.engine = EngineWithoutModel()
     install_in_worker(worker)
     first = module.prepare_micro_batches
     install_in_worker(worker)
