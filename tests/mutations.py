@@ -346,8 +346,8 @@ MUTATIONS = [
     Mutation(
         "seconds of a call are those of all local updates",
         "verl_padding/trainer/step_metrics.py",
-        "seconds_after[timer] - seconds_before.get(timer, 0.0)",
-        "seconds_after[timer]",
+        "seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)",
+        "seconds_after[call.timer]",
         "tests/trainer/test_step_metrics.py",
     ),
     Mutation(
@@ -360,8 +360,8 @@ MUTATIONS = [
     Mutation(
         "imbalance of a layout is over its lower bound",
         "verl_padding/plan/figures.py",
-        "imbalance=slowest * n_ranks / total,",
-        "imbalance=slowest / bound,",
+        "imbalance=slowest * n_ranks / cost,",
+        "imbalance=slowest / sum(step.mini_bound for step in steps),",
         "tests/trainer/test_step_metrics.py tests/plan/test_promises.py",
     ),
     Mutation(

@@ -76,7 +76,7 @@ REFUSALS = refusals()
 
 def test_they_are_found_in_every_part_of_the_package():
     parts = {refusal.place.split("/")[0].split(":")[0] for refusal in REFUSALS}
-    assert {"config.py", "job.py", "pads", "plan", "trainer"} <= parts
+    assert {"config.py", "verl_job", "pads", "plan", "trainer"} <= parts
     assert len(REFUSALS) > 80
 
 

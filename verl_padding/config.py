@@ -17,7 +17,7 @@ Weighting = Literal["row", "session"]
 Multimodal = Literal["auto", "empty", "minimal"]
 
 CHOICES = "choices"
-"""Key of a field's metadata: what it takes, where its type does not say it."""
+"""Key of a field's metadata that lists its choices where its type does not."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -32,46 +32,46 @@ class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
     strategy: str = choice_of(STRATEGIES, default="prompt")
-    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, all rows of a prompt together. ``rows``:
-    an even share of the rows, without regard to prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads among
-    them, and as many steps as that takes, as in verl. With the first two the optimizer steps of a batch are the
-    configured ones."""
+    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows. ``rows``: an even
+    share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads included, as in verl.
+    With ``prompt`` and ``rows``, a batch takes the configured number of optimizer steps; with ``lcm``, the number
+    follows from the rows."""
 
     denominator: Denominator = "rows"
-    """What the seq-mean loss modes divide by: the real ``rows`` of the mini-batch, or the ``nominal``
+    """What the seq-mean loss modes divide by. ``rows``: the number of real rows of the mini-batch. ``nominal``:
     ppo_mini_batch_size x rollout.n, as in verl."""
 
     weighting: Weighting = "row"
-    """What weighs the same in the actor's seq-mean losses: a ``row``, as in verl, or a ``session``, however many rows
-    it was split into."""
+    """What has equal weight in the actor's seq-mean losses: each ``row``, as in verl, or each ``session``, however many
+    rows it was split into."""
 
     seed: int = 0
-    """Seeds the planner's shuffle (``actor.shuffle``, ``critic.shuffle``), together with the global step. From 0 on;
-    without a shuffle nothing is drawn."""
+    """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters only with
+    ``actor.shuffle`` or ``critic.shuffle``."""
 
     pad_length: int | Literal["auto"] = "auto"
-    """Tokens of a pad, prompt and response together, from 2 on. ``auto`` takes the fewest that the job's engines do not
-    round up; a number that they would round up is refused."""
+    """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the job's engines do not
+    round up. A number that they would round up is refused."""
 
     multimodal: Multimodal = "auto"
-    """What pads show the vision tower of a model: nothing (``empty``), the smallest image (``minimal``), or what the
-    model's type needs so that the tower runs on every rank (``auto``, which refuses a type that it does not know). Of
-    no meaning for models without one."""
+    """What pads show the model's vision tower in a batch with images. ``empty``: nothing. ``minimal``: the smallest
+    image. ``auto``: what the model's type needs so that the tower runs on every rank. ``minimal`` and ``auto`` refuse
+    unknown model types. It matters only for models with a vision tower."""
 
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
-    """Roles of fields of your own that neither verl nor their shapes explain: name -> role, or
+    """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
 
     cost_model: str = choice_of((*COST_MODELS, "model"), default="attention")
-    """What the planner balances over the ranks, for a row of L tokens: ``tokens`` (L), ``attention`` (24576 L + L^2, as
-    verl), or the operations that the ``model`` of each role takes, by its Hugging Face config."""
+    """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
+    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config."""
 
     packer: Packer = "verl"
-    """Who cuts micro-batches by tokens: ``verl`` in the workers, each rank its own rows, or the ``plan``, which makes
-    micro-batches cost the same on all ranks. Without dynamic batch sizes there is nothing to choose."""
+    """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
+    plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
 
     version: str = __version__
-    """The plug-in's version, for the record: the config groups fill it in where the trainer is made. Not to be set."""
+    """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
     def __post_init__(self) -> None:
         for key, choices in choices_by_setting().items():
@@ -92,7 +92,7 @@ class PaddingConfig:
         if not isinstance(section, Mapping):
             raise PaddingConfigError(
                 f"padding={section!r}: not a mapping, so the config group was not found. Choices: "
-                f"+padding={', +padding='.join(STRATEGIES)}, with verl_padding installed where the "
+                f"+padding={', +padding='.join(STRATEGIES)}; verl_padding must be installed where the "
                 "job is started."
             )
         known = [field.name for field in dataclasses.fields(cls)]
@@ -106,7 +106,7 @@ class PaddingConfig:
 
 
 def choices_by_setting() -> dict[str, tuple[str, ...]]:
-    """Choices of each setting that has some and nothing beside them."""
+    """Choices of each setting that takes one of several names and nothing else."""
     hints = get_type_hints(PaddingConfig)
     found = {}
     for field in dataclasses.fields(PaddingConfig):
@@ -120,7 +120,7 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
     """``padding.fields``: name -> role, or name -> {role: .., fill: ..}."""
     if not isinstance(section, Mapping):
         raise PaddingConfigError(
-            f"padding.fields={section!r}: not a mapping. Name a field and its role, such as "
+            f"padding.fields={section!r}: not a mapping. Name a field and its role, for example "
             "+padding.fields.my_weights=response."
         )
     return {str(name): _read_field(f"fields.{name}", value) for name, value in section.items()}

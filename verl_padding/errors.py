@@ -1,4 +1,4 @@
-"""The errors of the plug-in: one root; those of settings and data are ValueErrors as well."""
+"""The errors of the plug-in, with one root; those of settings and data are ValueErrors as well."""
 
 
 class PaddingError(Exception):
@@ -6,7 +6,7 @@ class PaddingError(Exception):
 
 
 class PaddingConfigError(PaddingError, ValueError):
-    """A setting, or a combination of settings, that cannot be run: raised before any worker starts."""
+    """A setting, or a combination of settings, that cannot be run; raised before any worker starts."""
 
 
 class PaddingDataError(PaddingError, ValueError):

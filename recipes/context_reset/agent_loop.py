@@ -15,7 +15,7 @@ class ContextResetAgentLoop(AgentLoopBase):
     """Plays one session: turn after turn, each in a context of its own, until the task is done.
 
     Args:
-        max_turns: rows of a session at most.
+        max_turns: most rows of a session.
     """
 
     def __init__(self, *args: Any, max_turns: int = 8, **kwargs: Any):
@@ -53,13 +53,13 @@ class ContextResetAgentLoop(AgentLoopBase):
             outputs.append(output)
             task.react(self.tokenizer.decode(output.response_ids, skip_special_tokens=True))
         if outputs:
-            # Set here, not by verl's reward loop: the reward is the session's, no single row holds enough to tell.
+            # Set here, not by verl's reward loop: the reward is the session's, and no single row is enough to find it.
             outputs[-1].reward_score = task.reward
             outputs[-1].extra_fields["reward_extra_info"] = task.info | {"turns": float(len(outputs))}
         return outputs
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        # verl's own cuts a long prompt from the left, which would leave an agent without its question, and unseen.
+        # verl's own method cuts a long prompt from the left, which would silently remove the agent's question.
         return prompt_ids
 
     async def _turn(
@@ -67,7 +67,7 @@ class ContextResetAgentLoop(AgentLoopBase):
     ) -> AgentLoopOutput:
         metrics: dict[str, Any] = {}
         with simple_timer("generate_sequences", metrics):
-            # A request id of its own: the server must not take the turn for a continuation of the last one.
+            # Each turn has its own request id: the server must not take it for a continuation of the last one.
             answer = await self.server_manager.generate(
                 request_id=uuid4().hex,
                 prompt_ids=prompt_ids,

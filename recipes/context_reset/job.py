@@ -16,19 +16,19 @@ HERE = Path(__file__).resolve().parent
 
 
 GOAL = Goal(reward=0.95, floor=0.9, steps=60)
-"""What ``configs/recipe/context_reset_tiny.yaml`` is made to reach."""
+"""The goal of ``configs/recipe/context_reset_tiny.yaml``."""
 PICTURES_GOAL = Goal(reward=0.3, floor=0.2, steps=60)
-"""The same of sessions that start with a picture: one reply to both pictures earns 0.4, and no more is learned."""
+"""The same for sessions that start with a picture: one reply to both pictures earns 0.4, and no more is learned."""
 
 
 def tiny_job(assets: Path, *, seed: int = 0, pictures: bool = False) -> list[str]:
-    """Makes model and data in ``assets``, if they are not there, and gives the overrides that name them.
+    """Makes model and data in ``assets`` if they are not there, and returns the overrides that name them.
 
     Args:
-        seed: of the model's weights, the data, their order and the rollout; ``padding.seed`` goes with ``padding``.
-        pictures: a model that sees, and sessions that start with a picture; needs the extra ``vision``.
+        seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed`` is set elsewhere.
+        pictures: use a vision model, and sessions that start with a picture; this needs the extra ``vision``.
 
-    What is learned and how is in ``configs/recipe/context_reset_tiny.yaml``.
+    ``configs/recipe/context_reset_tiny.yaml`` says what is learned and how.
     """
     model = make_tiny_model("qwen3_vl" if pictures else "qwen2", assets, seed=seed)
     train, val = write_tiny_data(assets, seed=seed, pictures=pictures)
@@ -43,9 +43,9 @@ def tiny_job(assets: Path, *, seed: int = 0, pictures: bool = False) -> list[str
 
 
 def main(
-    assets: Annotated[Path, typer.Argument(help="Where model and data go.")], pictures: bool = False, seed: int = 0
+    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], pictures: bool = False, seed: int = 0
 ) -> None:
-    """Makes model and data, and prints the overrides, one a line."""
+    """Makes model and data, and prints the overrides, one per line."""
     typer.echo("\n".join(tiny_job(assets.resolve(), pictures=pictures, seed=seed)))
 
 

@@ -14,7 +14,7 @@ from verl_padding.recipes.context_reset.tasks import PICTURE_SOURCE, SYMBOLS, TI
 
 SHORTEST_PATH, LONGEST_PATH = 1, 4
 PICTURE_SIDE = 64
-"""Pixels."""
+"""Pixels of a picture's side."""
 
 
 def write_tiny_data(
@@ -49,7 +49,7 @@ def _row(rng: random.Random, split: str, index: int) -> dict:
 
 
 def _picture(row: dict) -> dict:
-    """What differs in a row whose first symbol is a picture: a dark square for a, a bright one for b."""
+    """Fields that differ in a row whose first symbol is a picture: a dark square for a, a bright one for b."""
     from PIL import Image
 
     first = int(row["reward_model"]["ground_truth"][0]) - 1
@@ -64,7 +64,7 @@ def _picture(row: dict) -> dict:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Where the two files go.")], seed: int = 0, pictures: bool = False
+    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0, pictures: bool = False
 ) -> None:
     """Writes the data of the tiny task."""
     for path in write_tiny_data(folder, seed=seed, pictures=pictures):

@@ -13,10 +13,10 @@ GSM8K_SOURCE = "openai/gsm8k"
 
 
 class Task(Protocol):
-    """One session's state. Made from a row of the data; told each reply; done at some point."""
+    """One session's state, made from a row of the data. It takes in each reply, and is done at some point."""
 
     def messages(self) -> Messages:
-        """The whole context of the next turn: nothing of earlier turns but what the task carries over."""
+        """The whole context of the next turn; of earlier turns it holds only what the task carries over."""
         ...
 
     def react(self, reply: str) -> None:
@@ -41,17 +41,17 @@ class Task(Protocol):
 
 SYMBOLS = "ab"
 SYMBOL_REPEATS = 8
-"""Each turn shows a symbol several times over: more for a tiny attention to see. With more symbols, or fewer
-repeats, a tiny model often settles on one reply to all of them before it has learned to look."""
+"""Each turn repeats its symbol, so that a tiny attention has more to see. With more symbols, or fewer repeats, a tiny
+model often settles on one reply to all symbols before it has learned to look."""
 FORM_CREDIT = 0.1
-"""Earned by a last reply that starts with a digit: the first thing that a random model can learn."""
+"""Reward of a last reply that starts with a digit: the first thing that a random model can learn."""
 
 
 class SymbolPath:
     """Walk a path of symbols: each turn shows one, the right reply is its number (a is 1, b is 2, ...).
 
-    The session ends with the path, or with the first wrong reply. It earns the share of the path that was walked,
-    and a small credit for form.
+    The session ends with the path, or with the first wrong reply. Its reward is the share of the path that was walked,
+    plus a small credit for form.
 
     Example:
         Path ``"2112"`` shows ``bbbbbbbb``; after the reply ``2`` it shows ``aaaaaaaa``, and so on. Two right replies
@@ -116,9 +116,9 @@ the final answer as "#### <number>". You will see this question and your notes a
 
 
 class NotedMath:
-    """A GSM8K question, solved over several turns: each sees the question and the notes of the turns before.
+    """A GSM8K question, solved over several turns: each turn sees the question and the notes of earlier turns.
 
-    The session ends with a final answer (``#### 42``); it earns what verl's own GSM8K scorer gives.
+    The session ends with a final answer (``#### 42``); its reward is what verl's own GSM8K scorer gives.
     """
 
     def __init__(self, question: str, answer: str):
@@ -180,7 +180,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
     """The task of a row of verl's parquet data.
 
     Raises:
-        ValueError: a ``data_source`` that no task is made for.
+        ValueError: there is no task for this ``data_source``.
     """
     source = row["data_source"]
     if source not in TASKS:

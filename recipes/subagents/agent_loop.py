@@ -24,8 +24,8 @@ class SubagentsLoop(ToolAgentLoop):
     Lead and sub-agents are verl's own tool agent; ``ask`` is a tool of the lead.
 
     Args:
-        max_subagents: of a session; the lead is told when there is none left.
-        reply_tokens: of one turn at most; None for as many as the response may hold.
+        max_subagents: most sub-agents of a session; the lead is told when none is left.
+        reply_tokens: most tokens of one turn; None for as many as the response may hold.
     """
 
     def __init__(self, *args: Any, max_subagents: int = 4, reply_tokens: int | None = None, **kwargs: Any):
@@ -43,10 +43,10 @@ class SubagentsLoop(ToolAgentLoop):
         self._replies: dict[int, str] = {}
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> list[AgentLoopOutput]:
-        """Rows of the sub-agents, in the order they were asked in, and the lead's last, with the session's reward.
+        """Rows of the sub-agents in the order in which they were asked, then the lead's, with the session's reward.
 
-        A sub-agent that fails costs its row: the lead is told what went wrong. A session whose lead got no reply (an
-        aborted request) is an empty list, which verl passes over.
+        A sub-agent that fails has no row, and the lead is told what went wrong. A session whose lead got no reply (an
+        aborted request) is an empty list, which verl skips.
 
         Raises:
             PromptTooLongError: the lead's task is longer than ``data.max_prompt_length``.
@@ -73,7 +73,7 @@ class SubagentsLoop(ToolAgentLoop):
         }
         return [*(self._rows[place] for place in sorted(self._rows)), lead]
 
-    # What the tools find as agent_data.desk: delegation.Desk.
+    # What the tools find as agent_data.desk, see delegation.Desk.
 
     @property
     def replies(self) -> list[str]:
@@ -104,10 +104,10 @@ class SubagentsLoop(ToolAgentLoop):
         return reply
 
     async def _play(self, place: int, messages: Messages, tools: tuple[str, ...]) -> AgentLoopOutput | None:
-        """One agent from its first context to its end; None if nothing was generated. Place 0 is the lead's."""
+        """Runs one agent from its first context to its end; None if it generated nothing. Place 0 is the lead's."""
         output = await super().run(
             self._sampling,
-            # verl makes the request's name of it in deterministic jobs: each agent needs its own.
+            # verl makes the request's name from it in deterministic jobs, so each agent needs its own.
             priority=self._priority * (self.max_subagents + 1) + place,
             raw_prompt=messages,
             extra_info={"tool_selection": list(tools)},
@@ -125,7 +125,7 @@ class SubagentsLoop(ToolAgentLoop):
         state = await super()._handle_pending_state(agent_data, sampling_params)
         if len(agent_data.prompt_ids) > self.prompt_length:
             raise PromptTooLongError(f"a context of {len(agent_data.prompt_ids)} tokens")
-        if "ask" in agent_data._active_tools:  # the lead's: what a sub-agent calculates is its own affair
+        if "ask" in agent_data._active_tools:  # the lead has this tool; a sub-agent's results stay its own
             agent_data.desk = self
         return state
 
@@ -135,5 +135,5 @@ class SubagentsLoop(ToolAgentLoop):
         return AgentState.TERMINATED if is_lead and self._task.is_done(self._outcome) else state
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        # verl's own cuts a long prompt from the left, which would leave an agent without its question, and unseen.
+        # verl's own method cuts a long prompt from the left, which would silently remove the agent's question.
         return prompt_ids

@@ -15,7 +15,7 @@ from verl.tools.schemas import ToolResponse
 from verl_padding.recipes.subagents.delegation import argument
 
 LONGEST = 200
-"""Characters of an expression: what a model writes is not trusted with more."""
+"""Most characters of an expression: a model may write anything."""
 ALLOWED = re.compile(r"[0-9+\-*/(). ]*")
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -73,10 +73,10 @@ def as_text(value: Fraction) -> str:
 
 
 class CalculateTool(BaseTool):
-    """``calculate(expression)`` in verl's form; ``sum`` stands for all replies of sub-agents added up."""
+    """``calculate(expression)`` in verl's form; the expression ``sum`` adds up the replies of all sub-agents."""
 
     async def execute(self, instance_id: str, parameters: Mapping[str, Any], **kwargs: Any) -> tuple:
-        """What the expression comes to, or what is wrong with it: a model is answered, never an exception raised."""
+        """The value of the expression, or what is wrong with it: the model gets an answer, never an exception."""
         desk = getattr(kwargs.get("agent_data"), "desk", None)
         expression = argument(parameters, "expression")
         if desk is not None and expression.strip() == "sum":

@@ -18,12 +18,12 @@ class Desk(Protocol):
     """The last value that was calculated."""
 
     async def ask(self, question: str) -> str:
-        """Has a sub-agent work on a question; its reply, or ``error: `` and what went wrong."""
+        """Has a sub-agent work on a question; returns its reply, or ``error: `` and what went wrong."""
         ...
 
 
 def argument(parameters: Any, name: str) -> str:
-    """An argument as text; empty if what a model wrote holds none: a model may write anything."""
+    """An argument as text; empty if the model did not write it, since a model may write anything."""
     return str(parameters.get(name, "")) if isinstance(parameters, Mapping) else ""
 
 

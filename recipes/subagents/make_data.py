@@ -35,7 +35,7 @@ def _row(rng: random.Random, split: str, index: int) -> dict:
     }
 
 
-def main(folder: Annotated[Path, typer.Argument(help="Where the two files go.")], seed: int = 0) -> None:
+def main(folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0) -> None:
     """Writes the data of the tiny task."""
     for path in write_tiny_data(folder, seed=seed):
         typer.echo(path)

@@ -1,8 +1,8 @@
 """A metric of your own in a padded trainer: how the tokens of a session are shared out between lead and sub-agents.
 
-Loaded in every process by ``VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics`` and chosen by
-``trainer.v1.trainer_mode=subagents_sync``. verl imports such a module while it is itself being imported, so the trainer
-is defined when the padded trainers are.
+``VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics`` loads this module in every process, and
+``trainer.v1.trainer_mode=subagents_sync`` chooses its trainer. verl imports such a module while verl itself is being
+imported, so the trainer is defined when the padded trainers are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRAINER_NAME = "subagents_sync"
 
 
 def session_metrics(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Rows of a session and the share of its response tokens that its last row has, both means over sessions.
+    """Rows of a session, and the share of its response tokens that its last row has; both are means over sessions.
 
     Example:
         Session ``p0_3`` of rows ``p0_3_0``, ``p0_3_1``, ``p0_3_2`` with 2, 2 and 60 response tokens counts 3 rows and a
@@ -26,7 +26,7 @@ def session_metrics(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> dict
 
     Args:
         keys: ``{uid}_{session}_{index}`` of the rows.
-        tags: theirs; a pad among them would count as a session, so there must be none.
+        tags: tags of the rows, without pads: a pad would count as a session.
     """
     assert not any(tag.get("is_padding", False) for tag in tags), "a pad is no row of a session"
     tokens_of: dict[str, dict[int, int]] = defaultdict(dict)
@@ -47,7 +47,7 @@ def _define_trainer(_: ModuleType) -> None:
 
     @register_trainer(TRAINER_NAME)
     class SubagentsTrainer(PaddedTrainerSync):
-        """The padded trainer with one more group of metrics: what it is handed holds real rows only."""
+        """The padded trainer with one more group of metrics; the batch that it gets holds real rows only."""
 
         def _compute_metrics(self, batch: Any, metrics: dict, timing_raw: dict, global_steps: int, epoch: int) -> None:
             super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)

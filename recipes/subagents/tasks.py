@@ -13,7 +13,7 @@ GSM8K_SOURCE = "openai/gsm8k"
 
 
 class NoSuchTaskError(ValueError):
-    """A question that no sub-agent can work on: the lead is told so."""
+    """A question that no sub-agent can work on; the lead is told so."""
 
 
 @dataclass
@@ -34,18 +34,18 @@ class Outcome:
 
 
 class Task(Protocol):
-    """Made from a row of the data."""
+    """A session's task, made from a row of the data."""
 
     def lead_messages(self) -> Messages:
-        """What the lead is told."""
+        """The lead's first messages."""
         ...
 
     def subagent_messages(self, question: str) -> Messages:
-        """What a sub-agent is told. Raises NoSuchTaskError if it cannot work on that."""
+        """A sub-agent's first messages. Raises NoSuchTaskError if it cannot work on the question."""
         ...
 
     def is_done(self, outcome: Outcome) -> bool:
-        """Whether the session is over, though the lead would go on."""
+        """Whether the session is over even if the lead would go on."""
         ...
 
     def reward(self, outcome: Outcome) -> float:
@@ -123,7 +123,7 @@ Answer with the number alone, after as much thought as you need; use the tool fo
 
 
 class DelegatedMath:
-    """A GSM8K question that a lead splits among sub-agents; it earns what verl's own GSM8K scorer gives its answer."""
+    """A GSM8K question that a lead splits among sub-agents; the reward is what verl's own GSM8K scorer gives."""
 
     def __init__(self, question: str, answer: str):
         self._question = question
@@ -166,7 +166,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
     """The task of a row of verl's parquet data.
 
     Raises:
-        ValueError: a ``data_source`` that no task is made for.
+        ValueError: there is no task for this ``data_source``.
     """
     source = row["data_source"]
     if source not in TASKS:

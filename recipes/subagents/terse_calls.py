@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
 @ToolParser.register("terse")
 class TerseToolParser(ToolParser):
-    """``1`` to ``9`` ask that many sub-agents, for parts 1, 2, ..; ``0`` adds up what they have answered.
+    """``1`` to ``9`` ask that many sub-agents for parts 1, 2, ..; ``0`` adds up what they have answered.
 
     Only tools that the agent has are called; any other reply is an answer.
     """

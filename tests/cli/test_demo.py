@@ -87,7 +87,7 @@ RISE = [0.01 * step for step in range(40)]
 @pytest.mark.parametrize(
     ("rewards", "code", "told"),
     [
-        ([*RISE, *[0.99] * 20], 0, "It has learned its task"),
+        ([*RISE, *[0.99] * 20], 0, "The agent has learned its task"),
         ([*RISE, *[0.4] * 20], demo.NOT_LEARNED, "no step reached 0.95"),
         ([*RISE, *[0.99] * 8, 0.1, *[0.99] * 11], demo.NOT_LEARNED, "fell to 0.100 at step 49"),
         ([*RISE, 0.96, *[0.92] * 19], demo.NOT_LEARNED, "it had reached 0.95 at step 41"),
@@ -104,9 +104,9 @@ def test_the_demo_says_whether_it_has_learned_and_its_exit_code_too(rewards, cod
 def test_stock_verl_is_judged_by_the_same_goal(monkeypatch, tmp_path, capsys):
     finished_run(monkeypatch, tmp_path, [0.4] * 60, padded=False)
     assert demo.run_demo(steps=60, out=tmp_path, stock=True) == demo.NOT_LEARNED
-    assert "It has not learned its task" in " ".join(capsys.readouterr().out.split())
+    assert "The agent has not learned its task" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_help_tells_the_exit_codes():
     told = " ".join(CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "200"}).output.split())
-    assert f"{demo.NOT_LEARNED} if it ran to its end and has not learned" in told
+    assert f"{demo.NOT_LEARNED} if the job ran to its end and the agent has not learned" in told

@@ -93,7 +93,7 @@ def test_a_missing_entry_point_and_a_policy_that_leaves_it_out_are_told():
     assert "entry point: 0 of them" in said
     code, said = run_doctor(VERL_USE_EXTERNAL_PLUGINS="none")
     assert code == 1
-    assert "verl loads no plug-in but these: none" in said
+    assert "verl loads only these plug-ins: none" in said
 
 
 def diagnose_here(*overrides: str) -> tuple[int, str]:
@@ -107,8 +107,8 @@ def test_a_job_that_can_run_is_told_in_words(job):
     code, said = diagnose_here(*job, "+padding=prompt")
     assert code == 0, said
     assert "sync, by PaddedTrainerSync" in said
-    assert "prompt, 8 prompts x 4 sessions a batch" in said
-    assert "4 optimizer steps a batch, 2 data-parallel ranks" in said
+    assert "prompt, 8 prompts x 4 sessions per batch" in said
+    assert "4 optimizer steps per batch, 2 data-parallel ranks" in said
     assert "verl's own checks" in said
 
 
@@ -184,7 +184,7 @@ def test_a_padded_trainer_is_told_as_one_without_the_flag_too(job):
     code, said = diagnose_here(*job, "trainer.v1.trainer_mode=padded_sync")
     assert code == 0, said
     assert "padded_sync, by PaddedTrainerSync" in said
-    assert "4 optimizer steps a batch" in said
+    assert "4 optimizer steps per batch" in said
 
 
 @pytest.mark.parametrize("broken", ["wrapt", "verl_padding.verl_job.job_reader"])

@@ -219,7 +219,7 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
     result = run(path, *shape, "--json", "--tokenizer", model)
     plan = json.loads(result.stdout)
     assert "an estimate" in result.stderr
-    assert "1 pads of stock verl left out" in result.stderr
+    assert "pads of stock verl are left out (1)" in result.stderr
     rows = sorted(row for micro in plan["steps"][0]["ranks"][0]["micro_batches"] for row in micro["rows"])
     assert rows == [0, 1, 3]
     told = run(path, *shape, "--tokenizer", model).stdout
@@ -234,7 +234,7 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
     [
         ("{", "line 2: not JSON"),
         ("[1]", "line 2: not an object but list"),
-        ('{"prompt": 3, "session": 0, "tokens": 5}', "line 2: prompt=3, but a text"),
+        ('{"prompt": 3, "session": 0, "tokens": 5}', "line 2: prompt=3, but a string"),
         ('{"prompt": "a", "session": "x", "tokens": 5}', "line 2: session='x', but a whole number of at least 0"),
         ('{"prompt": "a", "session": 0, "tokens": 0}', "line 2: tokens=0, but a whole number of at least 1"),
         ('{"prompt": "a", "session": 0, "tokens": true}', "line 2: tokens=True"),

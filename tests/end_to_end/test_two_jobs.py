@@ -24,7 +24,7 @@ def test_a_second_job_on_a_cluster_whose_transfer_queue_is_in_use_is_refused_bef
             steps=1,
             fails=True,
         )
-        assert "PaddingConfigError: The TransferQueue of this Ray cluster is that of another job" in second.log
+        assert "PaddingConfigError: The TransferQueue of this Ray cluster belongs to another job" in second.log
         assert "WorkerDict" not in second.log, "a worker was started"
         assert queue_content() == content
         assert ray.get(controller().__ray_ready__.remote())

@@ -226,5 +226,5 @@ def test_rows_with_and_without_images_run_together_as_they_run_alone(tmp_path) -
 def test_images_for_a_model_without_positions_for_them_are_refused(model: Any) -> None:
     batch = ContinuousBatch(model)
     batch.add(Generation([1, 2], 3, images={"pixel_values": torch.zeros(4, 8)}))
-    with pytest.raises(NotImplementedError, match="images are known for models with M-RoPE alone, not for Qwen"):
+    with pytest.raises(NotImplementedError, match="images work only with models that have M-RoPE, not with Qwen"):
         batch.step()

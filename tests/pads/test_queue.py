@@ -102,7 +102,7 @@ def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_t
             clear_leftovers(PARTITION)
         assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
         told = [record.getMessage() for record in caplog.records]
-        assert any(f"cleared 4 pads, left in TransferQueue by an earlier run: {pad}_0_0" in text for text in told)
+        assert any(f"cleared 4 pads, which an earlier run left in TransferQueue: {pad}_0_0" in text for text in told)
         assert any("cleared 3 rows whose prompt has been sampled already" in text for text in told)
         caplog.clear()
         clear_leftovers(PARTITION)

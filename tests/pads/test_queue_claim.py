@@ -106,7 +106,7 @@ def test_a_second_job_on_the_cluster_is_refused_and_the_first_ones_queue_lives_o
     )
     job = ray.get_runtime_context().get_job_id()
     assert second.returncode == 1
-    assert f"PaddingConfigError: The TransferQueue of this Ray cluster is that of another job, {job}" in second.stderr
+    assert f"PaddingConfigError: The TransferQueue of this Ray cluster belongs to another job, {job}" in second.stderr
     assert f"(pid {os.getpid()} on " in second.stderr
     assert "workers were started" not in second.stdout
     assert queue_content() == content, "the first job's queue is as it was"

@@ -122,7 +122,7 @@ def test_lists_stay_lists_and_hold_a_value_a_token_if_they_are_said_to():
     rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
     assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
     assert pad_of(rows, declared={"custom": FieldRole(Role.RESPONSE)})["custom"] == [0.0]
-    with pytest.raises(PaddingDataError, match=r"^field 'tools': a list is no list of numbers"):
+    with pytest.raises(PaddingDataError, match=r"^field 'tools': a list cannot hold one value per token"):
         pad_of(rows_with(tools=lambda p, r: [{}] * r), declared={"tools": FieldRole(Role.RESPONSE)})
 
 
@@ -181,7 +181,7 @@ def test_routes_of_a_model_of_unknown_size_stay_among_the_experts_that_were_met(
     routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"]).per_pad["routed_experts"]
     assert int(routes.max()) <= 11
     too_few = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda: 3)
-    with pytest.raises(PaddingDataError, match=r"^field 'routed_experts': 4 experts a token, but the model has 3"):
+    with pytest.raises(PaddingDataError, match=r"^field 'routed_experts': 4 experts per token, but the model has 3"):
         too_few.fields(rows, ["routed_experts"])
 
 
@@ -200,9 +200,7 @@ def test_a_pad_of_another_length_than_its_role_says_is_refused_where_it_is_made(
     # Routes are a value a token of the whole pad; said to follow the response, a worker would trip over them.
     rows = rows_with(my_routes=lambda p, r: torch.tensor([1, 2]).expand(r, 3, 2))
     declared = {"my_routes": FieldRole(Role.RESPONSE, Fill.ROUTES)}
-    message = (
-        r"^field 'my_routes': a pad's Tensor speaks of 4 tokens instead of 1 \(role response, pad of 3 \+ 1 tokens\)"
-    )
+    message = r"^field 'my_routes': a pad's Tensor covers 4 tokens instead of 1 \(role response, pad of 3 \+ 1 tokens\)"
     with pytest.raises(PaddingDataError, match=message):
         PadTemplate(eos_token_id=EOS, length=4, schema=Schema(declared)).fields(rows, ["my_routes"])
 

@@ -65,7 +65,7 @@ def test_without_a_section_verls_trainers_are_verls(mode):
 def test_where_the_padded_trainers_could_not_be_registered_a_section_is_refused(mode, monkeypatch):
     monkeypatch.setattr(stock_guard, "COUNTERPARTS", {})
     name = get_trainer_cls(mode).__name__
-    with pytest.raises(PaddingConfigError, match=rf"^padding=.* {name} is no padded trainer and would ignore it"):
+    with pytest.raises(PaddingConfigError, match=rf"^padding=.* {name} is not a padded trainer and would ignore it"):
         get_trainer_cls(mode)(config=job(f"trainer.v1.trainer_mode={mode}", "+padding=prompt"))
 
 
@@ -77,7 +77,7 @@ def test_a_trainer_is_made_without_its_constructor_too():
 
 def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section_and_made_without():
     with registered_as("mine", get_trainer_cls("sync")) as mine:
-        with pytest.raises(PaddingConfigError, match=r"^padding=.* Mine is no padded trainer .*PaddedTrainerSync"):
+        with pytest.raises(PaddingConfigError, match=r"^padding=.* Mine is not a padded trainer .*PaddedTrainerSync"):
             mine(config=job("+padding=prompt", "trainer.v1.trainer_mode=mine"))
         with pytest.raises(PaddingConfigError, match=r"trainer_mode='mine': this trainer pads nothing"):
             padded_trainer("mine")

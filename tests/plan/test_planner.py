@@ -114,7 +114,7 @@ def test_a_single_row_is_one_step_with_the_fewest_pads():
     assert plan.layouts["actor"].n_pads == 1
     assert plan.layouts["log_prob"].n_pads == 3
     assert plan.warnings == (
-        "actor: 1 optimizer steps instead of 4, for only 1 of 4 prompts have arrived and each step needs one",
+        "actor: only 1 of 4 optimizer steps, because each step needs a prompt and only 1 of 4 arrived",
     )
 
 

@@ -72,7 +72,7 @@ def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job
         configured = job.prompts // update.prompts_per_mini_batch
         units = len(set(rows.prompt_R)) if job.strategy == "prompt" else len(rows)
         assert plan.layouts[name].n_mini_batches == min(configured, units)
-        assert any(f"{name}: " in warning and f"instead of {configured}," in warning for warning in plan.warnings) == (
+        assert any(f"{name}: " in warning and f"of {configured} optimizer" in warning for warning in plan.warnings) == (
             units < configured
         )
 

@@ -72,5 +72,5 @@ def test_runs_that_do_not_fit_are_refused_by_name(tmp_path):
         RunCurves.read(folder)
     other = write_run(tmp_path / "other", padded=False)
     (other / CONFIG).write_text("trainer: 1\n")
-    with pytest.raises(PaddingDataError, match="no config of a verl job"):
+    with pytest.raises(PaddingDataError, match="not the config of a verl job"):
         RunCurves.read(other)

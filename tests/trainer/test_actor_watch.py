@@ -162,7 +162,7 @@ def test_a_trainer_in_a_thread_runs_unwatched_and_is_told(caplog):
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
-    assert any("not in the main thread" in record.getMessage() for record in caplog.records)
+    assert any("actors are not watched" in record.getMessage() for record in caplog.records)
 
 
 def test_all_actors_of_a_trainer_are_found_wherever_verl_keeps_them(worker):

@@ -354,7 +354,7 @@ def test_an_empty_prompt_is_refused_with_what_is_missing():
     ("rows", "message"),
     [
         ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
-        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, of torch.float32; .* another name"),
+        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, as torch.float32, .* another name"),
     ],
 )
 def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):
@@ -401,7 +401,7 @@ def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths,
         trainer._balance_batch(put_rows(lengths), metrics)
     assert metrics["padding/actor/optimizer_steps/total"] == steps
     assert metrics["padding/actor/mini_batch_real_rows/min"] >= 1
-    assert any("actor: 1 optimizer steps instead of 2" in r.getMessage() for r in caplog.records) == (steps == 1)
+    assert any("actor: only 1 of 2 optimizer steps" in r.getMessage() for r in caplog.records) == (steps == 1)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 

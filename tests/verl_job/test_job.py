@@ -203,7 +203,7 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
         ),
         (
             ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false"],
-            r"log_prob_use_dynamic_bsz=False: not that of actor_rollout_ref.actor.use_dynamic_bsz=True",
+            r"log_prob_use_dynamic_bsz=False: differs from actor_rollout_ref.actor.use_dynamic_bsz=True",
         ),
         (
             ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null"],
@@ -291,7 +291,7 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
                 "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
                 "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",
             ),
-            r"loss_mode=kl_cov is no sum over rows",
+            r"loss_mode=kl_cov is not a sum over rows",
         ),
         (
             (

@@ -274,7 +274,7 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
         (
             ("model_engine=megatron", f"{CRITIC}.megatron.tensor_model_parallel_size=2"),
             "verl",
-            r"^actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1: not that of critic.megatron.*=2\.",
+            r"^actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2\.",
         ),
         (NOT_PACKED[:1], "verl", r"^actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan"),
         (NOT_PACKED[1:], "verl", r"^critic.model.use_remove_padding=False: .*padding.packer=plan"),

@@ -1,4 +1,4 @@
-"""The command ``verl-padding``, a module a command.
+"""The command ``verl-padding``: one module per subcommand.
 
 May import: entry, errors, local, pads, plan, recipes, runs, stock, trainer, verl_job.
 """

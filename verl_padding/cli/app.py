@@ -10,7 +10,7 @@ import typer
 
 from verl_padding.plan import STRATEGIES
 
-app = typer.Typer(help="Batches of any size for verl: pads that no one else sees.", no_args_is_help=True)
+app = typer.Typer(help="Batches of any size for verl: only its workers see the pads.", no_args_is_help=True)
 
 
 @app.command()
@@ -19,22 +19,23 @@ def demo(
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder for metrics, rollouts, log and picture. Those of an earlier demo are made anew; no other file "
+            help="Folder for metrics, rollouts, log and picture. Those of an earlier demo are replaced; no other file "
             "is touched."
         ),
     ] = Path("demo_out"),
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the model, the data and all that is drawn: the same seed, the same job.")
+        int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
     ] = 0,
-    stock: Annotated[bool, typer.Option("--stock", help="verl's own trainer and padding, to compare.")] = False,
+    stock: Annotated[bool, typer.Option("--stock", help="Use verl's own trainer and padding.")] = False,
     pictures: Annotated[
-        bool, typer.Option("--pictures", help="A model that sees: sessions start with a picture (extra: vision).")
+        bool, typer.Option("--pictures", help="Train a vision model: sessions start with a picture (extra: vision).")
     ] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
 
-    Exit codes: 0 if it has learned its task, or if the steps are too few to tell; 3 if it ran to its end and has not
-    learned; that of the job if the job failed, or 1 if it was refused; 2 for a command line that cannot be read.
+    Exit codes: 0 if the agent has learned its task, or if the steps are too few to tell; 1 if the job was refused; 2 if
+    the command line cannot be read; 3 if the job ran to its end and the agent has not learned; if the job failed, its
+    own.
     """
     from rich.console import Console
 
@@ -50,21 +51,21 @@ def demo(
 
 @app.command()
 def plan(
-    rows: Annotated[Path, typer.Argument(help="Rows, one JSON object a line; or a rollout dump of verl.")],
+    rows: Annotated[Path, typer.Argument(help="File of rows, one JSON object per line, or a rollout dump of verl.")],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
-    mini_batch: Annotated[int, typer.Option(min=1, help="Prompts of an optimizer step (ppo_mini_batch_size).")],
-    n: Annotated[int, typer.Option(min=1, help="Rollouts a prompt (rollout.n).")],
-    budget: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens of a micro-batch on one rank.")],
-    strategy: Annotated[str, typer.Option(help="As padding.strategy.", metavar="|".join(STRATEGIES))] = "prompt",
+    mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
+    n: Annotated[int, typer.Option(min=1, help="Rollouts per prompt (rollout.n).")],
+    budget: Annotated[int, typer.Option(min=1, max=1 << 24, help="Most tokens of a micro-batch on one rank.")],
+    strategy: Annotated[str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))] = "prompt",
     cost_model: Annotated[
         str, typer.Option(help="tokens, attention, or a folder with the config.json of a model.")
     ] = "attention",
-    compare: Annotated[bool, typer.Option("--compare", help="Stock verl's layout beside it (slow).")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON, and nothing else.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON, and nothing else.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw each step's ranks into this file.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Counts the tokens of a rollout dump.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
 ) -> None:
-    """Plans the rows of a file: steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
+    """Plans a file's rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
     from verl_padding.cli.plan_command import PlanRequest, show_plan
 
     request = PlanRequest(
@@ -83,7 +84,7 @@ def plan(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script.")],
-    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("runs.png"),
+    picture: Annotated[Path, typer.Option(help="File for the picture.")] = Path("runs.png"),
 ) -> None:
     """Draws runs into one picture: reward, optimizer steps, gradient norm and pads of each step."""
     from rich.console import Console
@@ -107,9 +108,9 @@ def doctor(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
     ] = None,
-    config_name: Annotated[str, typer.Option(help="verl's config that the overrides are for.")] = "ppo_trainer",
+    config_name: Annotated[str, typer.Option(help="Config of verl that the overrides are for.")] = "ppo_trainer",
 ) -> None:
-    """Tells whether the plug-in is in, and whether a job is one that can run; exit code 1 if something is wrong."""
+    """Checks whether the plug-in works, and whether a job can run. The exit code is 1 if something is wrong."""
     from rich.console import Console
 
     from verl_padding.cli.doctor import diagnose

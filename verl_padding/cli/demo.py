@@ -1,4 +1,4 @@
-"""The demo: the recipe ``context_reset`` on this machine's CPU, told as it goes, with a picture at the end."""
+"""The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a picture at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from verl_padding.runs.report import (
 from verl_padding.stock.rule import StockRule
 
 NOT_LEARNED = 3
-"""Exit code. 1 and 2 are taken: a job that failed, a command line that cannot be read."""
+"""Exit code. 1 and 2 are taken, by a job that failed and a command line that cannot be read."""
 
 COLUMNS = {
     "row reward": (ROW_REWARD, ".3f"),
@@ -36,14 +36,14 @@ COLUMNS = {
     "grad norm": ("actor/grad_norm", ".3f"),
     "seconds": ("timing_s/step", ".1f"),
 }
-"""Heading -> (metric, format) of the line of a step. Rows are real ones, the fewest are those of the smallest
-optimizer step ("update"); stock verl has no ``padding/`` metrics."""
+"""Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
+smallest optimizer step ("update"). Stock verl has no ``padding/`` metrics."""
 
 
 def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False, seed: int = 0) -> int:
-    """Runs the job, tells its steps, writes the picture, and says whether it has learned.
+    """Runs the job, prints its steps, writes the picture, and says whether the agent has learned.
 
-    Returns: 0; the job's exit code where that is another; `NOT_LEARNED` for a job that ran, but has not learned.
+    Returns: the job's exit code, but `NOT_LEARNED` if the job ran to its end and the agent has not learned.
 
     Raises:
         PaddingDataError: ``out`` cannot be the demo's folder.
@@ -53,7 +53,7 @@ def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False, seed
 
 
 def demo_job(out: Path, *, stock: bool, pictures: bool = False, seed: int = 0) -> list[str]:
-    """Makes model and data below ``out``, and gives the overrides of the demo's job, but for its steps and folders."""
+    """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
     padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}"]
@@ -79,7 +79,7 @@ def _run(out: Path, *, steps: int, stock: bool, pictures: bool, seed: int) -> in
         teller.look()
     minutes = (time.monotonic() - started) / 60
     if code:
-        console.print(f"[red]The job ended with code {code}; its output is in {out / LOG}[/red]")
+        console.print(f"[red]The job ended with code {code}; its output is in {out / LOG}.[/red]")
         return code
     metrics, rows = read_metrics(out), read_rows(out)
     rule = StockRule.of_config(_load_config(out / HYDRA / ".hydra" / "config.yaml"))
@@ -87,8 +87,8 @@ def _run(out: Path, *, steps: int, stock: bool, pictures: bool, seed: int) -> in
     console.print(comparison_table(rows, [data for _, data in metrics], rule))
     learning = Learning.of([step.reward for step in rows], PICTURES_GOAL if pictures else GOAL)
     console.print(
-        f"mean reward of a session {learning.first:.3f} at the first step, {learning.last:.3f} over the last "
-        f"{min(LAST, len(rows))}; {len(rows)} steps in {minutes:.1f} minutes, start included"
+        f"The mean reward of a session is {learning.first:.3f} at the first step and {learning.last:.3f} over the last "
+        f"{min(LAST, len(rows))}. {len(rows)} steps took {minutes:.1f} minutes, start included."
     )
     console.print(f"picture {out / PICTURE}\nmetrics {out / METRICS}\nrollouts {out / ROLLOUTS}\nlog {out / LOG}")
     failed = learning.learned is False

@@ -1,4 +1,4 @@
-"""The folder of a demo: what an earlier demo left there is made anew, what anyone else put there is never touched."""
+"""The folder of a demo: files of an earlier demo are replaced, and what anyone else put there is never touched."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ HYDRA = "hydra"
 MADE = (ASSETS, HYDRA, ROLLOUTS, PICTURE, METRICS, LOG)
 """All that a demo makes in its folder, besides the list."""
 LIST = ".verl_padding_demo.json"
-"""What is in a demo's places when it ends, however it ends: files, and folders with a slash."""
+"""Lists what is in a demo's places when it ends, however it ends: files, and folders with a slash."""
 FEW = 3
 
 
 @contextmanager
 def demo_folder(out: Path) -> Iterator[Path]:
-    """A folder for one demo: without the files of the demo before it, and with those of nobody else in its places.
+    """A folder for one demo: the places where it puts its files hold none of an earlier demo, nor of anyone else.
 
     Only what an earlier demo has put on its list is removed. Files beside a demo's own places stay.
 
     Yields: the folder, as an absolute path.
 
     Raises:
-        PaddingDataError: it cannot be a folder, or one of the demo's places holds what is on no list. Nothing has been
-            removed then.
+        PaddingDataError: it cannot be a folder, or a place of the demo holds something that is not on the list.
+            Nothing has been removed then.
     """
     out = out.resolve()
     try:
@@ -43,8 +43,8 @@ def demo_folder(out: Path) -> Iterator[Path]:
     if foreign := _innermost(found - listed):
         names = ", ".join(foreign[:FEW]) + (f" and {len(foreign) - FEW} more" if len(foreign) > FEW else "")
         raise PaddingDataError(
-            f"--out={out}: holds {names} where the demo puts its own files, and no demo that came to its end has made "
-            "that. Move it away, or name another folder."
+            f"--out={out}: holds {names} where the demo puts its own files, and no demo has listed that as its "
+            "own. Move it away, or name another folder."
         )
     try:
         for entry in sorted(found, reverse=True):  # what is in a folder before the folder
@@ -62,7 +62,7 @@ def demo_folder(out: Path) -> Iterator[Path]:
 
 
 def _entries(out: Path) -> set[str]:
-    """All that is in a demo's places, by paths below `out`; those of folders end in a slash, and links are files."""
+    """Paths below `out` of all that is in a demo's places; those of folders end in a slash, and links are files."""
     entries = set()
     for name in MADE:
         place = out / name
@@ -78,7 +78,7 @@ def _entries(out: Path) -> set[str]:
 
 
 def _innermost(entries: set[str]) -> list[str]:
-    """In order, without the folders that hold others of them."""
+    """The entries in order, without folders that hold other entries."""
     holding = {f"{parent.as_posix()}/" for entry in entries for parent in Path(entry).parents}
     return sorted(entries - holding)
 
@@ -90,7 +90,7 @@ def _listed(out: Path) -> set[str]:
         return set()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise PaddingDataError(
-            f"--out={out}: its {LIST} is not the list of a demo ({error!r}), so what is there may be anyone's. Name "
+            f"--out={out}: its {LIST} is not the list of a demo ({error!r}), so its files may be anyone's. Name "
             "another folder."
         ) from error
 

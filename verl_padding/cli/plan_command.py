@@ -1,4 +1,4 @@
-"""The command ``verl-padding plan``: a batch's plan before it is paid for."""
+"""The command ``verl-padding plan``: shows a batch's plan without training on it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PlanRequest:
 
 
 def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Path | None) -> int:
-    """Plans the rows of a file and tells about it on standard output; returns the exit code, 2 for a refusal."""
+    """Plans the rows of a file and prints the plan on standard output; returns the exit code, 2 for a refusal."""
     notes = Console(stderr=True)
     try:
         cost_model = _cost_model(request.cost_model)
@@ -63,7 +63,7 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
                 mini_batch_rows=request.mini_batch * request.n,
                 token_budget=request.budget,
             )
-        # Before anything is told: a refused command prints its refusal alone.
+        # Before anything is printed: a refused command prints only its refusal.
         if picture is not None:
             from verl_padding.cli.plan_picture import draw_plan
 
@@ -106,7 +106,7 @@ def _cost_model(name: str) -> CostModel:
         )
     from transformers import AutoConfig
 
-    # Not the file's own keys: it leaves out what is the default of its kind of model, such as head_dim or layer_types.
+    # Not the file's own keys: it leaves out defaults of its kind of model, such as head_dim or layer_types.
     try:
         config = AutoConfig.from_pretrained(name).to_dict()
     except (OSError, ValueError) as error:
@@ -163,9 +163,9 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
 
 def _notes(batch: RowsFile) -> Iterable[str]:
     if batch.counted:
-        yield "rollout dump: lengths are the tokenizer's counts of input and output, an estimate"
+        yield "rollout dump: the lengths are an estimate, the tokenizer's counts of input and output"
     if batch.pads:
-        yield f"rollout dump: {batch.pads} pads of stock verl left out"
+        yield f"rollout dump: pads of stock verl are left out ({batch.pads})"
 
 
 def _stock_steps(

@@ -11,7 +11,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
-"""More are not drawn: of many ranks, fewer steps, so that the picture fits a screen or two."""
+"""More are not drawn: with many ranks, fewer steps, so that the picture fits a screen or two."""
 
 ROWS, OTHER_ROWS, PADS = "#3b6ea5", "#6f9bc8", "#e07b39"
 
@@ -61,7 +61,7 @@ def draw_plan(
                 pads = load_DK[rank, number] - real
                 colour = OTHER_ROWS if number % 2 else ROWS
                 axes.barh(rank, real, left=start, color=colour, edgecolor="white", linewidth=0.6)
-                # A pad is hardly wider than a line: the edge makes it one.
+                # A pad may be narrower than a line: its edge makes it visible.
                 if pads:
                     axes.barh(rank, pads, left=start + real, color=PADS, edgecolor=PADS, linewidth=1.2)
         axes.set_ylim(ranks - 0.4, -0.6)
@@ -79,6 +79,8 @@ def draw_plan(
         # matplotlib adds an ending to a name without one, unless the kind is named.
         figure.savefig(path, dpi=120, format=path.suffix[1:] or "png")
     except (OSError, ValueError) as error:
-        raise PaddingDataError(f"--picture {path}: cannot be written ({error}). Name another, as plan.png.") from error
+        raise PaddingDataError(
+            f"--picture {path}: cannot be written ({error}). Name another, such as plan.png."
+        ) from error
     finally:
         pyplot.close(figure)

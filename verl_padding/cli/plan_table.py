@@ -10,16 +10,16 @@ from rich.table import Table
 from verl_padding.plan.step_costs import StepCost
 
 MOST_LINES = 20
-"""Steps that a table tells one by one: of more, the first and the last."""
+"""Most steps that a table shows one by one: of more, only the first ones and the last."""
 
 
 def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
-    """A line a step, the middle ones folded where there are many, and a line of all."""
+    """One line per step, the middle ones folded if there are many, and a line for all steps."""
     table = Table(title=title, title_justify="left", show_footer=True)
     total = _line(steps)
     headings = ("step", "rows", "pads", "tokens", "micro-\nbatches", "slowest /\nmean rank", "over lower\nbound")
     for heading, text in zip(headings, ["all", *total], strict=True):
-        # Not wrapped: of narrow columns rich would cut digits off.
+        # Not wrapped: rich would cut digits off in narrow columns.
         table.add_column(heading, footer=text, justify="right", no_wrap=True)
     shown = list(range(len(steps)))
     if len(steps) > MOST_LINES:
@@ -46,7 +46,7 @@ def _line(steps: Sequence[StepCost]) -> list[str]:
 
 
 def comparison_table(stock: Sequence[StepCost], planned: Sequence[StepCost]) -> Table:
-    """Stock verl and the plan side by side; times over what the real rows would take on ranks that never wait."""
+    """Stock verl and the plan side by side. "Perfect" is what the real rows would take on ranks that never wait."""
     table = Table(title="the whole batch, stock verl and the plan", title_justify="left")
     for heading in ("", "verl", "plan"):
         table.add_column(heading, justify="right" if heading else "left")

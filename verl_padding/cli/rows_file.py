@@ -1,4 +1,4 @@
-"""Rows of a batch from a file: their lengths, or a rollout dump of verl."""
+"""Reads a batch's rows from a file of their lengths, or from a rollout dump of verl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, row_key, session_
 CountTokens = Callable[[str], int]
 
 MOST = MOST_TOKENS
-"""Larger numbers of tokens, or of a session, are a mistake."""
+"""A larger number of tokens, or number of a session, is a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +25,15 @@ class RowsFile:
 
     rows: Rows
     lines_R: tuple[int, ...]
-    """Number of each row among the rows of the file, from 0; pads of stock verl count, though they are left out."""
+    """Number of each row in the file, from 0; pads of stock verl are counted too, though they are left out."""
     pads: int
     """Pads of stock verl in a rollout dump, left out."""
     counted: bool
-    """Lengths are a tokenizer's counts of a dump's text: an estimate."""
+    """Whether the lengths are an estimate: a tokenizer's counts of a dump's text."""
 
 
 def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
-    """Reads one JSON object a line.
+    """Reads one JSON object per line.
 
     Either ``{"prompt": str, "session": int, "tokens": int}``, or ``prompt_tokens`` and ``response_tokens`` instead of
     ``tokens``; or a line of a dump (``trainer.rollout_data_dir``): ``uid`` (the row's key), ``input`` and ``output``.
@@ -42,7 +42,7 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
         count_tokens: counts the tokens of a text; needed for a rollout dump.
 
     Raises:
-        PaddingDataError: a line that is none of these, with its number; or no row at all.
+        PaddingDataError: a line is none of these (its number is given), or there is no row at all.
     """
     keys: list[str] = []
     prompts: list[str] = []
@@ -88,7 +88,7 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
         lines.append(number)
         number += 1
     if not keys:
-        raise PaddingDataError(f"{path}: holds no row. One JSON object a line is needed.")
+        raise PaddingDataError(f"{path}: holds no row. One JSON object per line is needed.")
     rows = Rows(key_R=tuple(keys), prompt_R=tuple(prompts), session_R=tuple(sessions), tokens_R=tuple(tokens))
     return RowsFile(rows=rows, lines_R=tuple(lines), pads=pads, counted=counted)
 
@@ -105,20 +105,20 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     value = json.loads(line)
                 # ValueError: also a number of thousands of digits.
                 except (ValueError, RecursionError) as error:
-                    raise PaddingDataError(f"{where}: not JSON ({error}). One object a line is needed.") from error
+                    raise PaddingDataError(f"{where}: not JSON ({error}). One object per line is needed.") from error
                 if not isinstance(value, dict):
                     kind = type(value).__name__
-                    raise PaddingDataError(f"{where}: not an object but {kind}. One object a line is needed.")
+                    raise PaddingDataError(f"{where}: not an object but {kind}. One object per line is needed.")
                 yield where, value
     except (OSError, UnicodeDecodeError) as error:
         raise PaddingDataError(
-            f"{path}: cannot be read ({error}). Name a file of rows, one JSON object a line."
+            f"{path}: cannot be read ({error}). Name a file of rows, one JSON object per line."
         ) from error
 
 
 def _text(line: dict[str, Any], key: str, where: str) -> str:
     if not isinstance(line.get(key), str):
-        raise PaddingDataError(f"{where}: {key}={line.get(key)!r}, but a text is needed.")
+        raise PaddingDataError(f"{where}: {key}={line.get(key)!r}, but a string is needed.")
     return str(line[key])
 
 

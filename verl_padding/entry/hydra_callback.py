@@ -15,12 +15,12 @@ from verl_padding.verl_job.job_reader import check_job
 class CheckJobBeforeStart(Callback):
     """Refuses a job that cannot run.
 
-    Hydra turns an exception of a callback into a warning and goes on, so a refusal leaves by
+    Hydra turns an exception of a callback into a warning and goes on, so a refusal calls
     ``sys.exit``, with its message on stderr and exit code 1.
     """
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        # Not on_run_start: values of ``${hydra:..}`` are not known yet there, and a multirun has none.
+        # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
         _exit_if_refused(config)
 
 
@@ -33,8 +33,8 @@ def _exit_if_refused(config: DictConfig) -> None:
     except PaddingError as refusal:
         sys.exit(f"verl_padding: {refusal}")
     except Exception:
-        # A config that is none of verl's v1 trainers', for one. Going on would be training without padding.
+        # For example, the config is not for one of verl's v1 trainers. Going on would mean training without padding.
         traceback.print_exc()
         sys.exit(
-            "verl_padding: the job could not be checked (the reason is above). Leave +padding out to run it without."
+            "verl_padding: the job could not be checked (the reason is above). Leave +padding out to run it unpadded."
         )

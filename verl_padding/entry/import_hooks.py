@@ -1,4 +1,4 @@
-"""Leaves a note for each heavy module of verl or Hydra: the work is done when, and if, that module is imported."""
+"""Registers import hooks for heavy modules of verl and Hydra: the work is done if and when a module is imported."""
 
 import os
 from types import ModuleType
@@ -15,7 +15,7 @@ def _register_trainers(trainers: ModuleType) -> None:
     try:
         from verl_padding.patches.stock_guard import pad_or_refuse_in_stock_trainers
 
-        pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most where the next line fails
+        pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most if the next line fails
         import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
     except Exception:
         speak_of_a_failure("the padded trainers could not be registered")
@@ -36,7 +36,7 @@ def _register_resolver(omegaconf: ModuleType) -> None:
     try:
         omegaconf.OmegaConf.register_new_resolver("verl_padding.version", lambda: __version__, replace=True)
     except Exception:
-        speak_of_a_failure("the version could not be put at OmegaConf's disposal")
+        speak_of_a_failure("the version could not be registered with OmegaConf")
 
 
 def _lift_check_of_rows(config: ModuleType) -> None:
@@ -65,4 +65,4 @@ register_post_import_hook(_register_trainers, "verl.trainer.ppo.v1")
 register_post_import_hook(_register_config_group, "hydra")
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    from verl_padding.local import registration  # noqa: F401  (leaves its own notes)
+    from verl_padding.local import registration  # noqa: F401  (registers its own hooks)

@@ -1,6 +1,6 @@
-"""What verl itself refuses before a job's first step, found by calling the code of verl's that refuses it.
+"""What verl itself refuses before a job's first step, found by calling verl's own code that refuses it.
 
-Everything is called that needs no Ray, no worker and no model: the check of ``verl.trainer.main_ppo``, the trainer's
+All such code is called that needs no Ray, no worker and no model: the check of ``verl.trainer.main_ppo``, the trainer's
 constructor and its plan of the GPUs, and the typed configs that trainer, workers and rollout make of their sections.
 """
 
@@ -19,9 +19,9 @@ from verl_padding.verl_job.role_engine import has_separate_ref, ref_as_actor
 
 
 def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
-    """(part of verl, its exception) of each that refuses the job; the config itself is left as it is.
+    """(part of verl, its exception) for each part that refuses the job; the config itself is not changed.
 
-    An error of the plug-in's own is not among them.
+    Errors of the plug-in itself are not among them.
     """
     for part, call in CALLS.items():
         try:
@@ -34,10 +34,10 @@ def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
 
 
 def refuse_what_verl_refuses(config: DictConfig) -> None:
-    """Refuses a job that verl would refuse later, some of it after its workers have started.
+    """Refuses a job that verl would refuse later, in part only after its workers have started.
 
     Raises:
-        PaddingConfigError: the first part of verl's that refuses, with its own words.
+        PaddingConfigError: a part of verl refuses the job; the first one is quoted.
     """
     for part, refusal in verl_refusals(config):
         raise PaddingConfigError(f"{part} refuses this job: {type(refusal).__name__}: {refusal}") from refusal
@@ -55,8 +55,8 @@ def _trainer(config: DictConfig) -> None:
 
     config = deepcopy(config)  # verl writes into it
     with open_dict(config):
-        # A callback of a user's own is made for the process that trains, where Ray runs. A sampler of theirs is made:
-        # verl's constructor asks whether it can wait.
+        # A user's own callback is not made here: it is for the process that trains, where Ray runs. A user's own
+        # sampler is: verl's constructor asks whether it can wait.
         config.trainer.checkpoint_callback_class = None
         if asks_for_padding(config):
             config.trainer.v1.trainer_mode = padded_trainer(config.trainer.v1.trainer_mode).extends

@@ -5,5 +5,5 @@ May import: pads, verl_job.
 
 from wrapt import register_post_import_hook
 
-# Before anything imports torchvision: transformers does, by itself, wherever it is installed.
+# Before anything imports torchvision: transformers does so by itself wherever it is installed.
 register_post_import_hook("verl_padding.local.torchvision_ops:declare_missing_ops", "torchvision.extension")

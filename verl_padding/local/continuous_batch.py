@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 @dataclass(eq=False)
 class Generation:
-    """One request and what has come of it so far.
+    """One request and its response so far.
 
     Attributes:
         prompt_ids: the prompt, at least one token.
@@ -87,7 +87,7 @@ class ContinuousBatch:
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.bool)  # (rows, slots)
         self._next_ids = torch.zeros(0, dtype=torch.long)  # (rows,) sampled, not yet in the cache
-        # (rows,) how far a row's next position is from the number of its tokens: an image has fewer than tokens
+        # (rows,) how far a row's next position is from its number of tokens: an image has fewer positions than tokens
         self._lead = torch.zeros(0, 1, dtype=torch.long)
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class ContinuousBatch:
         output = self._model(
             input_ids=self._next_ids[:, None],
             attention_mask=self._mask,
-            # one for all axes of M-RoPE, too: models with it take (rows, 1) as such
+            # also one position for all axes of M-RoPE: models with it accept (rows, 1)
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
@@ -171,12 +171,12 @@ class ContinuousBatch:
     def _prompt_positions(
         self, ids: torch.Tensor, mask: torch.Tensor, images: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions of prompts, (rows, slots) or with images (3, rows, slots); and their rows' lead, (rows, 1)."""
+        """Positions of the prompts, (rows, slots) or with images (3, rows, slots); lead of each row, (rows, 1)."""
         if not images:
             return torch.arange(ids.shape[1])[None].expand(len(ids), -1), torch.zeros(len(ids), 1, dtype=torch.long)
         inner = self._model.base_model
         if not hasattr(inner, "get_rope_index"):
-            raise NotImplementedError(f"images are known for models with M-RoPE alone, not for {type(inner).__name__}")
+            raise NotImplementedError(f"images work only with models that have M-RoPE, not with {type(inner).__name__}")
         return inner.get_rope_index(
             input_ids=ids,
             mm_token_type_ids=(ids == self._model.config.image_token_id).int(),
@@ -194,7 +194,7 @@ class ContinuousBatch:
         self._mask = torch.cat([pad(self._mask, (left, 0)), pad(mask, (right, 0))])
 
     def _keep(self, kept: list[int]) -> None:
-        """Drops all other rows, and the slots that no row is left to use."""
+        """Drops all other rows, and the slots that no remaining row uses."""
         self._rows = [self._rows[index] for index in kept]
         if not kept:
             self._cache = None
@@ -250,6 +250,6 @@ def _keep_top(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
     ordered, order = logits.sort(-1, descending=True)
     ordered = ordered.masked_fill(torch.arange(vocabulary)[None] >= top_k[:, None], float("-inf"))
     probs = ordered.softmax(-1)
-    # a token stays if those before it do not yet reach top_p: the first one always does
+    # a token stays if those before it do not yet reach top_p, so the first one always stays
     ordered = ordered.masked_fill(probs.cumsum(-1) - probs >= top_p[:, None], float("-inf"))
     return torch.empty_like(logits).scatter(-1, order, ordered)

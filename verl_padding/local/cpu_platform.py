@@ -26,7 +26,7 @@ class _CpuDeviceModule(ModuleType):
 
     @staticmethod
     def max_memory_allocated(device: object = None) -> int:
-        # The kernel notes the peak now and then: it may be behind what is in use.
+        # The kernel updates the peak only now and then, so it may be below what is in use.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return max(peak, int(psutil.Process().memory_info().rss))
 
@@ -133,8 +133,8 @@ class PlatformCPU(PlatformBase):
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:
-        # For vLLM: it tells a CPU by the name of its own build, which a repackaged one need not have; its cache takes
-        # half of the machine's memory unless it is told a size, in GiB.
+        # For vLLM: it recognizes a CPU by the name of its own build, which a repackaged one need not have, and its
+        # cache takes half of the machine's memory unless a size is set, in GiB.
         return super().rollout_env_vars() | {
             "VLLM_TARGET_DEVICE": PLATFORM,
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),

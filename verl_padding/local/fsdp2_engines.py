@@ -52,8 +52,8 @@ def honour_attention_of_value_models(model: ModuleType) -> None:
 def copy_on_sharded_save(fsdp_utils: ModuleType) -> None:
     """Makes ``fsdp2_sharded_save_to_cpu`` save a copy.
 
-    It relies on ``.cpu()`` to copy, which returns the live parameter itself on a CPU: separate_async would
-    restore the policy it just trained instead of the old one, and no one would see it.
+    verl's function relies on ``.cpu()`` to copy, but on a CPU that returns the live parameter itself: separate_async
+    would silently restore the policy that it has just trained instead of the old one.
     """
 
     def save(wrapped: Any, instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

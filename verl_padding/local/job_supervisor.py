@@ -1,4 +1,4 @@
-"""Runs one command and ends every process that came of it: ``python -m verl_padding.local.job_supervisor``.
+"""Runs one command and ends every process that it has led to: ``python -m verl_padding.local.job_supervisor``.
 
 Ray's daemons and workers leave their parent's process group and outlive it. On Linux the supervisor is a
 "subreaper": an orphan below it becomes its child instead of init's, so the tree below it holds every process
@@ -35,7 +35,7 @@ def supervise(command: list[str], *, parent: int, scratch: str) -> int:
         parent: process id of the caller; if it is gone already, nothing is started.
         scratch: a folder that is deleted when all processes have ended.
 
-    Returns: the command's exit code, 128 + n if signal n ended it or the supervisor.
+    Returns: the command's exit code; 128 + n if signal n ended the command or the supervisor.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)

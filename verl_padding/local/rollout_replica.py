@@ -43,7 +43,7 @@ class TransformersAdapter(BaseRollout):
     """Hands the weights of a worker to the server of its replica.
 
     It lives in the trainer's worker (hybrid) or in a worker of its own (standalone). The first of a
-    replica's workers sends, the others only take part in gathering.
+    replica's workers sends them; the others only take part in gathering.
     """
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
@@ -58,7 +58,7 @@ class TransformersAdapter(BaseRollout):
         self.is_leader_rank = rank % size == 0
 
     async def resume(self, tags: list[str]) -> None:
-        """The server has its memory back as soon as weights arrive."""
+        """Does nothing: the server has its memory back as soon as weights arrive."""
 
     async def release(self) -> None:
         if self.is_leader_rank:

@@ -73,9 +73,9 @@ class TransformersServer:
         """Continues one prompt.
 
         Args:
-            request_id: what the response is drawn by, with the rollout's seed: requests that are equal otherwise get
-                one response under one id, at any time and from any server (:mod:`verl_padding.local.request_names`).
-            image_data: PIL images whose tokens the prompt holds, in order; taken by the model's image processor.
+            request_id: seeds the draw of the response, with the rollout's seed: otherwise equal requests with one id
+                get one response, at any time and from any server (:mod:`verl_padding.local.request_names`).
+            image_data: PIL images whose tokens the prompt holds, in order; the model's image processor reads them.
 
         Returns: the response with the step of the weights it came from. Its stop_reason is "aborted" if it
             was cut off by `abort_all_requests`; the tokens so far are in it.
@@ -98,7 +98,7 @@ class TransformersServer:
         self._answers[generation] = answer
         self._batch.add(generation)
         self._work_to_do.set()
-        step = self._weights_of_step  # now: once answered, the next weights may be here before we go on
+        step = self._weights_of_step  # read now: once answered, new weights may come before this goes on
         return self._output(generation, await answer, sampling_params, step)
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
@@ -122,7 +122,7 @@ class TransformersServer:
         self._batch = None
 
     async def wake_up(self) -> None:
-        """The weights come with the next `load_weights`: there is nothing to do here."""
+        """Does nothing: the weights come with the next `load_weights`."""
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
         """Ends all requests as aborted and holds new ones until `resume_generation`.
@@ -140,12 +140,12 @@ class TransformersServer:
         self._resumed.set()
 
     async def clear_kv_cache(self) -> None:
-        """Keys and values live no longer than their request: nothing to clear."""
+        """Does nothing: keys and values live no longer than their request."""
 
     release_kv_cache = resume_kv_cache = clear_kv_cache
 
     async def start_profile(self, **kwargs: Any) -> None:
-        """There is no profiler."""
+        """Does nothing: there is no profiler."""
 
     stop_profile = start_profile
 
@@ -233,7 +233,7 @@ class TransformersServer:
             config=self._hf_config,
             state_dict=weights,
             dtype=dtype,
-            # The faster ways to run a mixture's experts know no float64; other models take no notice.
+            # The faster ways to run a mixture's experts do not support float64; other models ignore this.
             experts_implementation="eager" if dtype == torch.float64 else None,
             output_loading_info=True,
         )

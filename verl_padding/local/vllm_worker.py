@@ -13,7 +13,7 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
 
     vLLM on a CPU packs the weight of a linear layer for its kernels and leaves an empty tensor in its place, which
     verl's ``load_weights``, bucket by bucket, cannot fill. vLLM's own reload puts the layers back first and packs them
-    anew; it wants all weights at once.
+    anew; it needs all weights at once.
     """
 
     def update_weights_from_ipc(

@@ -1,4 +1,4 @@
-"""What an update tells the workers of each row, as columns of TransferQueue beside the rows' own."""
+"""What an update tells the workers about each row, as columns of TransferQueue beside the rows' own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.row_keys import session_of_key
 
 IS_PADDING = "is_padding"
-"""Column (R,) bool in an update, and in a pass that pads go through: the row is a pad."""
+"""Column (R,) bool in an update, and in a pass with pads: whether the row is a pad."""
 REAL_ROWS = "mini_batch_real_rows"
 """Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
@@ -22,7 +22,7 @@ SESSION_ROWS = "mini_batch_session_rows"
 SESSIONS = "mini_batch_sessions"
 """Column (R,) int64 in an update: sessions that have a row in the row's mini-batch."""
 MICRO_BATCH = "micro_batch"
-"""Column (R,) int64 in every call of a plan that cuts the micro-batches: number of the row's one in its cell."""
+"""Column (R,) int64 in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
 LOSS_TOKENS = "mini_batch_loss_tokens"
 """Column (R,) int64 in an update after rejection sampling: response tokens of the row's mini-batch that were kept."""
 
@@ -34,10 +34,10 @@ OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
 
 def read_column(data: TensorDict, name: str) -> torch.Tensor:
-    """A column (R,) of worker data of R rows, from whatever storage.
+    """A column (R,) of worker data of R rows, from any storage.
 
-    TransferQueue's SimpleStorage hands a column out as it was put. Its storages that read by shape (Mooncake) take a
-    number for a row of one, since TransferQueue notes it so, and hand out a jagged (R, 1).
+    TransferQueue's SimpleStorage returns a column as it was put. Storages that read by shape (Mooncake) take a number
+    for a row of length one, because TransferQueue records it as one, and return a jagged (R, 1).
     """
     column = data[name]
     return (column.values() if column.is_nested else column).reshape(len(data))
@@ -46,10 +46,10 @@ def read_column(data: TensorDict, name: str) -> torch.Tensor:
 def loss_columns(
     layout: Layout, keys: Sequence[str], kept_tokens_R: Sequence[int] | None = None
 ) -> dict[str, torch.Tensor]:
-    """What the loss must know of each row's mini-batch, in the order of ``layout``.
+    """What the loss must know about each row's mini-batch, in the order of ``layout``.
 
     Args:
-        keys: of the real rows.
+        keys: keys of the real rows.
         kept_tokens_R: response tokens of each real row that rejection sampling has kept; None if there was none.
     """
     n_rows = len(keys)
@@ -87,7 +87,7 @@ def pad_column(layout: Layout, n_rows: int) -> dict[str, torch.Tensor]:
 
 
 def micro_batch_column(plan: BatchPlan, layout: Layout) -> dict[str, torch.Tensor]:
-    """The number of each row's micro-batch, in the order of ``layout``; nothing where verl's packer cuts them."""
+    """The number of each row's micro-batch, in the order of ``layout``; nothing if verl's packer cuts them."""
     if plan.packer != "plan" or layout.micro_batch_rows is None:
         return {}
     numbers = [

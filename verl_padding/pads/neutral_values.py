@@ -1,4 +1,4 @@
-"""Values that say nothing, in the type of a value of a real row."""
+"""Values without content, in the type of a value of a real row."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from verl_padding.errors import PaddingDataError
 
 EMPTY_OF_ITSELF = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset)
-"""Types whose empty value is what they give without an argument."""
+"""Types that give their empty value when called without an argument."""
 
 
 def empty_value(value: Any) -> Any:
-    """The empty value of the type of ``value``; None where a type has none.
+    """The empty value of the type of ``value``; None if the type has none.
 
-    Nothing of ``value`` but its type, dtype and rank is left: a source row's ground truth in a pad would be one more
-    answer to a question nobody asked. Subclasses give the plain value (``{}`` of any mapping, ``()`` of a named tuple).
+    Only the type, dtype and rank of ``value`` are kept: a source row's ground truth in a pad would be one more answer
+    to a question nobody asked. Subclasses give the plain value (``{}`` for any mapping, ``()`` for a named tuple).
 
     >>> empty_value(np.float32(0.5)), empty_value(b"abc"), empty_value({"style": "rule"}), empty_value(range(3))
     (np.float32(0.0), b'', {}, None)
@@ -42,7 +42,7 @@ def filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
     """A tensor, an array or a list like ``value``, of another shape, that holds ``fill`` everywhere.
 
     Raises:
-        PaddingDataError: ``value`` is no tensor, array or list of numbers, or its dtype cannot hold ``fill``.
+        PaddingDataError: ``value`` is not a tensor, array or list of numbers, or its dtype cannot hold ``fill``.
     """
     if isinstance(value, np.ndarray) and not fill:
         return np.zeros(shape, dtype=value.dtype) if value.dtype != object else np.full(shape, None)
@@ -61,6 +61,6 @@ def filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
         if isinstance(first, bool | int | float | complex | np.number | np.bool_):
             return type(value)([type(first)(fill)] * shape[0])
     raise PaddingDataError(
-        f"field {name!r}: a {type(value).__name__} is no list of numbers, so it cannot hold one value a token. Set "
+        f"field {name!r}: a {type(value).__name__} cannot hold one value per token, unless it lists numbers. Set "
         f"padding.fields.{name}=object, or store it as a tensor or an array."
     )

@@ -35,7 +35,7 @@ class PaddedBatch:
         self._made: set[str] = set()
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether the plan has this call, with these rows in whatever order."""
+        """Whether the plan has this call, with these rows in any order."""
         return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
 
     @property
@@ -46,9 +46,9 @@ class PaddedBatch:
         )
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of a log-prob, reference or value pass; ``batch`` brings fields and extra_info.
+        """The rows of a log-prob, reference or value pass; fields and extra_info are those of ``batch``.
 
-        Where pads are among them, a column tells them, as in an update: code inside a worker may ask.
+        If there are pads among them, a column marks them, as in an update, for code inside a worker that asks.
         """
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
@@ -57,10 +57,10 @@ class PaddedBatch:
         return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of an update, with what the loss must know of each row's mini-batch as columns.
+        """The rows of an update, with what the loss must know about each row's mini-batch as columns.
 
-        ``mini_batch_size`` gives way to ``num_mini_batch``: verl then cuts each rank's rows into equal parts,
-        whatever their size. verl's own shuffle is off, for it would mix rows of different mini-batches.
+        ``num_mini_batch`` replaces ``mini_batch_size``: verl then cuts each rank's rows into equal parts, whatever
+        their size. verl's own shuffle is turned off, because it would mix rows of different mini-batches.
         """
         layout = self.plan.layouts[call]
         self._complete_pads(layout.n_pads)
@@ -77,7 +77,7 @@ class PaddedBatch:
         return rows
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
-        """A worker's answer for the padded rows, as one for the rows of ``batch``."""
+        """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
         return KVBatchMeta(
             keys=list(batch.keys),
             tags=batch.tags,
@@ -118,11 +118,11 @@ class PaddedBatch:
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put.
 
-        A step that needs no pads reads a few rows and makes a pad of those fields that no step has met before, so that
-        a field that no pad can be made for is refused when it first comes.
+        A step that needs no pads still makes one, from a few rows, if there is a field that no step has met before, so
+        that a field that no pad can be made for is refused when it first appears.
 
         Raises:
-            PaddingDataError: a field that no pad can be made for; nothing is put.
+            PaddingDataError: no pad can be made for a field; nothing is put.
         """
         if not self.pad_keys:
             if not self._template.has_met(self._source.names - OWN_COLUMNS):
@@ -143,13 +143,13 @@ class PaddedBatch:
 def padded_batch(
     batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False
 ) -> PaddedBatch:
-    """A padded batch whose pads have their keys and are not put yet.
+    """A padded batch whose pads have their keys but have not been put yet.
 
     Args:
         rejects_tokens: whether the trainer takes tokens out of the response masks before an update.
 
     Raises:
-        PaddingDataError: a real row tagged as padding, or that TransferQueue knows otherwise than the batch does, see
+        PaddingDataError: a real row is tagged as padding, or TransferQueue and the batch disagree about it, see
             :class:`SourceRows`.
     """
     for key, tag in zip(batch.keys, batch.tags, strict=True):
@@ -162,19 +162,20 @@ def padded_batch(
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:
-    """Takes the pads out of TransferQueue; returns the batch as it was. May be repeated."""
+    """Takes the pads out of TransferQueue; returns the batch as it was. It may be called again."""
     clear(padded.pad_keys, padded.batch.partition_id)
     padded.pad_keys = []
     return padded.batch
 
 
 def strip_after_an_error(padded: PaddedBatch) -> None:
-    """Takes the pads out where an error is on its way, and lets that error speak, whatever becomes of the pads."""
+    """Takes the pads out while an error is on its way; a failure to do so is only logged, and that error goes on."""
     try:
         strip(padded)
     except Exception:
         logger.exception(
-            "verl_padding: %d pads %s.. could not be cleared after an error; the next job on this TransferQueue will",
+            "verl_padding: %d pads (%s ..) could not be cleared after an error; the next job on this TransferQueue "
+            "will clear them",
             len(padded.pad_keys),
             padded.pad_keys[0],
         )

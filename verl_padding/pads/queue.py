@@ -44,17 +44,17 @@ def controller() -> ActorHandle:
 
 
 def actors_of_queue() -> dict[str, list[ActorHandle]]:
-    """The actors that TransferQueue lives in, by what they are; none of a storage that has no actors."""
+    """The actors of TransferQueue, by what they are; a storage without actors has none."""
     config = ray.get(controller().get_config.remote())
     units = config.backend.get("SimpleStorage", {}).get("zmq_info") or {}
     made_here = (tq_interface._TQ_STORAGE or {}).get("SimpleStorage", {})
-    # A unit has its name in the namespace of its maker, which is the job's.
+    # A unit's name is in the namespace of its maker, which is the job's.
     storage = [made_here[name] if name in made_here else ray.get_actor(name) for name in units]
     return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
 
 
 _HELD: list[Any] = []
-"""Storage of queues that were let go of: Ray ends an actor with the last handle of the process that made it."""
+"""Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
 
 
 def let_go() -> None:
@@ -65,7 +65,7 @@ def let_go() -> None:
 
 
 def n_rows(answer: object) -> int:
-    """Rows that a worker's answer speaks of; 0 for an answer that speaks of none."""
+    """Rows in a worker's answer; 0 for an answer without rows."""
     return len(answer) if isinstance(answer, KVBatchMeta | BatchMeta) else 0
 
 
@@ -83,23 +83,23 @@ def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | Non
 
 @dataclass(frozen=True)
 class Listing:
-    """What TransferQueue's controller says of some rows; their data is not read."""
+    """What TransferQueue's controller knows about some rows; their data is not read."""
 
     keys_by_fields: dict[frozenset[str], list[str]]
     """Rows grouped by the fields that they have, the largest group first."""
     shapes: dict[str, dict[str, tuple[int, ...]]]
-    """Field that all rows have -> row -> its shape; without rows of which it is not known, and what is no tensor."""
+    """Field that all rows have -> row -> shape, where the value is a tensor and its shape is known."""
     dtypes: dict[str, torch.dtype]
     """Tensor field of the partition -> dtype of its first put, which all others must have."""
     unlisted: dict[str, list[str]]
-    """Field -> rows whose put of it TransferQueue has stored, and has not listed, but for a line in its log."""
+    """Field -> rows for which TransferQueue has stored the field but not listed it; only its log says so."""
 
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     """Looks rows up.
 
     Raises:
-        PaddingDataError: a row that is not in TransferQueue.
+        PaddingDataError: a row is not in TransferQueue.
     """
     if not keys:
         return Listing({}, {}, {}, {})
@@ -124,7 +124,7 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
 
 
 def _by_fields(key_of: Mapping[int, str], names: list[str], partition_id: str) -> dict[frozenset[str], list[str]]:
-    # TransferQueue tells which rows have a field, but not which fields there are: its controller was asked for that.
+    # TransferQueue says which rows have a field, but not which fields there are: its controller was asked for those.
     indexes, has_RF = tq.get_client().get_production_status(names, partition_id)
     place_of = {int(index): place for place, index in enumerate(indexes)}
     has_field_R = has_RF[[place_of[index] for index in key_of]].bool()
@@ -144,8 +144,8 @@ def _shapes(schema: Mapping[str, Any], keys: Sequence[str]) -> dict[str, tuple[i
 
 
 def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, tuple[torch.dtype | None, list[int]]]:
-    # Runs in TransferQueue's controller: field -> its dtype, and those of `rows` that have it and are not in its books.
-    # A put whose field has another dtype than the first put of that field is stored; at that field, listing it stops.
+    # Runs in TransferQueue's controller: field -> its dtype, and those of `rows` that have it but are not listed for
+    # it. A put with a field in another dtype than the first put of that field is stored, but listed only up to there.
     partition, wanted = queue.partitions[partition_id], set(rows)
     fields = {}
     for name, column in partition.field_name_mapping.items():
@@ -166,7 +166,7 @@ def put_copies(
     tags: Sequence[dict[str, Any]] | None = None,
     per_row: Mapping[str, Any] | None = None,
 ) -> None:
-    """Puts the same row under each key, in one put; ``per_row`` are the fields in which they differ, a value a row."""
+    """Puts the same row under each key, in one put; ``per_row`` are the fields that differ, one value per row."""
     columns: dict[str, Any] = {
         name: values if isinstance(values, torch.Tensor) else NonTensorStack(*values)
         for name, values in (per_row or {}).items()
@@ -191,13 +191,13 @@ def put_copies(
 
 
 def tokens_of_masks(batch: KVBatchMeta) -> list[int]:
-    """Tokens of each row's ``response_mask``."""
+    """Tokens that each row's ``response_mask`` keeps."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
     return [int(mask.sum()) for mask in data["response_mask"].unbind()]
 
 
 def put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:
-    """Puts columns in the order of ``rows``, and has a call with ``rows`` read them."""
+    """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them."""
     if not columns:
         return
     tq.kv_batch_put(
@@ -219,8 +219,8 @@ def clear(keys: Sequence[str], partition_id: str) -> None:
 def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
     """Takes rows out of TransferQueue for the length of a with-block, and puts them back as they were.
 
-    They wait in this process's memory, all their fields. The rows of one batch come back with the fields that all of
-    them had. Rows that are not there any more are left out.
+    All their fields wait in this process's memory. The rows of one batch come back with the fields that all of them
+    had. Rows that are no longer there are left out.
     """
     kept: list[tuple[KVBatchMeta, TensorDict, list[dict[str, Any]]]] = []
     try:
@@ -233,17 +233,17 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
                 clear(there.keys, there.partition_id)
         yield
     finally:
-        with ExitStack() as each_in_turn:  # a put that fails keeps the others from nothing
+        with ExitStack() as each_in_turn:  # a put that fails does not stop the others
             for batch, data, tags_R in kept:
                 put = {"keys": batch.keys, "partition_id": batch.partition_id, "fields": data, "tags": tags_R}
                 each_in_turn.callback(tq.kv_batch_put, **put)
 
 
 def clear_leftovers(partition_id: str) -> None:
-    """Clears what no step may meet again, and warns of it: pads, and rows whose prompt is gone.
+    """Clears pads, and rows whose prompt is gone, with a warning: no step may meet them again.
 
-    verl takes a prompt out as it samples its rows. What is left of them in the snapshot of a checkpoint was trained or
-    was being trained: it can never be sampled, and would be carried along for ever.
+    verl removes a prompt when it samples its rows. Rows without a prompt in the snapshot of a checkpoint were trained
+    on, or were being trained on: they can never be sampled again, and would stay forever.
     """
     tags = tags_of(partition_id)
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
@@ -252,7 +252,7 @@ def clear_leftovers(partition_id: str) -> None:
     for keys, what in ((pads, "pads"), (orphans, "rows whose prompt has been sampled already")):
         if keys:
             logger.warning(
-                "verl_padding: cleared %d %s, left in TransferQueue by an earlier run: %s%s",
+                "verl_padding: cleared %d %s, which an earlier run left in TransferQueue: %s%s",
                 len(keys),
                 what,
                 ", ".join(sorted(keys)[:3]),

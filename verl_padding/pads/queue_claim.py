@@ -1,8 +1,8 @@
-"""One trainer at a time on a TransferQueue: the one that has it says so in its controller.
+"""Lets one trainer at a time use a TransferQueue: that trainer says so in the queue's controller.
 
 A Ray cluster has one TransferQueue, whose controller is an actor of a fixed name, and verl's trainers all use its
 partitions ``train`` and ``val``. A second trainer there would sample, overwrite and clear the rows of the first one.
-So a padded trainer claims the queue before it looks at it, and what it finds then is known to be nobody's any more.
+So a padded trainer claims the queue before it looks at it; what it then finds there no longer belongs to anyone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTITIONS = ("train", "val")
 """verl's names for the parts of TransferQueue that its trainers use."""
 
 NOTICE_S = 5.0
-"""Seconds in which Ray's tables tell of a process that was killed."""
+"""Seconds within which Ray's tables show that a process was killed."""
 
 _ATTRIBUTE = "verl_padding_claim"
 _WHY = (
@@ -42,26 +42,26 @@ _OWN_CLUSTER = (
 
 @dataclass(frozen=True)
 class Claim:
-    """A trainer's word that a TransferQueue is in its use."""
+    """A trainer's statement that it uses a TransferQueue."""
 
     job: str
     """Ray's id of the job, hexadecimal."""
     worker: str
     """Ray's id of the process that the trainer runs in, hexadecimal."""
     place: str
-    """Where that process is, for people."""
+    """Where that process runs, in words."""
     holds: bool = True
-    """False after the trainer has ended: what it left is nobody's."""
+    """False after the trainer has ended: what it left belongs to nobody."""
 
 
 def refuse_queue_of_another_job() -> None:
-    """Refuses a TransferQueue that another Ray job has made; nothing of it is touched, and it is let go of.
+    """Refuses a TransferQueue that another Ray job has made, and lets go of it without touching its content.
 
     verl's runner connects to the queue before it makes a trainer, and closes it when the trainer raises, which would
     end the other job's controller.
 
     Raises:
-        PaddingConfigError: the queue is another job's.
+        PaddingConfigError: the queue belongs to another job.
     """
     if not is_connected():
         return
@@ -70,23 +70,23 @@ def refuse_queue_of_another_job() -> None:
     except ValueError as error:
         let_go()
         raise PaddingConfigError(
-            "The TransferQueue that this job found in its Ray cluster has ended since: its own job was just being "
-            f"killed ({error}). Start this one again."
+            "The TransferQueue that this job found in its Ray cluster has ended since: the job that made it was just "
+            f"being killed ({error}). Start this job again."
         ) from error
     if owner != ray.get_runtime_context().get_job_id():
         let_go()
         raise PaddingConfigError(
-            f"The TransferQueue of this Ray cluster is that of another job, {_describe_job(owner)}. {_WHY} Nothing of "
-            f"it was touched. {_OWN_CLUSTER}, or wait until the other job has ended; one that has just been killed "
-            "takes Ray a few seconds."
+            f"The TransferQueue of this Ray cluster belongs to another job, {_describe_job(owner)}. {_WHY} This job "
+            f"has not touched it. {_OWN_CLUSTER}, or wait until the other job has ended; Ray takes a few seconds to "
+            "end one that has just been killed."
         )
 
 
 def claim_queue() -> None:
-    """Takes the TransferQueue for the trainer of this process, and clears what an earlier one left in it.
+    """Claims the TransferQueue for the trainer of this process, and clears what an earlier one left in it.
 
-    To be called before a snapshot is loaded. Prompts and rows of a trainer that has ended come again, from the
-    snapshot or from the data; left there they would be trained as if they were this trainer's, or waited for.
+    Call it before a snapshot is loaded. Prompts and rows of a trainer that has ended come again, from the snapshot or
+    from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them.
 
     Raises:
         PaddingConfigError: another trainer has the queue, or rows that it may own lie there. Nothing was touched.
@@ -98,8 +98,8 @@ def claim_queue() -> None:
         if found is not None and found.holds and found.worker != mine.worker and _lives_on(found):
             let_go()
             raise PaddingConfigError(
-                f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_WHY} Nothing "
-                f"of it was touched. {_OWN_CLUSTER}, or start it when the other one has ended."
+                f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_WHY} This job "
+                f"has not touched it. {_OWN_CLUSTER}, or start it when the other trainer has ended."
             )
         if found is None and not was_made_here():
             _refuse_rows_of_unknown_owner()
@@ -109,8 +109,8 @@ def claim_queue() -> None:
         for partition_id in PARTITIONS:
             if keys := sorted(tags_of(partition_id)):
                 logger.warning(
-                    "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left by a trainer "
-                    "that has ended, %s: %s%s",
+                    "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left there by a "
+                    "trainer that has ended (%s): %s%s",
                     len(keys),
                     partition_id,
                     found.place,
@@ -121,7 +121,7 @@ def claim_queue() -> None:
 
 
 def release_queue() -> None:
-    """Says that this process's trainer has ended; does nothing where it has no queue (any more)."""
+    """Says that this process's trainer has ended; does nothing if it has no queue, or none any more."""
     mine = _claim_of_this_process()
     with suppress(ValueError, ray.exceptions.RayActorError):  # the queue may have ended before its trainer
         ray.get(controller().__ray_call__.remote(_replace_claim, mine, replace(mine, holds=False)))
@@ -134,8 +134,8 @@ def _refuse_rows_of_unknown_owner() -> None:
             raise PaddingConfigError(
                 f"TransferQueue's partition {partition_id!r} holds {len(keys)} prompts and rows ({keys[0]}, ..) that "
                 "were put there before this trainer started, in a queue that another process of this job has made. "
-                "They may be in use: only a padded trainer says when it has ended. Nothing of it was touched. Clear "
-                f"the partition if they are not, or else: {_OWN_CLUSTER[0].lower()}{_OWN_CLUSTER[1:]}."
+                "They may be in use: only a padded trainer says when it has ended. They were not touched. Clear "
+                f"the partition if they are not in use. Otherwise {_OWN_CLUSTER[0].lower()}{_OWN_CLUSTER[1:]}."
             )
 
 
@@ -150,7 +150,7 @@ def _claim_in_controller(queue: Any) -> Claim | None:
 
 
 def _replace_claim(queue: Any, expected: Claim | None, claim: Claim) -> bool:
-    # Runs in the controller, whose calls come one after the other: of two trainers that start at once, one gets it.
+    # Runs in the controller, which handles one call at a time: of two trainers that start at once, one gets the queue.
     if _claim_in_controller(queue) != expected:
         return False
     setattr(queue, _ATTRIBUTE, claim)
@@ -158,7 +158,7 @@ def _replace_claim(queue: Any, expected: Claim | None, claim: Claim) -> bool:
 
 
 def _lives_on(claim: Claim) -> bool:
-    """Whether the process of a claim is alive, also after the moment that Ray takes to notice a death."""
+    """Whether the process of a claim is still alive after the time that Ray takes to notice a death."""
     deadline = time.monotonic() + NOTICE_S
     while _lives(claim):
         if time.monotonic() > deadline:
@@ -168,7 +168,7 @@ def _lives_on(claim: Claim) -> bool:
 
 
 def _lives(claim: Claim) -> bool:
-    """Whether the process of a claim is alive, as Ray's tables have it; its state API would take a dashboard."""
+    """Whether the process of a claim is alive, by Ray's tables; Ray's state API would need a dashboard."""
     accessor = ray._private.state.state._connect_and_get_accessor()
     data = accessor.get_worker_info(ray.WorkerID(bytes.fromhex(claim.worker)))
     return data is not None and WorkerTableData.FromString(data).is_alive

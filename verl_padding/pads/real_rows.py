@@ -1,4 +1,4 @@
-"""The real rows of whatever carries tags or the ``is_padding`` column: for code of your own that may meet a pad."""
+"""The real rows of anything with tags or the ``is_padding`` column, for code of your own that may meet a pad."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_padding.pads.queue import KVBatchMeta
 
 @singledispatch
 def real_rows(batch: Any) -> Any:
-    """The same without pads, in the same order; rows that nothing marks as pads are real.
+    """The batch without its pads, in the same order; rows that nothing marks as pads are real.
 
     Args:
         batch: a ``KVBatchMeta``; a list of tags (dicts); a ``TensorDict`` or a ``DataProto`` of worker data, whose
@@ -26,8 +26,8 @@ def real_rows(batch: Any) -> Any:
     Returns: the same type, with the real rows only.
 
     Raises:
-        PaddingDataError: worker data of pads alone.
-        TypeError: of anything else.
+        PaddingDataError: worker data holds only pads.
+        TypeError: the batch is anything else.
     """
     kind = type(batch).__name__
     raise TypeError(f"{kind}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataProto")
@@ -62,7 +62,7 @@ def _(batch: DataProto) -> DataProto:
 
 
 def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:
-    """Places of the real rows, (real rows,) int64, by a column of any kind; all rows where there is none."""
+    """Places of the real rows, (real rows,) int64, by a column of any kind; all rows if there is no column."""
     if is_pad is None:
         return torch.arange(n_rows)
     if isinstance(is_pad, torch.Tensor) and is_pad.is_nested:  # see columns.read_column
@@ -71,7 +71,7 @@ def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:
     places = torch.nonzero(~torch.tensor(values, dtype=torch.bool).reshape(n_rows))[:, 0]
     if n_rows and not len(places):
         raise PaddingDataError(
-            f"{n_rows} rows, all of them pads: neither of verl's classes can hold jagged fields of no row. Look at "
-            f"{IS_PADDING} first, where a rank may hold pads alone."
+            f"{n_rows} rows, all of them pads: neither of verl's classes can hold jagged fields without a row. Look at "
+            f"{IS_PADDING} first if a rank may hold only pads."
         )
     return places

@@ -12,17 +12,17 @@ class Role(Enum):
     """How a field's length follows the row. The values are what ``padding.fields`` takes."""
 
     PROMPT = "prompt"
-    """One value a prompt token."""
+    """One value per prompt token."""
     RESPONSE = "response"
-    """One value a response token."""
+    """One value per response token."""
     SEQUENCE = "sequence"
-    """One value a token of prompt and response."""
+    """One value per token of prompt and response."""
     POSITIONS = "positions"
     """Position ids, tokens last: (L,), (3, L) or (4, L)."""
     ROW = "row"
-    """One value, of a fixed shape, a row."""
+    """One value of a fixed shape per row."""
     OBJECT = "object"
-    """Not one value a token: a pad gets the empty value of its type, None if it has none."""
+    """Any other value: a pad gets the empty value of its type, or None if the type has none."""
     MULTIMODAL = "multimodal"
     """Images and videos as the model takes them, name -> tensor."""
 
@@ -32,11 +32,11 @@ class Role(Enum):
         return self in PER_TOKEN
 
     def tokens(self, prompt: int, response: int) -> int:
-        """Tokens that a field of this role, one of those per token, has in a row of ``prompt`` + ``response``."""
+        """Tokens that a field of this role, which must be per token, has in a row of ``prompt`` + ``response``."""
         return PER_TOKEN[self](prompt, response)
 
     def tokens_of(self, value: Any) -> int | None:
-        """Tokens that a value speaks of: its first dimension, of position ids the last one; None if it has none."""
+        """Tokens that a value covers: its first dimension, for position ids its last; None if it has no dimension."""
         shape = getattr(value, "shape", None)  # of a tensor or an array: neither library is needed to read a config
         if shape is not None:
             return int(shape[-1 if self is Role.POSITIONS else 0]) if len(shape) else None
@@ -52,7 +52,7 @@ PER_TOKEN: Mapping[Role, Callable[[int, int], int]] = {
 """Tokens of a field, from those of its row's prompt and response."""
 
 FOUND_BY_LENGTH = (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE)
-"""Roles that a field which nobody knows may have, if its lengths fit."""
+"""Roles that an unknown field may have if its lengths fit."""
 
 
 class Fill(Enum):
@@ -63,7 +63,7 @@ class Fill(Enum):
     EOS = "eos"
     """The tokenizer's end-of-sequence id."""
     ROUTES = "routes"
-    """Distinct experts a token, (tokens, layers, top-k), spread evenly over all experts."""
+    """Distinct experts for each token, (tokens, layers, top-k), spread evenly over all experts."""
 
 
 @dataclass(frozen=True)

@@ -16,26 +16,26 @@ Row = Mapping[str, Any]
 
 
 class Schema:
-    """Field name -> role, for one job: what was found once holds, as long as later rows agree.
+    """Field name -> role, for one job: a role that was found once is kept as long as later rows agree.
 
-    A batch may be one row, whose lengths tell little; the batches before it have told more.
+    A batch may be a single row, whose lengths say little; earlier batches have said more.
 
     Args:
-        declared: roles from ``padding.fields``, which go before all else.
+        declared: roles from ``padding.fields``, which come before all else.
     """
 
     def __init__(self, declared: Mapping[str, FieldRole] | None = None):
         self._declared = dict(declared or {})
         self._found: dict[str, FieldRole] = {}
         self.met: set[str] = set()
-        """Fields that a pad was made with."""
+        """Fields that a pad has been made with."""
 
     def role_of(self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]) -> FieldRole:
         """The role of a field, from the table or from its shapes in real rows that all have it.
 
         Args:
-            rows: real rows; rows of different lengths tell most.
-            pad_lengths: prompt and response tokens of a pad. Roles between which it makes no difference need no choice.
+            rows: real rows; rows of different lengths say most.
+            pad_lengths: prompt and response tokens of a pad. Roles that give a pad the same length need no choice.
 
         Raises:
             PaddingDataError: no role fits, or several do and nothing says which.
@@ -51,7 +51,7 @@ class Schema:
             return known
         fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
         if len(fitting) > 1 and len({_length_in_a_pad(role, values[0], pad_lengths) for role in fitting}) == 1:
-            return FieldRole(fitting[0], fill)  # not kept: rows to come may tell more, and other pads be longer
+            return FieldRole(fitting[0], fill)  # not kept: later rows may say more, and other pads be longer
         if len(fitting) != 1:
             fit = f"fit {' and '.join(role.value for role in fitting)}" if fitting else "fit no role"
             raise self._unclear(name, rows, f"{fit}.")
@@ -64,7 +64,7 @@ class Schema:
         shapes = [_shape(row[name]) for row in rows]
         return PaddingDataError(
             f"field {name!r}: role unclear. Its shapes {shapes} in rows of (prompt, response) lengths "
-            f"{[_lengths(row) for row in rows]} {what} Say what it follows, on the command line "
+            f"{[_lengths(row) for row in rows]} {what} Set its role on the command line, "
             f"+padding.fields.{name}=response (or prompt, sequence, row, object), or do not put it into the rows."
         )
 
@@ -75,7 +75,7 @@ def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
     if values[0].ndim == 0:
         return [Role.ROW]
     fitting = [role for role in FOUND_BY_LENGTH if _fits(role, values, rows)]
-    # A length that follows the tokens of rows of different lengths is no accident; one that never changes may be.
+    # If a length follows the tokens of rows of different lengths, it is no accident; if it never changes, it may be.
     same_shape = len({_shape(value) for value in values}) == 1
     if same_shape and (len(rows) > 1 or not fitting):
         fitting.append(Role.ROW)

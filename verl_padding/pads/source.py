@@ -1,4 +1,4 @@
-"""The real rows that pads are made from: few of them, and between them every field that a row of the batch has."""
+"""The few real rows that pads are made from; together they have every field that a row of the batch has."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
 from verl_padding.pads.tags import refuse_other_lengths
 
 ROWS_PER_KIND = 4
-"""Rows of different lengths that are read to tell what a field means."""
+"""Rows of different lengths that are read to find out what a field means."""
 FIRST_LOOK, LOOK_FURTHER = 4, 4
-"""Rows whose images are read first, and how many times as many next: images are large, rows without them small."""
+"""Rows whose images are read first, and how many times more next: images are large, rows without them are small."""
 
 
 class SourceRows:
     """Rows of a batch, read when they are asked for.
 
     TransferQueue hands workers the fields that all rows of a call have. A field that only some rows have would vanish
-    for these as well if a pad came between them without it, so pads have them all.
+    for those rows too if a pad among them lacked it, so pads have all fields.
     """
 
     def __init__(self, batch: KVBatchMeta):
-        """Looks all rows of the batch up, and compares what TransferQueue knows of them with their tags.
+        """Looks all rows of the batch up, and compares what TransferQueue knows about them with their tags.
 
         Raises:
-            PaddingDataError: a row that is not there, that lacks a prompt or a response, whose tags are not those of
-                its fields, or that has a field in another dtype than other rows.
+            PaddingDataError: a row is not there, lacks a prompt or a response, has tags that do not match its fields,
+                or has a field in another dtype than other rows.
         """
         self._batch = batch
         listing = list_rows(batch.keys, batch.partition_id)
@@ -39,12 +39,12 @@ class SourceRows:
         """Fields that a row of the batch has."""
 
     def read(self) -> list[dict[str, Any]]:
-        """The rows as they are now, those of the most common kind first, each with its own fields."""
+        """The rows as they are now, each with its own fields; those of the most common kind come first."""
         return [row for keys in self._keys for row in read_rows(keys, self._batch.partition_id)]
 
 
 def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
-    """``multi_modal_inputs`` of some row that has an image or a video; None if no row of the batch has."""
+    """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has one."""
     start, size = 0, FIRST_LOOK
     while start < len(batch):
         for row in read_rows(batch.keys[start : start + size], batch.partition_id, ["multi_modal_inputs"]):
@@ -58,16 +58,16 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
 def _refuse_unlisted(listing: Listing) -> None:
     for name, keys in listing.unlisted.items():
         raise PaddingDataError(
-            f"field {name!r}: TransferQueue has not listed it for row {keys[0]!r} ({len(keys)} rows in all), though it "
-            f"was put: its dtype is {listing.dtypes.get(name, 'that of no tensor')} there. TransferQueue takes one "
-            "dtype a field; where a put differs it leaves out that field and those after it, with a line in its log. "
-            f"Have all rows write {name} and the fields before it in one dtype."
+            f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} ({len(keys)} rows in all), but has not "
+            f"listed it. It takes one dtype per field, here {listing.dtypes.get(name, 'that of no tensor')}; if a put "
+            "has another, it lists neither that field nor those after it, and only logs a line. Have all rows put "
+            f"{name} and the fields before it in one dtype."
         )
     for name, dtype in COLUMN_DTYPES.items():
         if listing.dtypes.get(name, dtype) != dtype:
             raise PaddingDataError(
-                f"field {name!r}: rows have it, of {listing.dtypes[name]}; a padded trainer tells its workers "
-                f"something else under this name, of {dtype}. Give the rows' field another name."
+                f"field {name!r}: rows have it, as {listing.dtypes[name]}, but a padded trainer gives its workers a "
+                f"column of this name, as {dtype}. Give the rows' field another name."
             )
 
 

@@ -1,4 +1,4 @@
-"""What the tags of a row say: whether it is a pad, and how many tokens it has."""
+"""What the tags of a row say: whether the row is a pad, and how many tokens it has."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PAD_UID_PREFIX = "pad"
 """First letters of a pad's uid, and so of its key; verl 0.9 uses the same. verl's own uids are hexadecimal."""
 
 LENGTH_TAGS = ("prompt_len", "response_len", "seq_len")
-"""Tags with a row's tokens, as verl's agent loop writes them."""
+"""Tags with a row's numbers of tokens, as verl's agent loop writes them."""
 
 _FIX = (
-    "Tag each row with the tokens of its fields prompts and responses, and with their sum as seq_len, as verl's agent "
-    "loop does (verl/trainer/ppo/v1/agent_loop_tq.py)."
+    "Tag each row with the numbers of tokens of its fields prompts and responses, and with their sum as seq_len, as "
+    "verl's agent loop does (verl/trainer/ppo/v1/agent_loop_tq.py)."
 )
 
 
@@ -35,8 +35,7 @@ def tokens_of_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> li
     ``prompt_len`` and ``response_len``, which verl's agent loop writes and nothing of verl reads, may be left out.
 
     Raises:
-        PaddingDataError: a length that is not there or is no whole number, lengths that do not add up, or a prompt of
-            no token.
+        PaddingDataError: a length is missing or not a whole number, lengths do not add up, or a prompt has no token.
     """
     return [_tokens_of_tag(key, tag) for key, tag in zip(keys, tags, strict=True)]
 
@@ -57,7 +56,7 @@ def refuse_other_lengths(key: str, tag: Mapping[str, Any], prompt: int, response
     """Compares a row's tags with the tokens of its fields.
 
     Raises:
-        PaddingDataError: a tag that says something else, or a prompt of no token.
+        PaddingDataError: a tag says something else, or the prompt has no token.
     """
     if prompt == 0:
         raise empty_prompt(key)
@@ -73,7 +72,7 @@ def empty_prompt(key: str) -> PaddingDataError:
     """The refusal of a row whose prompt has no token, at which verl's workers stop."""
     return PaddingDataError(
         f"row {key!r}: prompt_len=0. verl takes the log-prob of the first response token from the last token of the "
-        "prompt: put one there, a begin-of-sequence token or whatever the model starts with."
+        "prompt: put a token there, a begin-of-sequence token or whatever the model starts with."
     )
 
 

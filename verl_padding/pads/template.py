@@ -1,4 +1,4 @@
-"""One pad row, made from real rows: same fields, dtypes and ranks, neutral values, no loss."""
+"""One pad row, made from real rows, with their fields, dtypes and ranks, neutral values and no loss."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class PadFields:
     """Fields of some pads."""
 
     shared: dict[str, Any] = field(default_factory=dict)
-    """The same for all of them."""
+    """Fields that all of them share."""
     per_pad: dict[str, Any] = field(default_factory=dict)
-    """One value a pad, along the first dimension."""
+    """One value per pad, along the first dimension."""
 
 
 class PadTemplate:
     """Makes the fields of pads from those of real rows.
 
-    A pad has ``length - 1`` prompt tokens and one response token, all end-of-sequence but for those of a picture, and
+    A pad has ``length - 1`` prompt tokens and one response token, all end-of-sequence except those of a picture, and
     masks of zero.
 
     Example:
@@ -40,10 +40,10 @@ class PadTemplate:
         (1,), ``position_ids`` (3, 8) -> (3, 4), ``teacher_ids`` (8, 20) -> (4, 20).
 
     Args:
-        eos_token_id: of the tokenizer.
+        eos_token_id: the tokenizer's end-of-sequence id.
         length: tokens of a pad.
         schema: the roles of fields.
-        n_experts: gives the routed experts of a layer of the model, None if that is not known; asked for if needed.
+        n_experts: returns the number of routed experts of a layer, None if not known; called only if needed.
         picture: what pads show the model's vision tower; None for nothing.
     """
 
@@ -79,14 +79,14 @@ class PadTemplate:
         return self._schema.met.issuperset(names)
 
     def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1) -> PadFields:
-        """Fields of ``n_pads`` pads, shaped from the first of ``rows`` that has them; the others tell what they mean.
+        """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others help find its role.
 
         Args:
             rows: real rows, each with ``prompts`` and ``responses``.
-            names: which fields; each is in one of the rows at least.
+            names: which fields; each is in at least one of the rows.
 
         Raises:
-            PaddingDataError: a field whose role is unclear, or that cannot hold what its role says.
+            PaddingDataError: the role of a field is unclear, or the field cannot hold what its role says.
         """
         pads = PadFields()
         pad_lengths = (self.length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
@@ -103,14 +103,14 @@ class PadTemplate:
         return pads
 
     def _check(self, name: str, made: Any, field: FieldRole) -> None:
-        """Here, where the pad is made, rather than in a worker that trips over it."""
+        """Refuses a wrong length where the pad is made, before a worker trips over it."""
         if not field.role.is_per_token:
             return
         tags = self.tag_lengths
         wanted = field.role.tokens(tags["prompt_len"], tags["response_len"])
         if field.role.tokens_of(made) != wanted:
             raise PaddingDataError(
-                f"field {name!r}: a pad's {type(made).__name__} speaks of {field.role.tokens_of(made)} tokens instead "
+                f"field {name!r}: a pad's {type(made).__name__} covers {field.role.tokens_of(made)} tokens instead "
                 f"of {wanted} (role {field.role.value}, pad of {tags['prompt_len']} + {tags['response_len']} tokens). "
                 f"Set padding.fields.{name} to the role that it has."
             )
@@ -136,7 +136,7 @@ class PadTemplate:
             )
         made = filled(name, value, (length, *np.shape(value)[1:]), fill)
         if name in ("prompts", "input_ids") and self._picture is not None:
-            # The picture's tokens end the prompt: what is left before them is end-of-sequence.
+            # The picture's tokens end the prompt: all tokens before them are end-of-sequence.
             ids = torch.tensor(self._picture.token_ids, dtype=made.dtype)
             made[tags["prompt_len"] - len(ids) : tags["prompt_len"]] = ids
         return made
@@ -152,7 +152,7 @@ class PadTemplate:
 
 
 def _telling_most(name: str, rows: Sequence[Row]) -> Sequence[Row]:
-    """Of rows with a field, those with a tensor in it, or else a list that is not empty; all where none has either."""
-    # Where some rows hold None, or nothing yet, the others say what kind of column it is.
+    """The rows whose field holds a tensor, or else a list that is not empty; all rows if none holds either."""
+    # If some rows hold None, or nothing yet, the others say what kind of column it is.
     tensors = [row for row in rows if isinstance(row[name], torch.Tensor | np.ndarray)]
     return tensors or [row for row in rows if isinstance(row[name], list | tuple) and row[name]] or rows

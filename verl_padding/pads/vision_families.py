@@ -1,4 +1,4 @@
-"""The smallest image that a model's vision tower takes, for models that may not leave it out on one rank only."""
+"""The smallest image for a model's vision tower, for models whose tower must run on all ranks if it runs on one."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], Picture]] = {
 
 
 def refuse_unknown_type(choice: str, config: Mapping[str, Any]) -> None:
-    """Refuses a model of which it is not known what its vision tower needs.
+    """Refuses a model if it is not known what its vision tower needs.
 
     Args:
         choice: ``padding.multimodal``.
         config: the Hugging Face config of a model with a vision tower.
 
     Raises:
-        PaddingConfigError: a model of a type that is not known.
+        PaddingConfigError: the model's type is not known.
     """
     model_type = str(config.get("model_type"))
     if model_type not in SMALLEST and not _needs_none(choice, model_type):
         raise PaddingConfigError(
-            f"padding.multimodal={choice!r}: what an image of model type {model_type!r} must look like is not known. "
-            f"Known: {', '.join(sorted(SMALLEST))}; without an image run {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. Set "
-            "padding.multimodal=empty if the model runs on text alone on some ranks and with images on others, or if "
-            "no row of the job has any."
+            f"padding.multimodal={choice!r}: it is unknown what an image of model type {model_type!r} must look like. "
+            f"Known: {', '.join(sorted(SMALLEST))}; no image is needed for {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. "
+            "Set padding.multimodal=empty if the model can run on text alone on some ranks and with images on others, "
+            "or if no row of the job has images."
         )
 
 
@@ -92,7 +92,7 @@ def picture_for(choice: str, config: Mapping[str, Any], source: Inputs) -> Pictu
         source: ``multi_modal_inputs`` of a real row that has an image or a video.
 
     Raises:
-        PaddingConfigError: a model of a type that is not known.
+        PaddingConfigError: the model's type is not known.
     """
     refuse_unknown_type(choice, config)
     model_type = str(config.get("model_type"))

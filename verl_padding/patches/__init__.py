@@ -1,4 +1,4 @@
-"""What is replaced in verl, a module each with its reason.
+"""What is replaced in verl, one module each, with its reason.
 
 May import: errors, pads, verl_job.
 """

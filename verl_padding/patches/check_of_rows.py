@@ -1,8 +1,8 @@
 """verl's check that its ranks can share the rows of a batch evenly, lifted for jobs whose batches are padded.
 
 With fixed micro-batches ``validate_config`` of verl 0.9 wants train_batch_size x n to be a multiple of what its ranks
-take at once. Pads make it one, whatever comes. The check stands in the middle of others, so verl's function is shown a
-batch that passes this one alone.
+take at once. Pads always make it one. The check stands in the middle of others, so verl's function is shown a batch
+that is changed for this check only.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from verl_padding.verl_job.known_verl import is_known
 
 
 def lift_check_of_rows(module: ModuleType, is_padded: Callable[[Any], bool]) -> None:
-    """Wraps ``validate_config`` of verl.utils.config; what does not ask for padding passes through untouched.
+    """Wraps ``validate_config`` of verl.utils.config; jobs that do not ask for padding pass through untouched.
 
     Args:
-        is_padded: whether the job of a config asks for padding; called when verl checks one.
+        is_padded: says whether the job of a config asks for padding; called when verl checks a config.
     """
 
     def lifted(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def lift_check_of_rows(module: ModuleType, is_padded: Callable[[Any], bool]) -> 
 def _with_rows_for_all(config: Any) -> Any:
     actor = config.actor_rollout_ref.actor
     view = deepcopy(config)
-    # A multiple of ranks x rows of a micro-batch: of the sessions of a prompt, since verl asks more of the prompts.
+    # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks the prompts further.
     view.actor_rollout_ref.rollout.n *= (
         config.trainer.n_gpus_per_node * config.trainer.nnodes * (actor.ppo_micro_batch_size_per_gpu or 1)
     )

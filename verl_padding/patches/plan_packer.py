@@ -1,9 +1,9 @@
 """The plan's micro-batches in verl's workers, instead of those of verl's packer.
 
 verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
-no setting or registry leads past it. This module replaces that name in the module of a worker's engine, when
-``padding.packer=plan`` asks for it, and nothing else of verl is patched. It can go when verl takes micro-batches that
-are already cut; tests/patches/test_plan_packer.py says when to look.
+no setting or registry avoids it. If ``padding.packer=plan`` asks for it, this module replaces that name in the module
+of a worker's engine, and patches nothing else of verl. It can go when verl takes micro-batches that are already cut;
+tests/patches/test_plan_packer.py says when to look.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | No
 
 
 def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
-    """verl's ``prepare_micro_batches``, but for calls whose rows say which micro-batch they are in.
+    """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
 
-    No packing, no retries and no collective: the plan has given every rank the same number of micro-batches.
+    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches.
     """
 
     @functools.wraps(prepare)
@@ -67,10 +67,10 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], budg
 
 
 def install_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan.
+    """For verl's ``execute_with_func_generator``: makes the engines of a worker follow the plan.
 
     Raises:
-        PaddingError: an engine that does not cut its micro-batches with ``prepare_micro_batches``.
+        PaddingError: an engine does not cut its micro-batches with ``prepare_micro_batches``.
     """
     from verl.protocol import DataProto
 

@@ -1,10 +1,10 @@
 """Position ids of M-RoPE in verl's workers, where all rows of a rank have one length.
 
-TransferQueue packs the (4, L) ids of rows as a jagged tensor, ragged in the dimension in which they differ. Where they
-do not differ, as in a rank of pads alone or of a single row, it is ragged in the first, and verl 0.9's
-``maybe_fix_3d_position_ids`` says that it is ragged in the second without moving a value: ids are cut off, or the
+TransferQueue packs the (4, L) ids of rows as a jagged tensor, ragged in the dimension in which they differ. If they do
+not differ, as on a rank with only pads or a single row, the tensor is ragged in the first dimension, and verl 0.9's
+``maybe_fix_3d_position_ids`` declares it ragged in the second without moving a value: ids are cut off, or the
 worker stops. This module replaces that function where verl's workers and engines use it, for vision models
-alone. It can go when verl packs such rows right; tests/patches/test_position_ids.py says when.
+only. It can go when verl packs such rows correctly; tests/patches/test_position_ids.py says when.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _holds_rows(values: torch.Tensor, offsets: torch.Tensor) -> bool:
 
 
 def install_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: has a worker's process use the function above.
+    """For verl's ``execute_with_func_generator``: makes a worker's process use the function above.
 
     Raises:
         PaddingError: another version of verl.
@@ -57,8 +57,8 @@ def install_in_worker(worker: Any) -> Any:
         module = importlib.import_module(name)
         if not is_known(verl.__version__) or not hasattr(module, PATCHED):
             raise PaddingError(
-                f"verl {verl.__version__}: {name}.{PATCHED} is not known to be that of verl {KNOWN_VERL}x, and takes "
-                "position ids of vision models apart where rows have one length. Install verl 0.9."
+                f"verl {verl.__version__}: {name}.{PATCHED} is not known to be that of verl {KNOWN_VERL}x, which is "
+                "replaced since it breaks position ids of vision models if rows have one length. Install verl 0.9."
             )
         setattr(module, PATCHED, fix_3d_position_ids)
     return DataProto()

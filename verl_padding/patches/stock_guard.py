@@ -1,9 +1,9 @@
-"""A job with a padding section never trains with one of verl's own trainers, which would ignore it without a word.
+"""A job with a padding section never trains with one of verl's own trainers, which would silently ignore the section.
 
 verl chooses a trainer by ``trainer.v1.trainer_mode`` alone and then hands it the config: its constructor is the first
-place where both are known, and the last before workers start. There one of verl's trainers is made as its padded
-counterpart, so that the config keeps verl's own name of the mode, by which verl reads it elsewhere. A trainer without a
-counterpart, such as somebody's own on top of one of verl's, refuses.
+place where both are known, and the last before workers start. There, one of verl's trainers is made as its padded
+counterpart, so that the config keeps verl's own name of the mode, which verl needs elsewhere. A trainer without a
+counterpart, such as a user's own that extends one of verl's, refuses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verl_padding.errors import PaddingConfigError
 
 
 class TakesPadding:
-    """What padded trainers alone are. They are not imported here: the guard stands where they cannot be."""
+    """Marks padded trainers. They are not imported here, since the guard must work even if they cannot be."""
 
 
 COUNTERPARTS: dict[type, type] = {}
@@ -24,7 +24,7 @@ COUNTERPARTS: dict[type, type] = {}
 
 
 def pad_or_refuse_in_stock_trainers(base: type) -> None:
-    """Changes how trainers of verl's base are made; a config without ``padding`` passes through untouched."""
+    """Changes how trainers that extend ``base`` are made; a config without ``padding`` passes through untouched."""
     make: Any = base.__new__
 
     def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -45,9 +45,9 @@ def _construct(construct: Any, trainer: Any, args: tuple[Any, ...], kwargs: dict
     padding = _padding(args, kwargs)
     if padding is not None and not isinstance(trainer, TakesPadding):
         raise PaddingConfigError(
-            f"padding={padding!r}: {type(trainer).__name__} is no padded trainer and would ignore it. Choose "
-            "trainer.v1.trainer_mode=sync, colocate_async or separate_async, have a trainer of your own extend "
-            "verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out; "
-            "`verl-padding doctor` with the job's overrides tells more."
+            f"padding={padding!r}: {type(trainer).__name__} is not a padded trainer and would ignore it. Choose "
+            "trainer.v1.trainer_mode=sync, colocate_async or separate_async, make a trainer of your own extend "
+            "verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out. Run "
+            "`verl-padding doctor` with the job's overrides for more."
         )
     construct(*args, **kwargs)

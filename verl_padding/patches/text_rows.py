@@ -2,8 +2,8 @@
 
 verl 0.9 shows such a micro-batch an image of zeros, times zero, so that the vision tower runs on every rank; but with
 transformers 5 the tower answers with an object that has no ``mean``, and the job stops at the first micro-batch of text
-alone: sessions whose first turn alone holds an image cannot train. Here the features are taken out of that object, as
-verl's own function does for real images. It can go when verl does it for zeros too;
+alone, so sessions that have an image only in their first turn cannot train. This module takes the features out of that
+object, as verl's own function does for real images. It can go when verl does so for zeros too;
 tests/patches/test_text_rows.py says when.
 """
 
@@ -19,12 +19,12 @@ from verl_padding.errors import PaddingError
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 
 MODULE = "verl.models.transformers.qwen2_vl"
-"""Imported by verl's workers for models of these two families alone."""
+"""verl's workers import it only for models of these two families."""
 REPLACED = "_get_input_embeds"
 
 
 def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """(1, T) token ids to their embeddings (1, T, hidden), to which the vision tower adds a zero."""
+    """Turns token ids (1, T) into their embeddings (1, T, hidden), to which the vision tower adds a zero."""
     from verl.utils.transformers_compat import unpack_visual_output
 
     embeds = model.get_input_embeddings()(input_ids)
@@ -41,7 +41,7 @@ def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def install_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: has a worker of these families run on text alone.
+    """For verl's ``execute_with_func_generator``: lets a worker of these families run on text alone.
 
     Raises:
         PaddingError: another version of verl.

@@ -2,8 +2,8 @@
 
 May import: nothing.
 
-Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here. What is given, what is minimized
-and how is told in ``docs/planner.md``.
+Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here. ``docs/planner.md`` says what is
+given, what is minimized, and how.
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures

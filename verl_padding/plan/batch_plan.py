@@ -28,16 +28,16 @@ class LayoutFigures:
     """
 
     micro_batches: int | None
-    """Micro-batches of a rank, over the mini-batches; None where verl's packer cuts them, and so for the next three."""
+    """Micro-batches of a rank, over all mini-batches. This and the next three are None if verl's packer cuts them."""
 
     packing_efficiency: float | None
-    """Tokens over what the micro-batches of all ranks could hold; None also without a token budget."""
+    """Tokens of real rows over what all ranks' micro-batches could hold; also None without a token budget."""
 
     micro_imbalance: float | None
-    """As ``imbalance``, for ranks that meet at every micro-batch: the slowest rank of each, summed, over the mean."""
+    """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that meet at every one."""
 
     micro_over_lower_bound: float | None
-    """The slowest rank of each micro-batch, summed, over the least it could be (``micro_batch_bound``)."""
+    """As ``over_lower_bound``, but with the cost of the slowest rank of each micro-batch (``micro_batch_bound``)."""
 
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
@@ -57,13 +57,13 @@ class LayoutFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """One layout of the same real rows, and of as many of the pads as it needs, for each worker call."""
+    """A layout for each worker call: of the same real rows, and as many of the pads as it needs."""
 
     n_rows: int
     """Real rows."""
 
     packer: Packer = "verl"
-    """Who cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
+    """What cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
 
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
@@ -80,7 +80,7 @@ class BatchPlan:
         return max((layout.n_pads for layout in self.layouts.values()), default=0)
 
     def to_json(self) -> str:
-        """The plan as JSON, each layout as :func:`layout_as_json` tells it; to be read with :meth:`from_json`."""
+        """The plan as JSON, each layout as :func:`layout_as_json` gives it; :meth:`from_json` reads it."""
         calls = {name: layout_as_json(layout, self.figures.get(name)) for name, layout in self.layouts.items()}
         return json.dumps({"n_rows": self.n_rows, "packer": self.packer, "calls": calls, "warnings": self.warnings})
 
@@ -89,7 +89,7 @@ class BatchPlan:
         """Reads what :meth:`to_json` wrote.
 
         Raises:
-            PlanError: not the JSON of a plan.
+            PlanError: the text is not a plan's JSON.
         """
         try:
             data = json.loads(text)
@@ -110,10 +110,10 @@ def layout_as_json(
 ) -> dict[str, Any]:
     """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads": 1}]}]}], "figures": ..}``.
 
-    Where the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
+    If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
 
     Args:
-        names_R: what stands for the number of each real row, such as the line of a file.
+        names_R: what is written for the number of each real row, such as its line in a file.
     """
 
     def told(rows: Sequence[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a worker call demands of the rows it gets."""
+"""What a worker call requires of the rows that it gets."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Pass:
     """Data-parallel ranks; each gets the same number of rows."""
 
     token_budget: int | None = None
-    """Most tokens of a micro-batch on one rank; None where micro-batches are cut by rows."""
+    """Most tokens of a micro-batch on one rank; None if micro-batches are cut by rows."""
 
     micro_batch_rows: int = 1
-    """Rows of a micro-batch where they are cut by rows; unused with a token budget."""
+    """Rows of a micro-batch if micro-batches are cut by rows; unused with a token budget."""
 
     micro_batch_multiple: int = 1
-    """The number of micro-batches of a cell must be a multiple of it, as a virtual pipeline asks."""
+    """The number of micro-batches of a cell must be a multiple of this, as a virtual pipeline requires."""
 
     ranks_meet: Meeting = "micro_batch"
-    """Where ranks wait for each other: at each micro-batch, for which FSDP gathers parameters, or at its last only."""
+    """Where ranks wait for each other: at each micro-batch, where FSDP gathers parameters, or once per mini-batch."""
 
     padded_to: PaddedTo = "row"
-    """What the engine computes a row as long as: itself (it packs rows), or the longest of its micro-batch or its cell.
-    Where it pads, the token budget counts all that a micro-batch computes."""
+    """The length that a row is computed with: its own (the engine packs rows), or that of the longest in its
+    micro-batch or cell. If rows are padded, the token budget counts all that a micro-batch computes."""
 
     bucket_tokens: int = 1
-    """An engine that packs rows rounds a micro-batch up to a multiple of so many tokens."""
+    """An engine that packs rows rounds a micro-batch up to a multiple of this many tokens."""
 
     cost_model: CostModel | None = None
-    """What the ranks of this call are balanced by, if not by the job's."""
+    """Cost that the ranks of this call are balanced by, if it is not the job's."""
 
     budget_setting: str = ""
     """Setting that raises the budget, for messages."""
@@ -54,7 +54,7 @@ class Pass:
 
     @property
     def cell_multiple(self) -> int:
-        """What the rows of a cell are a multiple of, so that they fill whole micro-batches, or enough of them."""
+        """The rows of a cell are a multiple of this, so that they fill whole micro-batches, or enough of them."""
         rows = self.micro_batch_rows if self.token_budget is None else 1
         return rows * self.micro_batch_multiple
 
@@ -67,7 +67,7 @@ class Update(Pass):
     """Prompts of one optimizer step when all prompts of the job have arrived."""
 
     shuffle: bool = False
-    """Cut the mini-batches from a permutation drawn with the job's seed, not in the order of the batch."""
+    """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order of the batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,7 @@ def setting_of(call: Pass) -> str:
 def refuse_unless_one_of(name: str, value: str, choices: Iterable[str]) -> None:
     """
     Raises:
-        PlanError: the value is no choice.
+        PlanError: the value is not a choice.
     """
     if value not in choices:
         raise PlanError(f"{name}={value!r}: choose one of {', '.join(choices)}")

@@ -1,4 +1,4 @@
-"""What the planner refuses. All are ValueErrors with a message of one line."""
+"""What the planner refuses. All errors are ValueErrors with a message of one line."""
 
 
 class PlanError(ValueError):

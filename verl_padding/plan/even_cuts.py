@@ -20,7 +20,7 @@ def even_ranges(n_items: int, n_parts: int) -> list[range]:
 
 
 def even_groups(rows_P: Sequence[int], n_groups: int) -> Groups:
-    """Groups prompts: numbers of prompts differ by at most one, numbers of rows by at most the largest prompt's.
+    """Groups prompts: groups differ by at most one prompt, and by at most as many rows as the largest prompt has.
 
     Starts from the cut in order, so that prompts of one size stay in order, and exchanges prompts between an
     extreme group and another only while the two come closer.
@@ -87,7 +87,7 @@ def _closest(
 
 
 def _first_of_size(group: list[int], rows_P: Sequence[int]) -> dict[int, int]:
-    """The first prompt of each size in a group: others of the size are as good."""
+    """The first prompt of each size in a group; others of that size are as good."""
     first: dict[int, int] = {}
     for prompt in sorted(group):
         first.setdefault(rows_P[prompt], prompt)

@@ -9,7 +9,7 @@ from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 
 def judge(layout: Layout, prices: Prices) -> LayoutFigures:
-    """The figures of a layout; lower bounds are those of its real rows in its mini-batches."""
+    """The figures of a layout; lower bounds are those of its real rows, cut into its mini-batches."""
     steps = step_costs(micro_batches_of(layout), prices)
     cost, n_ranks, budget = sum(step.cost for step in steps), layout.dp_size, prices.call.token_budget
     slowest = sum(step.mini_slowest for step in steps)

@@ -26,13 +26,13 @@ class Job(StepShape):
     """Calls without training, by name."""
 
     packer: Packer = "verl"
-    """Who cuts micro-batches by tokens: verl's packer in the workers, which the plan leaves free, or the plan."""
+    """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the plan."""
 
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
 
     cost_model: str = "attention"
-    """Name in ``COST_MODELS``: what the ranks are balanced by, unless a call brings its own."""
+    """Name in ``COST_MODELS``: the cost that the ranks are balanced by, unless a call brings its own."""
 
     def __post_init__(self) -> None:
         refuse_below_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
@@ -49,8 +49,8 @@ class Job(StepShape):
         for name, call in self.calls():
             if call.padded_to != "row" and call.token_budget is not None and self.packer == "verl":
                 raise PlanError(
-                    f"padded_to={call.padded_to!r} of {name!r}: verl's packer counts the tokens of rows, not what they "
-                    "are padded to; choose packer='plan'"
+                    f"padded_to={call.padded_to!r} of {name!r}: verl's packer counts the tokens of rows without their "
+                    "padding; choose packer='plan'"
                 )
             if call.token_budget is not None and self.pad_tokens > call.token_budget:
                 raise PlanError(
@@ -64,5 +64,5 @@ class Job(StepShape):
         yield from self.inference.items()
 
     def cost_model_of(self, call: Pass) -> CostModel:
-        """What the ranks of a call are balanced by."""
+        """The cost that the ranks of a call are balanced by."""
         return call.cost_model or COST_MODELS[self.cost_model]

@@ -23,7 +23,7 @@ class Layout:
 
     micro_batch_rows: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     """Rows of each micro-batch, by mini-batch and rank, in the order of the cell; the ranks of a mini-batch have
-    the same number of micro-batches, each of one row or more. None where verl's packer cuts them in the workers."""
+    the same number of micro-batches, each of one row or more. None if verl's packer cuts them in the workers."""
 
     def __post_init__(self) -> None:
         if not self.cells or not self.cells[0]:
@@ -42,7 +42,7 @@ class Layout:
             raise PlanError("micro_batch_rows must name every rank of every mini-batch")
         for rows_DK in rows_MDK:
             if len({len(rows_K) for rows_K in rows_DK}) != 1:
-                raise PlanError(f"ranks of a mini-batch have {[len(k) for k in rows_DK]} micro-batches: not the same")
+                raise PlanError(f"ranks of a mini-batch have different micro-batch counts: {[len(k) for k in rows_DK]}")
             for rows_K in rows_DK:
                 if min(rows_K) < 1 or sum(rows_K) != self.rows_per_cell:
                     raise PlanError(f"micro-batches of {list(rows_K)} rows do not cut a cell of {self.rows_per_cell}")
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def n_micro_batches(self) -> int | None:
-        """Micro-batches of a rank, over the mini-batches; None where verl's packer cuts them."""
+        """Micro-batches of a rank, summed over the mini-batches; None if verl's packer cuts them."""
         return None if self.micro_batch_rows is None else sum(len(rows_DK[0]) for rows_DK in self.micro_batch_rows)
 
     @property

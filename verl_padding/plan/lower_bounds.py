@@ -31,17 +31,18 @@ def equal_blocks_bound(cost_I: Int64s, n_ranks: int, block: int) -> int:
 def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
     """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
 
-    Call the sum over micro-batches of the slowest rank the height, and sort micro-batches by their own. Three facts:
+    Call the cost of a micro-batch's slowest rank its height, and the sum of these the height. The highest come first.
+    Three facts:
 
-    - A micro-batch of height h costs the ranks n h at most together, so the height is at least the mean of the ranks.
-    - n bins hold at most G(n) together, the longest rows with n x budget tokens in sum, the last one in part: cost
-      per token rises with length.
+    - A micro-batch of height h costs the n ranks at most n h together, so the height is at least the mean of the ranks.
+    - n bins together hold at most the cost G(n) of the longest rows with n x budget tokens in sum, the last one in
+      part: cost per token rises with length.
     - Rows longer than half the budget never share a bin. With more than j n of them, more than j micro-batches hold
       one: micro-batch j is at least as high as long row j n is dear (counting both from 0).
 
-    So with the first j micro-batches at least as high as rows 0, n, .. (j - 1) n, and everything beyond what their
-    bins hold shared out evenly over the rest: height >= cost_0 + .. + cost_(j-1)n + (total - G(j n)) / n. Row 0 needs
-    no half budget. The largest over all j counts.
+    So the first j micro-batches are at least as high as rows 0, n, .. (j - 1) n, and what their bins cannot hold is at
+    best shared out evenly over the rest: height >= cost_0 + .. + cost_(j-1)n + (total - G(j n)) / n. Row 0 may be
+    shorter than half the budget. The largest value over all j is the bound.
 
     Args:
         tokens_I: tokens of each row; more tokens cost more.

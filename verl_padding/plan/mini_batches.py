@@ -25,7 +25,7 @@ class MiniBatches:
     """Numbers of the real rows of each mini-batch; none is empty."""
 
     mini_batch_rows: int | None = None
-    """Rows of a mini-batch, pads among them, where the strategy fixes it."""
+    """Rows of a mini-batch, pads among them, if the strategy fixes their number."""
 
     warning: str | None = None
     """Why there are fewer optimizer steps than configured."""
@@ -38,8 +38,8 @@ def cut_evenly(order: Sequence[int], steps: int, name: str, mini_batch_rows: int
     warning = None
     if n_parts < steps:
         warning = (
-            f"{name}: {n_parts} optimizer steps instead of {steps}, for the batch has only {len(order)} rows and "
-            "each step needs one"
+            f"{name}: only {n_parts} of {steps} optimizer steps, because each step needs a row and the batch has only "
+            f"{len(order)}"
         )
     return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, warning=warning)
 
@@ -63,7 +63,7 @@ def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:
 def refuse_indivisible_prompts(shape: StepShape, name: str) -> None:
     """
     Raises:
-        PlanError: mini-batches of the update called ``name`` do not share out the prompts.
+        PlanError: the prompts do not divide into whole mini-batches of the update called ``name``.
     """
     size = shape.updates[name].prompts_per_mini_batch
     if shape.prompts % size:

@@ -20,7 +20,7 @@ from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES
 
 MOST_COST = 1 << 60
-"""Cost of all rows of a call together: an eighth of int64's, for what sums of pads and levels add."""
+"""Most that all rows of a call may cost together: an eighth of int64's range, as sums add pads and levels."""
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
@@ -35,7 +35,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     Raises:
         NoRealRowError: there is no row.
         RowTooLongError: a row does not fit into a micro-batch of one of the calls.
-        PlanError: rows so many and long that their costs do not fit int64.
+        PlanError: the rows are so many and so long that their costs do not fit int64.
     """
     if not len(rows):
         raise NoRealRowError(
@@ -99,6 +99,6 @@ def _refuse_costs_past_int64(rows: Rows, name: str, cost_model: CostModel) -> No
     if cost < 0 or cost * len(rows) > MOST_COST:
         raise PlanError(
             f"row {rows.key_R[longest]!r} has {rows.tokens_R[longest]} tokens: {len(rows)} rows of that length cost "
-            f"{cost * len(rows):.1e} in call {name!r}, more than the planner counts ({MOST_COST:.1e}). Keep rows "
+            f"{cost * len(rows):.1e} in call {name!r}, more than the planner can count ({MOST_COST:.1e}). Keep rows "
             "shorter, or choose cost_model=tokens"
         )

@@ -28,7 +28,7 @@ of a millisecond, in which a rank trains 8 tokens or so (a model of about a bill
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Made once for a worker call, and handed to all that deal its rows."""
+    """Prices of a worker call, made once for everything that deals its rows."""
 
     call: Pass
 
@@ -63,11 +63,11 @@ class Prices:
 
     @cached_property
     def pad_handling(self) -> int:
-        """Cost of handling a pad, which is for all ranks to wait for."""
+        """Cost of handling a pad, which all ranks wait for."""
         return self.of(PAD_HANDLING_TOKENS)
 
     def of(self, tokens: int) -> int:
-        """Cost of so many tokens in one row."""
+        """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
     def dearest_first(self, rows: Sequence[int]) -> Int64s:

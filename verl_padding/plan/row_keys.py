@@ -30,7 +30,7 @@ def session_of_key(key: str) -> str:
 
 
 def parts_of_key(key: str) -> tuple[str, str, str] | None:
-    """uid, session and index of a row's key; None of a key of another form.
+    """uid, session and index of a row's key; None for a key of another form.
 
     >>> parts_of_key("math_7_0_1")
     ('math_7', '0', '1')

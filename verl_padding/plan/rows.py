@@ -11,12 +11,12 @@ from verl_padding.plan.errors import PlanError
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
 
 MOST_TOKENS = 1 << 26
-"""Tokens that a row may have: beyond every model's context, and few enough for the square to be a cost in int64."""
+"""Most tokens that a row may have: beyond every model's context, yet their square is a cost that fits int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The real rows of a batch: column by column, one entry a row, in the order of the batch."""
+    """The real rows of a batch: column by column, one entry per row, in the order of the batch."""
 
     key_R: tuple[str, ...]
     """Name of each row; no two are alike."""
@@ -34,7 +34,7 @@ class Rows:
         n_rows = len(self.key_R)
         for name in ("prompt_R", "session_R", "tokens_R"):
             if len(getattr(self, name)) != n_rows:
-                raise PlanError(f"{name} has {len(getattr(self, name))} entries for {n_rows} rows: one a row is needed")
+                raise PlanError(f"{name} has {len(getattr(self, name))} entries for {n_rows} rows: one each is needed")
         seen: set[str] = set()
         for key, tokens in zip(self.key_R, self.tokens_R, strict=True):
             if key in seen:
@@ -51,21 +51,23 @@ class Rows:
         """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
 
         Args:
-            tokens: of each row; whole numbers of any kind, NumPy's as well.
+            tokens: tokens of each row; whole numbers of any kind, NumPy's as well.
 
         >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
         ('math_7',)
 
         Raises:
-            PlanError: a key of another form, a key that comes twice, not one number of tokens a key, or a number that
-                is not whole, below 1 or beyond ``MOST_TOKENS``.
+            PlanError: a key has another form or comes twice, there is not one number of tokens per key, or a number is
+                not whole, below 1 or beyond ``MOST_TOKENS``.
         """
         key_R = tuple(keys)
         prompt_R, session_R = [], []
         for key in key_R:
             parts = parts_of_key(key)
             if parts is None:
-                raise PlanError(f"row {key!r}: not of the form {KEY_FORM}, session and index whole numbers from 0")
+                raise PlanError(
+                    f"row {key!r}: not of the form {KEY_FORM}, where session and index are whole numbers from 0"
+                )
             uid, session, _ = parts
             prompt_R.append(uid)
             session_R.append(session_name(uid, session))

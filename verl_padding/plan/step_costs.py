@@ -1,4 +1,4 @@
-"""What the optimizer steps of a layout cost: the one place where layouts are tallied, whoever has made them."""
+"""What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound
 from verl_padding.plan.prices import Prices
 
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
-"""Row numbers of the micro-batches of each mini-batch and rank; numbers from that of the real rows on are pads."""
+"""Row numbers of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """One optimizer step of a layout, pads included where not said otherwise."""
+    """One optimizer step of a layout, with its pads unless said otherwise."""
 
     ranks: int
     real_rows: int
@@ -30,11 +30,11 @@ class StepCost:
     cost: int
     """Cost of all that is computed."""
     micro_batches: int
-    """Of a rank."""
+    """Micro-batches of a rank."""
     mini_slowest: int
-    """Cost of the slowest rank: what ranks take that meet once a step."""
+    """Cost of the slowest rank: the time if ranks meet once per step."""
     micro_slowest: int
-    """Cost of the slowest rank of each micro-batch, summed: what ranks take that meet at each."""
+    """Cost of the slowest rank of each micro-batch, summed: the time if ranks meet at each of them."""
     mini_bound: int
     """Least that ``mini_slowest`` can be."""
     micro_bound: int
@@ -42,15 +42,15 @@ class StepCost:
 
 
 def step_costs(rows_MDK: RowsMDK, prices: Prices) -> list[StepCost]:
-    """Costs of the steps of any layout, of stock verl's as well.
+    """Costs of the steps of any layout, also of stock verl's.
 
     Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches ``[[[2], [3]]]`` on rank 0
     and ``[[[0], [1]]]`` on rank 1 cost 900 + 300 where ranks meet at each, and 1,000 where they meet once.
 
     Args:
-        rows_MDK: every rank of a step has as many micro-batches. Where the workers cut the cells, each is one
+        rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the cells, each cell is one
             micro-batch here.
-        prices: of the call.
+        prices: the call's.
     """
     return [_step_cost(rows_DK, prices) for rows_DK in rows_MDK]
 

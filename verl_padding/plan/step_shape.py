@@ -22,13 +22,13 @@ class StepShape:
     """Training calls by name."""
 
     row_multiple: int = 1
-    """What ``lcm`` pads the rows to a multiple of, beside what its updates ask for."""
+    """``lcm`` pads the rows to a multiple of this, and of what the updates require."""
 
     seed: int = 0
-    """Of the permutations of updates that shuffle."""
+    """Seed of the permutations of updates that shuffle."""
 
     def optimizer_steps(self, update: Update) -> int:
-        """Of a batch whose prompts have all arrived."""
+        """Optimizer steps if all prompts have arrived."""
         return self.prompts // update.prompts_per_mini_batch
 
     def mini_batch_rows(self, update: Update) -> int:

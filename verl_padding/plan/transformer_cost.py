@@ -32,7 +32,7 @@ OTHER_MIXERS = (
 )
 """Keys of models whose layers are not all plain attention: latent, state-space, recurrent or convolution."""
 OTHER_EXPERTS = ("moe_num_experts", "moe_topk", "moe_k", "kv_channels")
-"""Keys of models whose experts are counted, or made, otherwise than here."""
+"""Keys of models whose experts are counted, or made, in another way than here."""
 UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
 """Models whose MLP has two matrices, not three."""
 
@@ -41,7 +41,7 @@ UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
 class TransformerCost:
     """Operations of a row in a forward pass; a backward pass takes twice as many, so their ratios are the same.
 
-    Two operations a multiply-add. Linear layers, per token: 2 x (q, k, v and output projections, gated MLP or active
+    A multiply-add is two operations. Linear layers, per token: 2 x (q, k, v and output projections, gated MLP or active
     experts with their router, LM head; a tied head has no parameters of its own but takes the same operations, and
     the embedding lookup takes none). Attention, per pair of query and key: 4 x heads x head_dim a layer, half for the
     scores and half for the sum of values; with a causal mask a row of L tokens has L (L + 1) / 2 pairs, with a sliding
@@ -53,10 +53,10 @@ class TransformerCost:
     """
 
     linear: int
-    """Operations a token, in all layers and the head."""
+    """Operations per token, in all layers and the head."""
 
     attention: int
-    """Operations a pair of query and key, in one layer."""
+    """Operations per pair of query and key, in one layer."""
 
     full_layers: int
     """Layers whose queries see all keys before them."""
@@ -65,20 +65,20 @@ class TransformerCost:
     """Layers whose queries see the last ``window`` keys."""
 
     window: int | None = None
-    """Keys of a sliding layer."""
+    """Keys that a query of a sliding layer sees."""
 
     causal: bool = True
-    """False counts L^2 pairs, what a kernel takes that computes masked pairs as well."""
+    """False counts L^2 pairs, as for a kernel that computes masked pairs too."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, lm_head: bool = True) -> TransformerCost:
-        """Reads a Hugging Face config (``AutoConfig.to_dict()``); of a vision-language model, the text's.
+        """Reads a Hugging Face config (``AutoConfig.to_dict()``); of a vision-language model, only the text's part.
 
         Args:
-            lm_head: whether the model ends in logits over the vocabulary; a critic ends in one value a token.
+            lm_head: whether the model ends in logits over the vocabulary; a critic ends in one value per token.
 
         Raises:
-            PlanError: a kind of model whose operations are not known here.
+            PlanError: the operations of this kind of model are not known here.
         """
         config = config.get("text_config") or config
         _refuse_unknown(config)
@@ -118,7 +118,7 @@ class TransformerCost:
 
 
 def _mlp(config: Mapping[str, Any], layer: int) -> int:
-    """Multiply-adds a token of a layer's MLP, or of its active experts."""
+    """Multiply-adds per token of a layer's MLP, or of its active experts."""
     hidden = int(config["hidden_size"])
     experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
     dense = (

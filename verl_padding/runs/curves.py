@@ -17,22 +17,22 @@ from verl_padding.runs.report import METRICS, ROLLOUTS, read_metrics, read_rows
 from verl_padding.stock.rule import StockRule
 
 CONFIG = Path("hydra", ".hydra", "config.yaml")
-"""Where Hydra leaves a run's config with ``hydra.run.dir=<run>/hydra``, as the run scripts of the recipes have it."""
+"""Where Hydra leaves a run's config with ``hydra.run.dir=<run>/hydra``, which the recipes' run scripts set."""
 OPTIMIZER_STEPS, PADS, GRAD_NORM = "padding/actor/optimizer_steps/total", "padding/pad_rows/total", "actor/grad_norm"
 LAST = 10
-"""Steps that the table's means are over."""
+"""Last steps, for the table's mean reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCurves:
-    """One run, step by step; every list has an entry a step.
+    """One run, step by step; every list has one entry per step.
 
     Attributes:
-        name: of its folder.
+        name: name of its folder.
         steps: numbers of the training steps.
         reward: mean reward of the sessions.
-        optimizer_steps: of the actor, an epoch. Those of a stock run follow from its rows and its config.
-        grad_norm: verl's ``actor/grad_norm``: of the step, its mean over the optimizer steps.
+        optimizer_steps: those of the actor per epoch; in a stock run they follow from its rows and its config.
+        grad_norm: verl's ``actor/grad_norm``, the mean over the optimizer steps of the step.
         pads: rows that were added.
         real_rows: rows of the sessions.
     """
@@ -50,7 +50,7 @@ class RunCurves:
         """Reads what a run has left: metrics, rollout dump, config.
 
         Raises:
-            PaddingDataError: one of them is not there.
+            PaddingDataError: one of them is missing.
         """
         metrics, rows = dict(read_metrics(folder)), {rows.step: rows for rows in read_rows(folder)}
         for found, name in ((metrics, METRICS), (rows, ROLLOUTS)):
@@ -66,7 +66,7 @@ class RunCurves:
                 f"{folder}: its metrics and its dump have no step in common. Give each run its own folder."
             )
         if any(PADS in metrics[step] for step in steps):
-            # A step that trained the critic alone has none of the actor.
+            # A step that trained only the critic has none of the actor.
             optimizer_steps = [int(metrics[step].get(OPTIMIZER_STEPS, 0)) for step in steps]
             pads = [int(metrics[step].get(PADS, 0)) for step in steps]
         else:
@@ -89,14 +89,15 @@ def _stock_rule(folder: Path) -> StockRule:
         config = OmegaConf.load(folder / CONFIG)
     except FileNotFoundError as error:
         raise PaddingDataError(
-            f"{folder / CONFIG}: not there, and a run of stock verl tells its optimizer steps by nothing else. Start "
-            f"it with hydra.run.dir={folder / CONFIG.parts[0]}."
+            f"{folder / CONFIG}: not there, and nothing else tells the optimizer steps of a run of stock verl. Start "
+            f"the run with hydra.run.dir={folder / CONFIG.parts[0]}."
         ) from error
     try:
         return StockRule.of_config(config)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise PaddingDataError(
-            f"{folder / CONFIG}: no config of a verl job ({error}). Name the folder of a run of verl.trainer.main_ppo."
+            f"{folder / CONFIG}: not the config of a verl job ({error}). Name the folder of a run of "
+            "verl.trainer.main_ppo."
         ) from error
 
 
@@ -104,7 +105,7 @@ def table_of(runs: Sequence[RunCurves]) -> Table:
     """The runs side by side, in numbers."""
     table = Table()
     table.add_column("run")
-    headings = ("steps", f"reward, last {LAST}", "optimizer steps a batch", "grad norm, mean", "pads / real rows")
+    headings = ("steps", f"reward, last {LAST}", "optimizer steps per batch", "grad norm, mean", "pads / real rows")
     for heading in headings:
         table.add_column(heading, justify="right")
     for run in runs:
@@ -133,7 +134,7 @@ def draw(runs: Sequence[RunCurves], path: Path) -> None:
 
     panels = {
         "mean reward\nof a session": "reward",
-        "optimizer steps\na batch": "optimizer_steps",
+        "optimizer steps\nper batch": "optimizer_steps",
         "gradient norm": "grad_norm",
         "pads": "pads",
     }
@@ -150,6 +151,8 @@ def draw(runs: Sequence[RunCurves], path: Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise PaddingDataError(f"--picture {path}: cannot be written ({error}). Name another, as runs.png.") from error
+        raise PaddingDataError(
+            f"--picture {path}: cannot be written ({error}). Name another, such as runs.png."
+        ) from error
     finally:
         plt.close(figure)

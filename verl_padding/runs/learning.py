@@ -15,9 +15,9 @@ class Goal:
     """What a recipe is known to reach.
 
     Attributes:
-        reward: mean reward of a session, which the mean over the last steps has to reach.
+        reward: mean reward of a session that the mean over the last steps has to reach.
         floor: no step may fall below it once a step has reached `reward`.
-        steps: that the recipe is made for; a shorter run need not have learned.
+        steps: steps that the recipe is made for; a shorter run need not have learned.
     """
 
     reward: float
@@ -30,10 +30,10 @@ class Learning:
     """A run's rewards against its recipe's goal.
 
     Attributes:
-        steps: of the run.
+        steps: steps of the run.
         first: mean reward of a session at the first step.
         last: its mean over the last `LAST` steps.
-        reached: the first step, counted from 1, whose reward is the goal's; None if there is none.
+        reached: the first step, counted from 1, whose reward reaches the goal's; None if there is none.
         lowest: the lowest reward of a step from there on.
         lowest_at: which step that was.
     """
@@ -48,7 +48,7 @@ class Learning:
 
     @classmethod
     def of(cls, rewards: Sequence[float], goal: Goal) -> Learning:
-        """Judges the mean rewards of a run's steps, at least one, in order."""
+        """Judges the mean rewards of a run's steps (one at least), in order."""
         reached = next((step for step, reward in enumerate(rewards, start=1) if reward >= goal.reward), None)
         lowest_at = None
         if reached is not None:
@@ -65,7 +65,7 @@ class Learning:
 
     @property
     def learned(self) -> bool | None:
-        """Whether the goal was reached and held; None where it was not, but the run was too short to tell."""
+        """Whether the goal was reached and held; None if it was not, but the run was too short to tell."""
         if self.last >= self.goal.reward and self.lowest is not None and self.lowest >= self.goal.floor:
             return True
         return None if self.steps < self.goal.steps else False
@@ -75,14 +75,14 @@ class Learning:
         goal, over = self.goal, f"over the last {min(LAST, self.steps)} steps"
         if self.learned is None:
             return (
-                f"{self.steps} steps are too few to tell whether it learns: the recipe is made for {goal.steps}. The "
-                f"mean reward of a session is {self.last:.3f} {over}."
+                f"{self.steps} steps are too few to tell whether the agent learns; the recipe is made for {goal.steps} "
+                f"steps. The mean reward of a session is {self.last:.3f} {over}."
             )
         if self.learned:
             return (
-                f"It has learned its task: the mean reward of a session is {self.last:.3f} {over}, where {goal.reward} "
-                f"was to be reached. It reached that at step {self.reached} and did not fall below {self.lowest:.3f} "
-                "after it."
+                f"The agent has learned its task: the mean reward of a session is {self.last:.3f} {over}, and the goal "
+                f"is {goal.reward}. It reached that at step {self.reached} and did not fall below {self.lowest:.3f} "
+                "afterwards."
             )
         if self.lowest is None:
             told = f"no step reached {goal.reward}"
@@ -91,6 +91,6 @@ class Learning:
             if self.lowest < goal.floor:
                 told += f", but fell to {self.lowest:.3f} at step {self.lowest_at}"
         return (
-            f"It has not learned its task: the mean reward of a session is {self.last:.3f} {over}, and {told}. "
-            f"{goal.reward} was to be reached, and no step after that to be below {goal.floor}."
+            f"The agent has not learned its task: the mean reward of a session is {self.last:.3f} {over}, and {told}. "
+            f"The goal is to reach {goal.reward}, and not to fall below {goal.floor} after that."
         )

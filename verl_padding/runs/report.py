@@ -1,4 +1,4 @@
-"""What a job did, from the files that verl wrote: reward, rows, optimizer steps, pads; and what stock verl would do."""
+"""Reward, rows, optimizer steps and pads of a job, from the files that verl wrote; and what stock verl would do."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from verl_padding.plan.row_keys import session_of_key
 from verl_padding.stock.rule import StockRule
 
 METRICS = "metrics.jsonl"
-"""Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` a step."""
+"""Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` per step."""
 ROLLOUTS = "rollouts"
-"""verl's ``trainer.rollout_data_dir``: ``<step>.jsonl``, one line a row, whose ``uid`` is the row's key."""
+"""verl's ``trainer.rollout_data_dir``: ``<step>.jsonl`` with one line per row, whose ``uid`` is the row's key."""
 ROW_REWARD = "critic/score/mean"
 """Metric of verl that every training step has."""
 
@@ -29,10 +29,10 @@ class StepRows:
 
     step: int
     reward: float
-    """Mean reward of the sessions. verl's ``critic/score/mean`` is one of rows: it counts long sessions more often."""
+    """Mean reward of the sessions. verl's ``critic/score/mean`` is over rows, so long sessions count more often."""
     real: int
     dumped_pads: int
-    """Pads among the dumped rows: none where nothing but a worker call sees a pad."""
+    """Pads among the dumped rows: none if only worker calls see pads."""
 
 
 def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -62,9 +62,9 @@ def _read_step(path: Path) -> StepRows:
 
 
 def comparison_table(rows: Sequence[StepRows], metrics: Sequence[dict[str, Any]], stock: StockRule) -> Table:
-    """This job beside what stock verl does on the same numbers of rows."""
+    """This job beside what stock verl would do with the same numbers of rows."""
     table = Table(title="the same rows, padded by", title_style="bold")
-    for column in ("", "optimizer steps a batch", "pads, mean", "pads / real rows"):
+    for column in ("", "optimizer steps per batch", "pads, mean", "pads / real rows"):
         table.add_column(column, justify="left" if not column else "right")
     real = [step.real for step in rows]
     stock_steps = [stock.optimizer_steps(n) for n in real]

@@ -1,4 +1,4 @@
-"""How stock verl 0.9 lays a batch out, by its own functions: what a plan is compared with."""
+"""How stock verl 0.9 lays a batch out, computed by its own functions, to compare with a plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VerlLayout:
 
 
 def refuse_what_verl_refuses(n_rows: int, *, dp_size: int, mini_batch_rows: int, token_budget: int) -> None:
-    """Checks a batch for what stock verl stops at, without importing it.
+    """Refuses a batch that stock verl would stop at, without importing verl.
 
     Args:
         n_rows: real rows, none longer than ``token_budget``.
@@ -50,8 +50,8 @@ def refuse_what_verl_refuses(n_rows: int, *, dp_size: int, mini_batch_rows: int,
         )
     if n_rows % mini_batch_rows and token_budget < VERL_PAD_TOKENS:
         raise PaddingDataError(
-            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than --budget {token_budget}. Raise it "
-            "to as many, or leave --compare out."
+            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than --budget {token_budget}. Raise "
+            "--budget to as many, or leave --compare out."
         )
 
 
@@ -69,7 +69,7 @@ def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int)
 
     total = padded_rows(len(tokens_R), dp_size, mini_batch_rows)
     padded = torch.tensor([*tokens_R, *[VERL_PAD_TOKENS] * (total - len(tokens_R))], dtype=torch.int64)
-    # As a list, where verl hands over a tensor: the same partitions, many times faster.
+    # As a list, not a tensor as in verl: that gives the same partitions many times faster.
     workload = calculate_workload(padded).tolist()
     chunks = get_seqlen_balanced_partitions(workload, k_partitions=dp_size, equal_size=True)
     cell = mini_batch_rows // dp_size
@@ -82,7 +82,7 @@ def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int)
 def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int) -> list[list[list[int]]]:
     """Micro-batches of each rank's cell, by verl's own packer.
 
-    verl's ranks agree, by collectives, on the first number of micro-batches that holds on all of them; here the
+    verl's ranks agree, by collectives, on the first number of micro-batches that works on all of them; here the
     packer is asked again until all ranks answer with the same number.
     """
     n_bins = 1
@@ -102,7 +102,7 @@ def verl_layout(
     token_budget: int,
     track: Track = lambda steps: steps,
 ) -> VerlLayout:
-    """All of it.
+    """The whole layout.
 
     Args:
         track: wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow.

@@ -39,5 +39,5 @@ class StockRule:
         return padded_rows(real_rows, self.dp_size, self.actor_rows, self.critic_rows)
 
     def optimizer_steps(self, real_rows: int) -> int:
-        """Actor steps of an epoch."""
+        """Optimizer steps of the actor in an epoch."""
         return self.padded_rows(real_rows) // self.actor_rows

@@ -1,4 +1,4 @@
-"""Ends a job whose actor has died where verl or TransferQueue would wait for it for minutes, or for ever."""
+"""Ends a job one of whose actors has died; verl or TransferQueue would wait for it for minutes, or forever."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from verl_padding.errors import LostActorError
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 3.0
-"""Seconds between two looks at the actors; one that is dead in two of them, and still held, ends the job."""
+"""Seconds between two looks at the actors; an actor that is dead in two of them, and still held, ends the job."""
 REPEAT_S = 15.0
 """Seconds after which the trainer is interrupted again: clearing up after a lost actor may wait for it as well."""
 _SIGNAL = signal.SIGURG
-"""What interrupts the main thread: nothing happens to a process that does not handle it, and nothing else sends it."""
+"""Signal that interrupts the main thread: a process that does not handle it ignores it, and nothing else sends it."""
 
 
 def actors_of(trainer: Any) -> dict[str, list[ActorHandle]]:
@@ -45,7 +45,7 @@ def actors_of(trainer: Any) -> dict[str, list[ActorHandle]]:
 
 
 def _handles(actors: Any) -> list[ActorHandle]:
-    """The actors in lists and dicts of whatever depth; anything else is none."""
+    """The actors in lists and dicts of any depth; anything else is left out."""
     if isinstance(actors, Mapping):
         return _handles(list(actors.values()))
     if isinstance(actors, list | tuple):
@@ -56,11 +56,11 @@ def _handles(actors: Any) -> list[ActorHandle]:
 class ActorWatch:
     """Looks at actors from a thread, and interrupts the main thread when one of them has died.
 
-    Ray tells this process of a death; the look costs nothing. An actor that restarts, or one that its holder has
-    replaced, is not dead. Outside of :meth:`over` nothing is looked at, so that actors may end with their job.
+    Ray tells this process of a death, so a look costs nothing. An actor that restarts, or one that its holder has
+    replaced, is not dead. Outside of :meth:`over` no actor is watched, so that actors may end with their job.
 
     Args:
-        actors: gives those that are held now, by what they are.
+        actors: returns the actors that are held now, by what they are.
     """
 
     def __init__(self, actors: Callable[[], Mapping[str, Sequence[ActorHandle]]]):
@@ -69,18 +69,18 @@ class ActorWatch:
         self._suspects: set[ActorHandle] = set()
         self._ended = threading.Event()
         self.lost: str | None = None
-        """What has died, in words."""
+        """The actor that has died, in words."""
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """Watches over a with-block in the main thread; in another one the block runs unwatched, with a warning.
+        """Watches over a with-block in the main thread; in another thread the block runs unwatched, with a warning.
 
         Raises:
-            LostActorError: an actor died, with its name and the reason that Ray gives; from whatever the block raised
-                when it was interrupted, or raised by itself because of it.
+            LostActorError: an actor died; the message has its name and Ray's reason, and the cause is what the block
+                raised when it was interrupted, or by itself because of the death.
         """
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("verl_padding: not in the main thread, where alone waiting can be interrupted: no watch.")
+            logger.warning("verl_padding: actors are not watched: only waiting in the main thread can be interrupted")
             yield
             return
         self._ended.clear()
@@ -121,7 +121,7 @@ class ActorWatch:
         """The actor that was dead at the last look too and is still held, in words."""
         held = {handle: what for what, handles in self._actors().items() for handle in handles}
         for handle in held.keys() - self._known:
-            handle.__ray_ready__.remote()  # the first call has Ray tell of the actor's death
+            handle.__ray_ready__.remote()  # the first call makes Ray tell of the actor's death
         self._known = set(held)
         dead = {handle for handle in held if handle._get_local_state() == ActorTableData.DEAD}
         lost, self._suspects = dead & self._suspects, dead

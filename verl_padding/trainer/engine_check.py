@@ -30,9 +30,9 @@ PLANNED = (
 
 
 def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """A function for verl's ``execute_with_func_generator``: the engines of a worker are those of the plan.
+    """Makes a function for verl's ``execute_with_func_generator`` that checks a worker's engines against the plan's.
 
-    A value that differs would make other micro-batches than the plan's, without a word.
+    A value that differs would silently make other micro-batches than the plan's.
 
     Args:
         planned: verl's engine config of each role (``actor``, ``ref``, ``critic``), as the driver has it.
@@ -62,6 +62,6 @@ def _compare(role: str, expected: Mapping[str, Any], config: Any) -> None:
     if differ:
         told = ", ".join(f"{name}={value!r} (planned: {expected[name]!r})" for name, value in differ.items())
         raise PaddingConfigError(
-            f"the engine of {role} was made with {told}: not as the job's config says by verl 0.9's own classes. A "
-            "worker class or a patch that changes an engine's config must do so where the driver sees it."
+            f"the engine of {role} was made with {told}: verl 0.9's own classes make another one of the job's config. "
+            "A worker class or a patch that changes an engine's config must do so where the driver sees it."
         )

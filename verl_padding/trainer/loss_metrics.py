@@ -2,8 +2,8 @@
 
 verl appends the metrics of a rank's micro-batches, takes the mean over ranks, then the mean or the sum over
 micro-batches, all with equal weights and equal counts. A micro-batch of pads alone has nothing to report, and
-one of two rows counts like one of twenty. Here each metric is one running number a rank, so that counts agree,
-already weighted, so that a plain mean over the reporting ranks gives the mini-batch's value.
+one of two rows counts like one of twenty. Here each metric is one running number per rank, so that counts agree,
+and is already weighted, so that a plain mean over the reporting ranks gives the mini-batch's value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MicroBatchShare:
 
 
 class RunningMetric(Metric):
-    """A metric whose values of a rank's micro-batches are one number at any time: their sum, minimum or maximum."""
+    """A metric that keeps one number for a rank's micro-batches so far: their sum, minimum or maximum."""
 
     values: list[float]
 
@@ -53,16 +53,16 @@ class RunningMetric(Metric):
         return RunningMetric(aggregation=self.aggregation)
 
 
-# verl says by name alone what a metric is: an extreme, as in its reduce_metrics, or a mean over rows, as the metrics of
+# Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over rows, as the metrics of
 # a rollout correction that are perplexities or of sequences. All other means are over tokens. The option of a
-# rejection, as in rollout_rs_seq_max_k2_mean, says nothing of that but for the fractions of rejected rows.
+# rejection, as in rollout_rs_seq_max_k2_mean, says nothing about that, except in the fractions of rejected rows.
 _OPTION = re.compile(r"(rollout_rs)_(token|seq)(?:_sum|_mean|_max)?_k[123](_.*)")
 _EXTREME = re.compile(r"(?:^|[_/])(min|max)(?:_deviation)?$|/(min|max)_")
 _OF_ROWS = re.compile(r"(?:^|[_/])(?:ppl|seq)(?:$|_)")
 
 
 def _kind_of_mean(name: str) -> str:
-    """``min`` or ``max`` for an extreme, else what the mean is of: ``rows`` or ``tokens``."""
+    """``min`` or ``max`` for an extreme, else what the mean is over: ``rows`` or ``tokens``."""
     option = _OPTION.search(name)
     if option is not None:
         if option[2] == "seq" and option[3].startswith("_fraction"):
@@ -90,7 +90,7 @@ def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
     else:
         aggregation, number = AggregationType.MEAN, float(value)
     if aggregation is AggregationType.SUM:
-        # verl: mean over ranks of sums. Absent ranks would add a zero to that mean.
+        # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
         return RunningMetric(AggregationType.SUM, number * share.reporting_ranks / share.dp_size)
     if aggregation is AggregationType.MEAN:
         kind = _kind_of_mean(name)

@@ -28,15 +28,15 @@ Loss = Callable[..., Any]
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
 PACKING_EFFICIENCY = "padding/packing_efficiency"
-"""Metric of a worker: tokens of real rows over the token budget, mean of its micro-batches."""
+"""Metric of a worker: tokens of real rows over the token budget, as a mean over its micro-batches."""
 
 
 class RealRowsLoss:
     """Hands ``inner`` the real rows of a micro-batch, with the denominators of its mini-batch.
 
-    A micro-batch of pads alone gets a zero that hangs on the model's output, so that its backward runs the same
+    A micro-batch of pads alone gets a zero that depends on the model's output, so that its backward runs the same
     collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics, every micro-batch
-    reports itself and how full it is.
+    reports a count of one, and how full it is.
 
     Args:
         inner: verl's loss (actor, critic or distillation), or a user's.
@@ -62,7 +62,7 @@ class RealRowsLoss:
     ) -> Any:
         """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
         if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
-            # Top-k distillation asks the loss for per-token values first, pads and all; nothing is summed there.
+            # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
             return self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
         pads = read_column(data, IS_PADDING).bool()
         real = (~pads).nonzero().flatten().tolist()
@@ -88,7 +88,7 @@ class RealRowsLoss:
         return total, metrics | packing
 
     def _groups(self, data: TensorDict, real: list[int]) -> list[tuple[list[int], int | None]]:
-        """Real rows that share a denominator, and the denominator; None for the one that the call brings."""
+        """Real rows that share a denominator, and the denominator; None for the one that the data brings."""
         if self.weighting == "row":
             return [(real, int(read_column(data, REAL_ROWS)[0]) if self.denominator == "rows" else None)]
         sessions = int(read_column(data, SESSIONS)[0]) if self.denominator == "rows" else int(data["global_batch_size"])
@@ -126,7 +126,7 @@ def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
     assert grads, f"no model output with a gradient among {sorted(model_output)}"
     # One is enough: every output comes from the same forward pass.
     values = grads[0].values() if grads[0].is_nested else grads[0]
-    # Of no value at all, not of all times zero: that would be NaN where a pad's output is not finite.
+    # The sum of no values, not of all values times zero: that would be NaN if a pad's output is not finite.
     return values.flatten()[:0].sum()
 
 
@@ -141,7 +141,7 @@ def _select(value: Any, rows: list[int], n_rows: int) -> Any:
 
 
 def wrap_worker_loss(denominator: Denominator, weighting: Weighting = "row") -> Callable[[Any], Any]:
-    """A function for verl's ``execute_with_func_generator``: wraps the loss that each worker has, where it is."""
+    """Makes a function for verl's ``execute_with_func_generator`` that wraps each worker's loss, in the worker."""
 
     def wrap(worker: Any) -> Any:
         from verl.protocol import DataProto

@@ -45,7 +45,7 @@ from verl_padding.verl_job.job_reader import JobReader, check_job
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
 else:
-    VerlTrainer = object  # a mixin: stands before one of verl's trainers, which brings the base
+    VerlTrainer = object  # a mixin: it comes before one of verl's trainers, which brings the base
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     """
 
     extends: ClassVar[str]
-    """The verl mode whose trainer this one stands before."""
+    """The verl mode whose trainer this one extends."""
 
     def __init__(self, config: DictConfig):
         refuse_queue_of_another_job()
@@ -144,10 +144,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     ) -> KVBatchMeta:
         """Puts the rows in the order of the data set, plans them, and puts their pads into TransferQueue.
 
-        They come in the order in which their sessions ended, which no run repeats.
+        The rows come in the order in which their sessions ended, which no run repeats.
 
         Raises:
-            PaddingDataError: rows that cannot be planned; no row was touched.
+            PaddingDataError: the rows cannot be planned; none was touched.
         """
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
@@ -161,7 +161,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         )
         plan = self._plan(batch.keys, tokens_R, job)
         planned = time.perf_counter()
-        # Known before they are put: whatever interrupts the step from here on takes them out again.
+        # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
         self._padded_batch = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
         self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
@@ -218,7 +218,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         return batch
 
     def _strip_after_an_error(self, padded: PaddedBatch) -> None:
-        # After the loss of an actor the job ends, perhaps for want of the very queue that the pads are in.
+        # After the loss of an actor the job ends, perhaps because the very queue that holds the pads is gone.
         if not (self._watch and self._watch.lost):
             strip_after_an_error(padded)
 
@@ -234,7 +234,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _pad_template(self, batch: KVBatchMeta) -> PadTemplate:
         picture = None
-        # Of a model that can see, only its rows tell whether this batch shows it anything.
+        # With a vision model, only the rows say whether this batch shows it anything.
         images = find_images(batch) if self._job_reader.has_vision else None
         if images is not None:
             picture = picture_for(self._padding.multimodal, self._job_reader.model_config, images)
@@ -258,13 +258,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         }
 
     def _step_seed(self) -> int:
-        """Another shuffle each local update, the same one on a resumed run."""
+        """A seed that differs in each local update, and is the same in a resumed run."""
         parts = [self._padding.seed, self.global_steps, self.local_trigger_step]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
 def _token_of_a_pad(tokenizer: Any) -> int:
-    """The end of a text; of a tokenizer that has none, any other token: nobody but the model reads it."""
+    """The end-of-sequence token, or any other if the tokenizer has none: only the model reads it."""
     known = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]
     return int(known[0]) if known else 0
 

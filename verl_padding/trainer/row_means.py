@@ -1,4 +1,4 @@
-"""Policy losses of verl that take the mean of whatever rows they meet, made a share of the mini-batch's mean."""
+"""Policy losses of verl that take the mean of the rows they get, turned into a share of the mini-batch's mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 
 PREFIX = "verl_padding/"
-"""What the names of these losses in verl's registry begin with."""
+"""Prefix of the names of these losses in verl's registry."""
 
 ROW_MEANS = ("geo_mean",)
 """verl 0.9 adds such a loss up over micro-batches and takes its mean over ranks, each with equal weight, so a row
@@ -33,7 +33,7 @@ for _name in ROW_MEANS:
 
 
 def over_the_mini_batch(loss: Any) -> Any:
-    """verl's actor loss with its policy loss replaced, if that is a mean of rows; any other loss as it is."""
+    """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss stays as it is."""
     config = loss.keywords.get("config") if isinstance(loss, partial) else None
     policy_loss = getattr(config, "policy_loss", None)
     if policy_loss is None or policy_loss.loss_mode not in ROW_MEANS:

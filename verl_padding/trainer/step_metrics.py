@@ -24,9 +24,9 @@ PAD_TOKENS_TOTAL = "padding/pad_tokens/total"
 PAD_TOKENS_SHARE = "padding/pad_tokens/share"
 """Tokens of all pads over tokens of all real rows."""
 PLAN_SECONDS = "timing_s/padding/plan"
-"""Planning the batch."""
+"""Seconds for planning the batch."""
 UPSAMPLE_SECONDS = "timing_s/padding/upsample"
-"""Making the pads and putting them into TransferQueue."""
+"""Seconds for making the pads and putting them into TransferQueue."""
 OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
 """Optimizer steps of an epoch over the batch."""
 REAL_ROWS_MIN = "padding/{update}/mini_batch_real_rows/min"
@@ -39,9 +39,9 @@ IMBALANCE = "padding/{update}/imbalance"
 """Cost of the slowest rank over the mean rank, summed over the mini-batches: 1 is perfect."""
 
 MICRO_IMBALANCE = "padding/{call}/micro_batch_imbalance"
-"""Where the plan cuts micro-batches: cost of the slowest rank of each, summed, over the mean rank's; 1 is perfect."""
+"""If the plan cuts micro-batches: cost of the slowest rank of each one, summed, over the mean rank's; 1 is perfect."""
 CALL_MICRO_BATCHES = "padding/{call}/micro_batches"
-"""Micro-batches of a rank: of an optimizer step in an update, of the whole pass else."""
+"""Micro-batches of a rank, per optimizer step in an update, and in the whole pass otherwise."""
 CALL_PACKING = "padding/{call}/packing_efficiency"
 """Tokens of real rows over micro-batches x token budget."""
 CALL_SECONDS = "padding/{call}/seconds"
@@ -49,7 +49,7 @@ CALL_SECONDS = "padding/{call}/seconds"
 CALL_MEMORY = "padding/{call}/max_memory_allocated_gb"
 """Peak memory of an update, as verl's workers report it."""
 CALL_MEMORY_RESERVED = "padding/{call}/max_memory_reserved_gb"
-"""The same with what the allocator keeps beside it: far above the other where it is fragmented."""
+"""The same plus what the allocator keeps in reserve: it is far higher if memory is fragmented."""
 
 
 def plan_metrics(
@@ -84,7 +84,7 @@ def plan_metrics(
         for call, figures in plan.figures.items():
             if figures.micro_imbalance is not None:
                 metrics[MICRO_IMBALANCE.format(call=call)] = figures.micro_imbalance
-            # Of updates, the workers tell, whoever cut the micro-batches.
+            # For updates the workers report these, whoever cut the micro-batches.
             if call not in updates and figures.micro_batches is not None:
                 metrics[CALL_MICRO_BATCHES.format(call=call)] = figures.micro_batches
             if call not in updates and figures.packing_efficiency is not None:
@@ -95,12 +95,12 @@ def plan_metrics(
 def worker_metrics(
     metrics: dict[str, Any], seconds_before: Mapping[str, float], seconds_after: Mapping[str, float]
 ) -> dict[str, float]:
-    """What the workers have told about the calls of a step, under names of ours; theirs leave ``metrics``.
+    """What the workers have reported about the calls of a step, renamed; their ``padding/`` metrics leave ``metrics``.
 
     Args:
         metrics: verl's metrics of the step, in which an update's are under ``actor/`` and ``critic/``.
-        seconds_before: verl's timers as the step began; they run on over the local updates of a global step.
-        seconds_after: verl's timers as it ended.
+        seconds_before: verl's timers when the step began; they run on over the local updates of a global step.
+        seconds_after: verl's timers when it ended.
     """
     told: dict[str, float] = {}
     for update in (call.name for call in CALLS if call.trains):
@@ -119,5 +119,5 @@ def worker_metrics(
 
 
 def real_rows_by_rank(layout: Layout, n_rows: int) -> list[list[int]]:
-    """Real rows that each rank holds, over all mini-batches: verl's ``global_seqlen`` metrics are told by rank."""
+    """Real rows that each rank holds, over all mini-batches; verl's ``global_seqlen`` metrics are by rank."""
     return [[row for cells in layout.cells for row in cells[rank] if row < n_rows] for rank in range(layout.dp_size)]

@@ -52,23 +52,23 @@ def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
     """The trainer that a job with this ``trainer.v1.trainer_mode`` gets if it asks for padding.
 
     Returns:
-        The one of that name, or the counterpart of verl's own.
+        The trainer of that name, or the counterpart of verl's own.
 
     Raises:
-        PaddingConfigError: no trainer of this name, or one that pads nothing.
+        PaddingConfigError: there is no trainer of this name, or it pads nothing.
     """
     named = _registered(trainer_mode)
     trainer = COUNTERPARTS.get(named, named)
     if not issubclass(trainer, PaddedTrainer):
         raise PaddingConfigError(
-            f"trainer.v1.trainer_mode={trainer_mode!r}: this trainer pads nothing, and padding is given. Have it "
+            f"trainer.v1.trainer_mode={trainer_mode!r}: this trainer pads nothing, but padding is set. Make it "
             "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out."
         )
     return trainer
 
 
 def make_trainer(config: DictConfig) -> PPOTrainer:
-    """The trainer of a job as ``verl.trainer.main_ppo`` makes it: nothing has been started yet."""
+    """The trainer of a job as ``verl.trainer.main_ppo`` makes it; it has not started anything yet."""
     return get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
 
 

@@ -22,19 +22,19 @@ UPDATE_CALLS = {call.method: call.name for call in CALLS if call.trains}
 
 
 class PaddedWorkerGroup:
-    """Stands before a worker group of verl: its batch calls take real rows and send the padded ones.
+    """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
-    So verl's trainer methods run as they are, and nothing but a worker call can see a pad. Everything else goes
+    So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else goes
     through to the worker group, and so does a batch that is not in TransferQueue.
 
-    A call with other rows than the step has planned for it, some of them for example, or outside of a step, gets a
-    plan and pads of its own, which are gone when it returns.
+    A call outside of a step, or with other rows than the step has planned for it (only some of them, for example),
+    gets a plan and pads of its own, which are gone when it returns.
 
     Args:
         worker_group: verl's.
-        current: gives the padded batch of the step that runs, or None outside of one.
-        planned_apart: a with-block's padded batch for one call, by the plan's name of it, and its rows; without it,
-            calls that need one are refused.
+        current: returns the padded batch of the step that runs, or None outside of a step.
+        planned_apart: makes a with-block's padded batch for one call, from the plan's name of it and its rows; without
+            it, calls that need one are refused.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class PaddedWorkerGroup:
         return PaddedWorkerGroup(self._worker_group, self._current, self._planned_apart)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PaddedWorkerGroup:
-        # A copy of the worker group for the same trainer, and not of the trainer too.
+        # Copies the worker group for the same trainer, but not the trainer.
         return PaddedWorkerGroup(deepcopy(self._worker_group, memo), self._current, self._planned_apart)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What plans is the trainer, which stays in its process.
+        # Only the trainer plans, and it stays in its process.
         return PaddedWorkerGroup, (self._worker_group, _no_step)
 
     def _call(self, name: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -82,11 +82,11 @@ class PaddedWorkerGroup:
         if self._planned_apart is None:
             raise PaddingDataError(
                 f"worker call {name!r} with {len(batch)} rows (the first: {batch.keys[:1]}): no step has planned them, "
-                "and only the trainer, in its own process, can plan them now. Call it there."
+                "and only the trainer, in its own process, can plan them now. Make the call there."
             )
         with self._planned_apart(call, batch) as apart:
             output = self._send(send, name, apart, batch)
-            # The pads go with the block, and some calls return before the workers have read them.
+            # The pads are gone after the block, and some calls return before the workers have read them.
             ray.get(getattr(output, "futures", []))
             return output
 
@@ -99,7 +99,7 @@ class PaddedWorkerGroup:
         if isinstance(output, KVBatchMeta):
             _check_count(call, len(sent), len(output))
             return padded.real_output(output, batch)
-        # The critic's pass answers with a future of each rank's answer, that verl waits for next.
+        # The critic's pass answers with a future of each rank's answer, which verl waits for next.
         answers = ray.get(output.futures) if output is not None else []
         _check_count(call, len(sent), sum(map(n_rows, answers)))
         return output

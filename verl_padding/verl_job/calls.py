@@ -1,4 +1,4 @@
-"""The worker calls that are planned. Another one is added here; when a step makes it is said in ``job_reader.py``."""
+"""The worker calls that are planned. A new one is added here; ``job_reader.py`` says when a step makes it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class WorkerCall:
     """A call of verl's trainer to its workers."""
 
     name: str
-    """In plans, metrics and messages."""
+    """Its name in plans, metrics and messages."""
     method: str
-    """Of verl's worker group."""
+    """Method of verl's worker group."""
     worker_group: str
-    """Attribute of verl's trainer that the worker group is."""
+    """Attribute of verl's trainer that holds the worker group."""
     role: str
-    """Whose engine answers: ``actor``, ``ref`` or ``critic``."""
+    """Role whose engine answers: ``actor``, ``ref`` or ``critic``."""
     mesh: str
-    """By which verl's dispatch asks a worker group for its ranks."""
+    """Mesh by which verl's dispatch asks a worker group for its ranks."""
     timer: str
-    """verl's name of the seconds that the call takes."""
+    """verl's name for the seconds that the call takes."""
     trains: bool = False
-    """Whether its rows are cut into mini-batches."""
+    """Whether it trains on its rows, cut into mini-batches."""
 
 
 CALLS = (

@@ -13,7 +13,7 @@ PRIMARY = "ppo_trainer"
 
 
 def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictConfig:
-    """verl's config with Hydra overrides, every interpolation resolvable, also those of Hydra's own values.
+    """verl's config with Hydra overrides; every interpolation can be resolved, also those of Hydra's own values.
 
     Raises:
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the overrides do not fit the config.
@@ -27,10 +27,10 @@ def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictCon
     with initialize_config_module("verl.trainer.config", job_name="main_ppo", version_base=None):
         config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
     with read_write(config), open_dict(config):
-        # As Hydra does when it runs a job. Its values refer to each other, and stay when they leave the job's.
+        # As Hydra does when it runs a job. Hydra's values refer to each other, and HydraConfig keeps them for the job.
         HydraConfig.instance().set_config(deepcopy(config))
         config.hydra.runtime.output_dir = str(Path(config.hydra.run.dir).absolute())
         HydraConfig.instance().set_config(deepcopy(config))
         del config.hydra
-    OmegaConf.to_container(config, resolve=True)  # a copy: only to see that it can be done
+    OmegaConf.to_container(config, resolve=True)  # a copy, only to see that resolving works
     return config

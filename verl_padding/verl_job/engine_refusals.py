@@ -1,4 +1,4 @@
-"""Engines of a job that cannot be planned for, or that verl could not run, as far as that shows in their configs."""
+"""Refuses engines that cannot be planned for, or that verl could not run, as far as their configs show it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARED_SIZES = (
 
 
 def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
-    """Refuses what does not go with the plan, or with verl 0.9's engines.
+    """Refuses engines that do not work with the plan, or in verl 0.9.
 
     Raises:
         PaddingConfigError: one message with the setting, its value and the fix.
@@ -49,15 +49,15 @@ def refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:
             first, other = getattr(megatron[0].config, name), getattr(engine.config, name)
             if first != other:
                 raise PaddingConfigError(
-                    f"{engine.section}.megatron.{name}={other}: not that of {megatron[0].section}.megatron.{name}="
-                    f"{first}. Megatron's engines of a job share their process groups. Set both to one value."
+                    f"{engine.section}.megatron.{name}={other}: differs from {megatron[0].section}.megatron.{name}="
+                    f"{first}. Megatron's engines of a job share their process groups. Set both to the same value."
                 )
 
 
 def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
     setting = f"{engine.section}.megatron.dynamic_context_parallel=True"
     if engine.section == "critic":
-        raise PaddingConfigError(f"{setting}: verl has it for language models only. Set it to False.")
+        raise PaddingConfigError(f"{setting}: verl supports it for language models only. Set it to False.")
     if padding.packer == "plan":
         raise PaddingConfigError(
             f"{setting}: verl then cuts micro-batches by a scheduler of its own. Set it to False, or "
@@ -65,7 +65,7 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
         )
     if not engine.config.use_remove_padding:
         raise PaddingConfigError(
-            f"{engine.model_section}.use_remove_padding=False: {setting} needs packed rows. Set one of them otherwise."
+            f"{engine.model_section}.use_remove_padding=False: {setting} needs packed rows. Change one of the two."
         )
 
 
@@ -78,7 +78,7 @@ def _refuse_padded_rows(engine: RoleEngine, padding: PaddingConfig) -> None:
         )
     if padding.packer == "verl" and engine.config.use_dynamic_bsz:
         raise PaddingConfigError(
-            f"{setting}: each row of {engine.section} is then computed as long as the longest beside it, and verl's "
-            "packer, which counts the tokens of rows, fills micro-batches to several times their token budget. Set it "
-            "to True, or padding.packer=plan, whose micro-batches hold the budget with all that is computed."
+            f"{setting}: each row of {engine.section} is then padded to the longest row beside it, but verl's packer "
+            "counts only the rows' own tokens, so it fills micro-batches to several times their token budget. Set it "
+            "to True, or set padding.packer=plan, whose micro-batches hold the budget with their padding."
         )

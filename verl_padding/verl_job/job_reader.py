@@ -51,7 +51,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
         )
     if config.get("async_training") is not None:
         raise PaddingConfigError(
-            "async_training=..: verl's fully asynchronous trainer is none of those that the padded ones extend. "
+            "async_training=..: verl's fully asynchronous trainer is not one that the padded trainers extend. "
             "Choose trainer.v1.trainer_mode=separate_async with verl.trainer.main_ppo, or leave +padding out."
         )
     mode = mode or stock_mode(config.trainer.v1.trainer_mode)
@@ -60,12 +60,13 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     if sync_step != 1 and mode != "separate_async":
         raise PaddingConfigError(
             f"trainer.v1.{mode}.parameter_sync_step={sync_step}: this mode's rollout sleeps from a step's first local "
-            "update on, and the next would wait for it. Set it to 1, or choose trainer.v1.trainer_mode=separate_async."
+            "update on, and the next update would wait for it. Set it to 1, or choose "
+            "trainer.v1.trainer_mode=separate_async."
         )
     if config.data.train_batch_size % sync_step:
         raise PaddingConfigError(
             f"data.train_batch_size={config.data.train_batch_size}: not a multiple of "
-            f"trainer.v1.{mode}.parameter_sync_step={sync_step}. Set it to one."
+            f"trainer.v1.{mode}.parameter_sync_step={sync_step}. Set it to a multiple."
         )
     _check_packer(padding)
     _check_weighting(config, padding)
@@ -75,17 +76,17 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     roles = JobReader(config, padding, mode)
     roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
     model = config.actor_rollout_ref.model
-    # What would have to be fetched first is read by the trainer, once verl has fetched it.
+    # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
     path = model.get("hf_config_path") or model.path
     if path and Path(path).expanduser().is_dir():
-        # Code that comes with a model may want packages that only the machines have that train.
+        # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
             roles.refuse_unknown_vision()
     return padding
 
 
 def _check_mode_section(config: DictConfig, mode: str) -> None:
-    """Refuses settings of a mode that stand where verl does not look for them: by another name than verl's own."""
+    """Refuses settings of a mode where verl does not look for them: under another name than verl's own."""
     name = config.trainer.v1.trainer_mode
     section = config.trainer.v1.get(name)
     if name == mode or not isinstance(section, DictConfig):
@@ -96,12 +97,12 @@ def _check_mode_section(config: DictConfig, mode: str) -> None:
         if name.startswith(MODE_PREFIX) or key in of_mode:
             raise PaddingConfigError(
                 f"trainer.v1.{name}.{key}={section[key]}: verl does not read this, since the trainer {name} extends "
-                f"that of its mode {mode} and has its settings. Set trainer.v1.{mode}.{key} instead."
+                f"verl's trainer of mode {mode} and uses its settings. Set trainer.v1.{mode}.{key} instead."
             )
 
 
 def parameter_sync_step(config: DictConfig, mode: str) -> int:
-    """Local updates a global step: ``train_batch_size`` is shared out over them (1 in the colocated modes)."""
+    """Local updates per global step, which share ``train_batch_size``; 1 in the colocated modes."""
     return int(config.trainer.v1.get(mode, {}).get("parameter_sync_step", 1))
 
 
@@ -133,7 +134,7 @@ class JobReader:
         """The engine of each role of the job (``actor``, ``ref``, ``critic``), in the order in which verl starts them.
 
         Raises:
-            PaddingConfigError: one that verl would refuse, or that does not go with another or with the plan.
+            PaddingConfigError: verl would refuse one, or one does not work with another or with the plan.
         """
         engines = {}
         if self._uses_critic:
@@ -159,14 +160,14 @@ class JobReader:
 
     @cached_property
     def has_vision(self) -> bool:
-        """Whether the actor has a vision tower. verl knows no processor for some models that have (Gemma 3)."""
+        """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
 
     def refuse_unknown_vision(self) -> None:
-        """Refuses an actor that sees, if what a pad would have to show it is not known.
+        """Refuses an actor with a vision tower if it is not known what pads must show it.
 
         Raises:
-            PaddingConfigError: it is not, or the model's config cannot be read.
+            PaddingConfigError: it is not known, or the model's config cannot be read.
         """
         if self.has_vision:
             refuse_unknown_type(self._padding.multimodal, self.model_config)
@@ -186,7 +187,7 @@ class JobReader:
         return bool(correction.get("rollout_rs")) and not self._bypasses_log_prob
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
-        """Tokens of a pad, ``at_least`` so many; see :func:`~verl_padding.verl_job.pad_length.pad_length`."""
+        """Tokens of a pad, no fewer than ``at_least``; see :func:`~verl_padding.verl_job.pad_length.pad_length`."""
         roles = [self._actor, *([self._ref] if self._uses_ref else []), *([self._critic] if self._uses_critic else [])]
         return pad_length(self._padding, roles, at_least)
 
@@ -196,10 +197,10 @@ class JobReader:
         """The planner's job of one local update.
 
         Args:
-            pad_tokens: tokens of a pad; None for those of a pad that shows the model nothing.
+            pad_tokens: tokens of a pad; None for the length of a pad without an image.
             dp_sizes: data-parallel size of each worker call, by the names of this module.
             updates_actor: False while ``trainer.critic_warmup`` lasts.
-            seed: of the planner's shuffle.
+            seed: seed of the planner's shuffle.
 
         Raises:
             PaddingConfigError: a size does not divide another.
@@ -254,11 +255,11 @@ class JobReader:
         job = self.step_job(dp_sizes=dp_sizes, updates_actor=True, seed=seed, pad_tokens=pad_tokens)
         updates = {name: update for name, update in job.updates.items() if name == call}
         inference = {name: one_pass for name, one_pass in job.inference.items() if name == call}
-        if call == LOG_PROB:  # the actor can always, though a step may do without
+        if call == LOG_PROB:  # the actor can always make it, though a step may do without
             inference = {LOG_PROB: Pass(**self._pass_fields(LOG_PROB, dp_sizes))}
         if not updates and not inference:
             raise PaddingConfigError(
-                f"worker call {call!r}: this job has no worker for it. Leave it out, or turn on what it is for: a "
+                f"worker call {call!r}: this job has no worker for it. Leave it out, or turn on what it needs: a "
                 "reference (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward) or a critic."
             )
         return replace(job, updates=updates, inference=inference)
@@ -273,7 +274,7 @@ class JobReader:
         return fields | {"cost_model": self._cost_model("critic" if known.role == "critic" else "actor_rollout_ref")}
 
     def _cost_model(self, section: str) -> TransformerCost | None:
-        """What rows cost the model of a config section, if that is asked for."""
+        """What rows cost the model of a config section; None if not asked for."""
         if self._padding.cost_model != "model":
             return None
         if section not in self._model_costs:
@@ -287,25 +288,25 @@ def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
     actor = config.actor_rollout_ref.actor
     if not actor.loss_agg_mode.startswith("seq-mean"):
         raise PaddingConfigError(
-            f"padding.weighting='session': actor_rollout_ref.actor.loss_agg_mode={actor.loss_agg_mode} weighs tokens "
-            "and not rows. Choose a seq-mean mode, or padding.weighting=row."
+            f"padding.weighting='session': actor_rollout_ref.actor.loss_agg_mode={actor.loss_agg_mode} weighs tokens, "
+            "not rows. Choose a seq-mean mode, or padding.weighting=row."
         )
     loss_mode = actor.policy_loss.loss_mode
     if loss_mode in NOT_BY_ROWS:
         raise PaddingConfigError(
-            f"padding.weighting='session': actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} is no sum over "
+            f"padding.weighting='session': actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} is not a sum over "
             "rows. Choose another loss, or padding.weighting=row."
         )
     correction = config.algorithm.get("rollout_correction") or {}
     if correction.get("bypass_mode", False) and correction.get("rollout_is_batch_normalize", False):
         raise PaddingConfigError(
             "padding.weighting='session': algorithm.rollout_correction.rollout_is_batch_normalize=True normalizes over "
-            "the rows that a loss is called for, and sessions are called by their number of rows. Set it to False, or "
-            "padding.weighting=row."
+            "the rows of one call of the loss, which is called once per number of rows of a session. Set it to False, "
+            "or padding.weighting=row."
         )
     if (config.get("distillation") or {}).get("enabled", False):
         raise PaddingConfigError(
-            "padding.weighting='session': is for policy losses, and distillation.enabled=True. Set "
+            "padding.weighting='session': it is for policy losses, but distillation.enabled=True. Set "
             "padding.weighting=row."
         )
 
@@ -315,7 +316,7 @@ def _check_packer(padding: PaddingConfig) -> None:
         return
     if not is_known(verl.__version__):
         raise PaddingConfigError(
-            f"padding.packer={padding.packer!r}: takes the place of a function of verl {KNOWN_VERL}x, and this is verl "
+            f"padding.packer={padding.packer!r}: it replaces a function of verl {KNOWN_VERL}x, but this is verl "
             f"{verl.__version__}. Set padding.packer=verl."
         )
 

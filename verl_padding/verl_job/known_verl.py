@@ -1,4 +1,4 @@
-"""The versions of verl that this code was read beside. A new one is let in here and in setup.cfg, and nowhere else.
+"""The versions of verl that this code was checked against. A new one is let in here and in setup.cfg, nowhere else.
 
 What to look at first when verl has a new version:
 
@@ -10,7 +10,7 @@ What to look at first when verl has a new version:
 """
 
 KNOWN_VERL = "0.9."
-"""What the version of a verl begins with whose inner functions are known."""
+"""Beginning of the versions of verl whose inner functions are known."""
 
 
 def is_known(version: str) -> bool:

@@ -1,4 +1,4 @@
-"""What rows cost the model of a role, by its section in a verl config."""
+"""What rows cost the model of a role, by the role's section in a verl config."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
     assert isinstance(override, dict)
     try:
         update_model_config(config, override.get("model_config", override))
-    except Exception as error:  # what transformers raises of a value depends on the value
+    except Exception as error:  # what transformers raises depends on the value
         reason = " ".join(str(error).split())
         raise PaddingConfigError(
             f"{section}.model.override_config={override}: does not fit the model's config ({reason}). Correct it."
@@ -46,7 +46,7 @@ def read_model_cost(model: DictConfig, section: str) -> TransformerCost:
     """What rows cost the model of a section.
 
     Raises:
-        PaddingConfigError: its config cannot be read, or is one whose operations are not known.
+        PaddingConfigError: the model's config cannot be read, or its operations are not known.
     """
     try:
         return TransformerCost.from_config(read_model_config(model, section), lm_head=section != "critic")

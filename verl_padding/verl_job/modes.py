@@ -1,4 +1,4 @@
-"""Names of verl's trainer modes, and of ours that stand before them. Importing this costs nothing."""
+"""Names of verl's trainer modes, and of the padded ones that extend them. Importing this costs nothing."""
 
 from verl_padding.errors import PaddingConfigError
 

@@ -16,8 +16,9 @@ FP8_ROW_MULTIPLE = 16
 def row_multiple(role: DictConfig) -> int:
     """What the engine of a role rounds the length of every row up to (verl 0.9, models/mcore/util.py).
 
-    Megatron: the tensor-parallel size, twice the context-parallel size as often if that is more than one, and 16 with
-    FP8. FSDP, FSDP2 and VeOmni pack rows and round the whole micro-batch up (Ulysses, utils/ulysses.py): 1.
+    Megatron: the tensor-parallel size, times twice the context-parallel size if that is more than one; with FP8, the
+    least common multiple with 16. FSDP, FSDP2 and VeOmni pack rows and round the whole micro-batch up (Ulysses,
+    utils/ulysses.py): 1.
     """
     if role.strategy != "megatron":
         return 1
@@ -31,15 +32,15 @@ def row_multiple(role: DictConfig) -> int:
 def pad_length(padding: PaddingConfig, roles: Iterable[DictConfig], at_least: int = MIN_PAD_LENGTH) -> int:
     """Tokens of a pad.
 
-    With ``auto`` the shortest that no engine rounds up: rounding would cost the same and count less. An explicit length
-    is checked against the same rule.
+    ``auto`` is the shortest length that no engine rounds up: a shorter pad would cost the same and count as less. An
+    explicit length is checked by the same rule.
 
     Args:
         roles: the sections of actor, reference and critic, as far as the job has them.
         at_least: tokens that a pad needs for what it shows the model.
 
     Raises:
-        PaddingConfigError: an explicit length that an engine would round up, or that is too short.
+        PaddingConfigError: an explicit length is too short, or an engine would round it up.
     """
     multiple = lcm(*(row_multiple(role) for role in roles))
     shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple

@@ -1,8 +1,8 @@
 """The engine of each role as verl's worker makes it: its values come from verl's own config classes, not from YAML.
 
-A role's section and its engine's say some things twice, and verl's classes decide which of the two the engine reads:
-the actor's hand ``ulysses_sequence_parallel_size`` on to the engine, the critic's do not. What verl 0.9's workers then
-write into the engine's config is done here in the same way, and a test compares the result with verl's own.
+A role's section and its engine's section have some settings in common, and verl's classes decide which of the two the
+engine reads: those of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of the critic do not.
+This module then writes into the engine's config what verl 0.9's workers write, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RoleEngine:
 
     @property
     def padded_to(self) -> PaddedTo:
-        """What the engine computes a row as long as: itself, or the longest row of its micro-batch or cell."""
+        """The length at which the engine computes a row: its own, or that of the longest in its micro-batch or cell."""
         config = self.config
         if config.use_remove_padding:
             return "row"
@@ -59,14 +59,14 @@ class RoleEngine:
 
     @property
     def sequence_parallel_size(self) -> int:
-        """What verl multiplies the token budget of a GPU by: the ranks that share a row."""
+        """Ranks that share a row; verl multiplies the token budget of a GPU by their number."""
         config = self.config
         if self.strategy == "megatron":
             return int(config.context_parallel_size)
         if self.strategy == "veomni":
             return int(config.ulysses_parallel_size)
         if self.strategy == "torchtitan":
-            return int(config.tensor_parallel_size)  # as its forward_backward_batch has it
+            return int(config.tensor_parallel_size)  # as in its forward_backward_batch
         if self.strategy == "fsdp_turbo":
             return self._turbo_size("ulysses_parallel_size")
         return int(config.ulysses_sequence_parallel_size)
@@ -87,7 +87,7 @@ class RoleEngine:
         return self.n_gpus // model_parallel or 1
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
-        """Fields of the planner's pass for a call of this role, but for its cost model."""
+        """Fields of the planner's pass for a call of this role, except its cost model."""
         config, prefix = self.config, "" if training else "infer_"
         if self.has_scheduler:
             ranks = self.n_gpus // (int(config.tensor_model_parallel_size) * int(config.pipeline_model_parallel_size))
@@ -115,7 +115,7 @@ class RoleEngine:
 
     @property
     def _micro_batch_multiple(self) -> int:
-        """Megatron's interleaved schedule wants a multiple of so many micro-batches, each with a row."""
+        """Megatron's interleaved schedule needs a multiple of this many micro-batches, each with a row."""
         if self.strategy != "megatron" or (self.config.virtual_pipeline_model_parallel_size or 1) < 2:
             return 1
         # Megatron's own default is the pipeline's size (core/model_parallel_config.py).
@@ -134,7 +134,7 @@ class RoleEngine:
             within = int(config.tensor_model_parallel_size) * int(config.context_parallel_size)
             return "micro_batch" if config.use_megatron_fsdp or experts > within else "mini_batch"
         if self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
-            # Every rank holds all parameters: what is left to wait for is the reduction of gradients.
+            # Every rank holds all parameters: ranks only wait for the reduction of gradients.
             synchronous = training and not config.use_no_sync_for_gradient_accumulation
             return "micro_batch" if synchronous else "mini_batch"
         return "micro_batch"
@@ -147,15 +147,15 @@ def actor_engine(config: DictConfig) -> RoleEngine:
     """The actor's engine, as verl's ``ActorRolloutRefWorker.init_model`` makes it.
 
     Raises:
-        PaddingConfigError: micro-batches have no size, or verl's config classes refuse the section.
+        PaddingConfigError: the size of micro-batches is not set, or verl's config classes refuse the section.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     # verl asserts it.
     if bool(actor.use_dynamic_bsz) != bool(rollout.log_prob_use_dynamic_bsz):
         raise PaddingConfigError(
             f"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz={rollout.log_prob_use_dynamic_bsz}: "
-            f"not that of actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz}, as verl wants it. "
-            "Set both to one value."
+            f"differs from actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz}, which verl does not allow. "
+            "Set both to the same value."
         )
     settings = {
         "max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
@@ -194,7 +194,7 @@ def critic_engine(config: DictConfig) -> RoleEngine:
     engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
     name = next(name for name in ("fsdp", "megatron", "veomni", "torchtitan") if getattr(critic, name, None) is engine)
     settings = {
-        # No YAML of verl's has these: Hydra wants them with a +.
+        # verl's YAML has none of these, so Hydra needs a + before them.
         "max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
         "infer_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
         "micro_batch_size_per_gpu": f"+critic.{name}.micro_batch_size_per_gpu",
@@ -209,7 +209,7 @@ def _of_worker(config: DictConfig, section: str, settings: dict[str, str], *, dy
 
     Args:
         settings: field of the engine's config -> setting that the worker writes into it.
-        dynamic: micro-batches are cut by tokens, not by rows.
+        dynamic: whether micro-batches are cut by tokens, not by rows.
     """
     values = {field: OmegaConf.select(config, setting) for field, setting in settings.items()}
     _refuse_unset(values, settings, dynamic=dynamic)
@@ -222,21 +222,21 @@ def _of_worker(config: DictConfig, section: str, settings: dict[str, str], *, dy
 
 
 def has_separate_ref(config: DictConfig) -> bool:
-    """Whether verl makes a model of the reference: it wants one, and no LoRA actor is its own without its adapter."""
+    """Whether verl makes a reference model: it needs a reference, and no LoRA actor serves without its adapter."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     return bool(need_reference_policy(config)) and not is_lora(config)
 
 
 def is_lora(config: DictConfig) -> bool:
-    """Whether the actor is an adapter, as verl's v1 trainer has it."""
+    """Whether the actor is an adapter, by the rule of verl's v1 trainer."""
     model = config.actor_rollout_ref.model
     rank = (model.get("lora") or {}).get("rank") or model.get("lora_rank") or 0
     return rank > 0 or model.get("lora_adapter_path") is not None
 
 
 def ref_as_actor(config: DictConfig) -> dict[str, Any]:
-    """The reference's section as verl's worker hands it to its class of an actor, which knows other names."""
+    """The reference's section as verl's worker hands it to the actor's config class, which has other names."""
     values = _resolved(config.actor_rollout_ref.ref)
     values["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
     for name in ("micro_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"):
@@ -266,7 +266,7 @@ def _refuse_unset(values: dict[str, Any], settings: dict[str, str], *, dynamic: 
 
 
 def _resolved(section: DictConfig) -> dict[str, Any]:
-    """The values of a role's section but for its model, which verl's classes would load."""
+    """The values of a role's section except its model, which verl's classes would load."""
     values = OmegaConf.to_container(section, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items() if key != "model"}
@@ -282,7 +282,7 @@ def _instantiate(values: dict[str, Any], name: str) -> Any:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # verl's, on settings that it corrects
+            warnings.simplefilter("ignore")  # verl's, about settings that it corrects
             return omega_conf_to_dataclass(OmegaConf.create(values))
     except Exception as error:  # verl asserts and raises; Hydra wraps both
         reason = str(error.__cause__ or error).strip().split("\n")[0]

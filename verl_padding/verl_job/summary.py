@@ -1,4 +1,4 @@
-"""What the plug-in will do to the batches of a job, in words: for a look before it starts."""
+"""What the plug-in will do to the batches of a job, in words, before the job starts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from verl_padding.verl_job.job_reader import JobReader, check_job
 
 
 def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
-    """(subject, told) of a job that can run.
+    """(subject, description) of a job that can run.
 
     Raises:
-        PaddingConfigError: it cannot.
+        PaddingConfigError: the job cannot run.
     """
     padding = check_job(config, mode)
     reader = JobReader(config, padding, mode)
     job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
-    yield "strategy", f"{job.strategy}, {job.prompts} prompts x {job.sessions_per_prompt} sessions a batch"
+    yield "strategy", f"{job.strategy}, {job.prompts} prompts x {job.sessions_per_prompt} sessions per batch"
     for name, update in job.updates.items():
         told = STRATEGIES[job.strategy].tell_steps(job, update)
         budget = f"{update.token_budget} tokens" if update.token_budget else f"{update.micro_batch_rows} rows"

@@ -18,9 +18,9 @@ def deal(prices: Prices, packer: Packer, mini_batches: MiniBatches) -> Layout:
     """The layout of a call.
 
     Args:
-        prices: of the call.
-        packer: who cuts micro-batches by tokens: verl, in the workers, or the plan.
-        mini_batches: of the call, none empty; an inference pass has one.
+        prices: the call's.
+        packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
+        mini_batches: the call's, none empty; an inference pass has one.
     """
     call, rows_M, fixed = prices.call, mini_batches.rows_M, mini_batches.mini_batch_rows
     size = least_size(prices, rows_M) if fixed is None else fixed // call.dp_size

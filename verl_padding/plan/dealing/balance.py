@@ -15,7 +15,7 @@ TOLERANCE, FINE_TOLERANCE = 1 / 2048, 1 / 16384
 """The search ends this close above the lower bound: what is left to win is far below the noise of a step."""
 
 FEW = 16
-"""Up to so many items a bin, the search is fine: there is more to win, and each exchange is found faster."""
+"""Up to this many items per bin, the tolerance is fine: there is more to win, and each exchange is found faster."""
 
 MAX_PAIRS = 1 << 16
 """Pairs of items looked at in one improvement: the lightest bins come first, so the best pair is among them."""
@@ -29,7 +29,7 @@ def balance(cost_I: Int64s, n_bins: int, most: int | None = None) -> Bins:
 
     Args:
         cost_I: cost of each item, none below 0.
-        most: items of a bin, enough of them for all items; None for any number.
+        most: the most items of a bin, so many that all items fit; None for any number.
     """
     most = len(cost_I) if most is None else most
     assert most * n_bins >= len(cost_I), f"{len(cost_I)} items do not fit into {n_bins} bins of {most}"

@@ -44,7 +44,7 @@ def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
 
 
 def _cut_alike(call: Pass, items_D: list[tuple[list[int], list[int]]]) -> list[list[Bin]]:
-    """Bins of each rank, as many on all; those of a rank cost about the same."""
+    """Bins of each rank, equally many on all; those of a rank cost about the same."""
     budget, multiple = call.token_budget, call.micro_batch_multiple
     assert budget is not None
     tight_D = [first_fit(tokens, cost, budget) for tokens, cost in items_D]

@@ -23,10 +23,10 @@ POLISH_PAIRS = 1 << 22
 """How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
 
 POLISHED = 3
-"""Of the ways to cut a mini-batch, so many of the best are polished; of a large one only the best."""
+"""How many of the best ways to cut a mini-batch are polished; for a large one, only the best is."""
 
 LARGE = 1024
-"""Rows of a large mini-batch: the ways to cut it differ little once they are polished."""
+"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished."""
 
 
 def cut_by_level(
@@ -37,7 +37,7 @@ def cut_by_level(
     *,
     may_grow: bool,
 ) -> list[FilledCells]:
-    """Cuts the mini-batches of a call, with cells of the size that is over first.
+    """Cuts the mini-batches of a call, with cells of the size that takes the least time.
 
     Cells of all mini-batches are of one size, so each mini-batch offers several cuts and the size decides
     which of them fit. Cutting the balanced cells ``rows_MD`` always fits, from their ``size`` on.
@@ -46,7 +46,7 @@ def cut_by_level(
         rows_M: real rows of each mini-batch.
         rows_MD: the same, dealt to the ranks.
         size: rows of a cell, pads among them.
-        may_grow: cells may hold more rows, if the step is over earlier for it.
+        may_grow: whether cells may hold more rows if that makes the step shorter.
     """
     n_mini, multiple = len(rows_M), prices.call.cell_multiple
     offers_M = [ways_to_cut(prices, rows, POLISH_PAIRS // n_mini) for rows in rows_M]
@@ -81,8 +81,8 @@ def _fill(
 
     Args:
         cuts: ways to cut the mini-batch, the best first.
-        least_time: what none can beat.
-        rows_D: balanced cells of the mini-batch, to be cut if no way fits, or none well.
+        least_time: no way can beat it.
+        rows_D: balanced cells of the mini-batch, which are cut if no way fits, or none fits well.
     """
     best: FilledCells | None = None
     for cut in cuts:

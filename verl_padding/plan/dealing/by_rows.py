@@ -15,8 +15,8 @@ from verl_padding.plan.prices import Prices
 def cut_by_rows(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
     """Cuts the cells of a mini-batch, the dearest micro-batch first.
 
-    Micro-batches of about the same cost need the least memory; in the same order on all ranks, ranks that meet
-    at every micro-batch wait least; and none is of pads alone while there are rows for all.
+    Micro-batches of about the same cost need the least memory. If they are in the same order on all ranks, ranks that
+    meet at each wait least. None holds only pads while there are rows for all.
 
     Args:
         rows_D: real rows of each rank.
@@ -34,5 +34,5 @@ def cut_by_rows(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
 
 
 def leave_uncut(rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
-    """The cells of a mini-batch in one piece each: the workers cut them."""
+    """The cells of a mini-batch, each in one piece: the workers cut them."""
     return FilledCells(rows_DK=[[list(rows)] for rows in rows_D], pads_DK=[[size - len(rows)] for rows in rows_D])

@@ -1,4 +1,4 @@
-"""How many rows the cells of a call hold, and which rows each rank gets if it is to cost what the others cost.
+"""How many rows the cells of a call hold, and which rows each rank gets so that all ranks cost about the same.
 
 Cells need equal row counts, not equal real-row counts: a rank with one long row and eleven pads is as good as one
 with twelve short rows. Where micro-batches are cut by tokens, pads are nearly free, so the ranks are balanced by
@@ -18,7 +18,7 @@ from verl_padding.plan.prices import Prices
 
 
 def least_size(prices: Prices, rows_M: Sequence[Sequence[int]]) -> int:
-    """Rows that every cell of a call holds at least: an even share of its fullest mini-batch."""
+    """The fewest rows that the cells of a call can hold: an even share of its fullest mini-batch."""
     most = max(-(-len(rows) // prices.call.dp_size) for rows in rows_M)
     return up_to_multiple(most, prices.call.cell_multiple)
 
@@ -30,7 +30,7 @@ def balanced_cells(
 
     Args:
         size: rows of a cell, pads among them.
-        may_grow: cells may hold more rows, if the step is over earlier for it.
+        may_grow: whether cells may hold more rows if that makes the step shorter.
     """
     extra_M = [extra_cost(prices, rows) for rows in rows_M]
     if may_grow:
@@ -49,13 +49,13 @@ def extra_cost(prices: Prices, rows: Sequence[int]) -> Int64s:
 
 
 def pads_time(prices: Prices, size: int, n_mini_batches: int) -> int:
-    """What the pads of a call delay it by, with cells of ``size`` rows."""
+    """How much the pads of a call delay it, with cells of ``size`` rows."""
     pads = n_mini_batches * prices.call.dp_size * size - prices.n_rows
     return n_mini_batches * size * prices.pad + pads * prices.pad_handling
 
 
 def _trade_pads_for_balance(prices: Prices, extra_M: list[Int64s], least: int) -> tuple[int, list[Bins]]:
-    """The size of a cell, and the ranks' rows, for which the step is over first.
+    """The size of a cell, and the ranks' rows, for which the step takes the least time.
 
     Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must
     then be as large: one row of 30k tokens leaves its rank with no other row, the rest of that mini-batch fills

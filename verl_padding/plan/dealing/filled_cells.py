@@ -20,14 +20,14 @@ class FilledCells:
     """Pads of each rank's micro-batches."""
 
     time: int = 0
-    """Cost of the slowest rank, summed over the micro-batches, with the handling of those; 0 where nobody compares."""
+    """Cost of the slowest rank, summed over the micro-batches, plus their handling; 0 where it is not compared."""
 
 
 def layout_of(cells_M: Sequence[FilledCells], n_rows: int, *, with_micro_batches: bool = True) -> Layout:
     """Numbers the pads, by mini-batch, rank and micro-batch.
 
     Args:
-        cells_M: of each mini-batch.
+        cells_M: cells of each mini-batch.
         n_rows: real rows of the batch; pads are numbered from there on.
         with_micro_batches: False where the workers cut them.
     """

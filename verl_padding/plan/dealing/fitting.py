@@ -11,18 +11,18 @@ from verl_padding.plan.dealing.filled_cells import FilledCells
 from verl_padding.plan.prices import Prices
 
 MORE_PAD_LEVELS = 2
-"""Times that micro-batches are added to a cut to hold its pads."""
+"""How often micro-batches may be added to a cut to hold its pads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatches:
-    """Real rows of a mini-batch, by rank and micro-batch, without the pads; ranks have the same number of them."""
+    """Real rows of a mini-batch, by rank and micro-batch, without pads; all ranks have equally many micro-batches."""
 
     rows_DK: list[list[list[int]]]
-    """Row numbers of each rank's micro-batches; where there are none, pads will be."""
+    """Row numbers of each rank's micro-batches; a micro-batch without rows will hold pads."""
 
     time: int
-    """Cost of the slowest rank, summed over the micro-batches, with the handling of those."""
+    """Cost of the slowest rank, summed over the micro-batches, plus their handling."""
 
     @property
     def least_rows(self) -> int:
@@ -31,9 +31,9 @@ class MicroBatches:
 
 
 def fit(prices: Prices, cut: MicroBatches, size: int) -> FilledCells | None:
-    """The cut, changed as little as cells of ``size`` rows ask for, and the pads of each rank's micro-batches.
+    """The cut, changed only as much as cells of ``size`` rows require, and the pads of each rank's micro-batches.
 
-    None if it cannot be: then no row can be moved within the token budget.
+    None if rows and pads cannot be made to fit within the token budget.
     """
     fitted = _shrink(prices, cut, size)
     for _ in range(MORE_PAD_LEVELS + 1):
@@ -47,7 +47,7 @@ def fit(prices: Prices, cut: MicroBatches, size: int) -> FilledCells | None:
 
 
 def _add_levels(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None:
-    """The cut with room for pads: more micro-batches, which hold pads, or the shortest row of a rank without any.
+    """The cut with room for pads: new micro-batches hold pads, or the shortest row of a rank that has no pad to place.
 
     A row as long as the token budget leaves no token for the pads that its rank needs.
     """
@@ -73,7 +73,7 @@ def _add_levels(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | 
 def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None:
     """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
 
-    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of theirs.
+    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their level.
     """
     if cut.least_rows <= size:
         return cut

@@ -1,8 +1,8 @@
 """Cuts a mini-batch into levels: micro-batch k of all ranks, which synchronous ranks begin and end together.
 
-FSDP gathers parameters in each micro-batch, so ranks wait for each other in each: a mini-batch takes the sum over its
-levels of the dearest bin, the height of the level, and a little for each level. Two things keep it low: few levels,
-and bins of one level that cost the same.
+FSDP gathers parameters in each micro-batch, so ranks wait for each other in each. The height of a level is the cost of
+its dearest bin; a mini-batch takes the sum of the heights, and a little more for each level. Two things keep that low:
+few levels, and bins of one level that cost the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from verl_padding.plan.dealing.packing import Bin, Shelf, first_fit, spread
 
 MORE_LEVELS = 3
-"""Numbers of levels tried beyond the least that works: a level more costs its handling, and may fit the rows better."""
+"""How many larger numbers of levels are tried than the least: one more costs its handling, but may fit rows better."""
 
 PASSES = 3
 """Times the light levels' common height is guessed, each time from what the pass before put elsewhere."""
@@ -29,7 +29,7 @@ def good_enough(bound: int, n_items: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Items of a mini-batch, by level and bin; a bin is one rank's micro-batch, which rank's is not yet decided."""
+    """Items of a mini-batch, by level and bin; a bin is a rank's micro-batch, but which rank's is not yet decided."""
 
     bins_KD: list[list[Bin]]
     """Bins of each level; both levels and the bins in them from dear to cheap."""
@@ -42,7 +42,7 @@ class Levels:
         """Groups bins into levels so that the heights are least: neighbours by cost, one bin a rank.
 
         Args:
-            multiple: the number of levels is one of it; bins without items fill the last ones.
+            multiple: the number of levels is a multiple of it; bins without items fill the last ones.
         """
         load_B = [sum(cost_I[item] for item in items) for items in bins]
         order = sorted(range(len(bins)), key=lambda number: -load_B[number])

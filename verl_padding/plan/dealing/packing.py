@@ -1,4 +1,4 @@
-"""Packs items into bins under a cap on tokens: the one bin filled to the brim, or all bins filled alike.
+"""Packs items into bins under a cap on tokens: one bin after another to the brim, or all bins alike.
 
 Items are numbered by falling cost, the dearest is item 0; cost rises with tokens, so they are numbered by falling
 tokens as well.

@@ -20,7 +20,7 @@ from verl_padding.plan.dealing.filled_cells import FilledCells
 from verl_padding.plan.prices import Prices
 
 LESS_MEMORY = 128
-"""A mini-batch may take this part of its time longer if its largest block is smaller for it."""
+"""A mini-batch may take longer by its time over this if that makes its largest block smaller."""
 
 
 def cut_rectangles(prices: Prices, rows: Sequence[int], size: int) -> FilledCells:
@@ -56,7 +56,7 @@ def _cut_levels(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list
         begin = end
     if prices.call.ranks_meet == "micro_batch":
         return rows_DK, pads_DK
-    # As verl has it: a pipeline fills and drains with cheap micro-batches.
+    # As in verl: a pipeline fills and drains with cheap micro-batches.
     order = [*range(len(rows_K))[::2][::-1], *range(len(rows_K))[1::2]]
     return (
         [[rows_DK[rank][level] for level in order] for rank in range(n_ranks)],
@@ -65,13 +65,13 @@ def _cut_levels(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list
 
 
 def _with_pads(prices: Prices, by_length: Int64s, places: int) -> Int64s:
-    """Tokens of all places, longest first; a row shorter than a pad counts as one, for it may stand beside one."""
+    """Tokens of all places, longest first; a row shorter than a pad counts as a pad, as it may stand beside one."""
     pads = np.full(places - len(by_length), prices.pad_tokens, dtype=np.int64)
     return np.concatenate([np.maximum(prices.tokens_R[by_length], prices.pad_tokens), pads])
 
 
 def _level_rows(prices: Prices, longest_T: Int64s, size: int) -> list[int]:
-    """Rows of a rank's micro-batch in each level: the sizes that are over first, or nearly so with less memory.
+    """Rows of a rank's micro-batch in each level: the sizes that take least time, or little more with less memory.
 
     Args:
         longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 .. size - 1.
@@ -80,7 +80,7 @@ def _level_rows(prices: Prices, longest_T: Int64s, size: int) -> list[int]:
     if budget is None:
         return [prices.call.micro_batch_rows] * (size // prices.call.micro_batch_rows)
     best, time = _fewest(prices, longest_T, budget)
-    # Time falls as blocks may be larger: the smallest limit that costs next to none of it.
+    # Time falls as blocks may be larger: find the smallest limit that costs next to no time.
     low, high = int(longest_T.max()), max(rows * int(longest_T[at]) for at, rows in _starts(best))
     while low < high:
         limit = (low + high) // 2
@@ -93,11 +93,11 @@ def _level_rows(prices: Prices, longest_T: Int64s, size: int) -> list[int]:
 
 
 def _fewest(prices: Prices, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
-    """Sizes of the levels for which a mini-batch is over first, with blocks of at most ``limit`` tokens.
+    """Sizes of the levels for which a mini-batch takes the least time, with blocks of at most ``limit`` tokens.
 
     Dynamic programming over the rows of a rank that are placed: the time from t on is the least, over s, of a
-    level of s rows, s x cost(longest left) + its handling, and the time from t + s on. Level counts that the
-    schedule does not take are told apart by their remainder.
+    level of s rows, s x cost(longest left) + its handling, plus the time from t + s on. Numbers of levels are
+    told apart by their remainder, as the schedule takes only multiples.
     """
     size, multiple = len(longest_T), prices.call.micro_batch_multiple
     never = np.iinfo(np.int64).max // 2
@@ -124,7 +124,7 @@ def _fewest(prices: Prices, longest_T: Int64s, limit: int) -> tuple[list[int], i
 
 
 def _cut_cells(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
-    """Each rank gets neighbours in the order of lengths, for all its rows are padded to its longest.
+    """Each rank gets neighbours in the order of lengths, because all its rows are padded to its longest.
 
     The slowest rank is the one with the longest row, whatever the others have, so there is nothing to balance.
     """
@@ -146,7 +146,7 @@ def _cut_cells(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list[
 
 
 def _starts(rows_K: Sequence[int]) -> list[tuple[int, int]]:
-    """(rows of a rank before a level, its own)."""
+    """(rows of a rank before a level, rows in it) of each level."""
     starts, before = [], 0
     for rows in rows_K:
         starts.append((before, rows))
@@ -158,7 +158,7 @@ def _blocks(rows: list[int], n_blocks: int, size: int, *, spread_pads: bool) -> 
     """Cuts rows, longest first, into blocks of ``size`` places; the last places of the last blocks are for pads.
 
     Args:
-        spread_pads: no block of pads alone, while there are rows for all.
+        spread_pads: no block may hold only pads while there are rows for all.
     """
     pads = n_blocks * size - len(rows)
     most = size - 1 if spread_pads else size

@@ -17,7 +17,7 @@ def padded_rows(n_rows: int, *sizes: int) -> int:
 
     Args:
         n_rows: real rows.
-        sizes: data-parallel sizes, and rows of a mini-batch, of whatever shares the batch.
+        sizes: data-parallel sizes and rows per mini-batch of all calls that share the batch.
 
     >>> padded_rows(25, 4, 8, 12)
     48
@@ -27,12 +27,12 @@ def padded_rows(n_rows: int, *sizes: int) -> int:
 
 
 class Lcm(Strategy):
-    """verl's rule: fixed mini-batches, as many as the smallest common multiple that holds the rows has.
+    """verl's rule: fixed mini-batches, as many as make up the smallest common multiple that holds the rows.
 
     25 rows, four ranks, an actor's mini-batches of 8 and a critic's of 12: multiples of lcm(4, 8, 12) = 24, so
-    48 rows; six steps of the actor and four of the critic. Where verl fills the last ones with pads alone, the
-    25 rows are spread here: 5 4 4 4 4 4 and 7 6 6 6. While only the critic trains, verl still takes the actor's ranks
-    into the multiple, as ``row_multiple`` has it.
+    48 rows; six steps of the actor and four of the critic. verl fills the last ones with pads alone; here the
+    25 rows are spread: 5 4 4 4 4 4 and 7 6 6 6. While only the critic trains, verl still takes the actor's ranks
+    into the multiple; ``row_multiple`` stands for them.
     """
 
     def check(self, shape: StepShape, name: str) -> None:

@@ -25,7 +25,7 @@ class Prompt(Strategy):
         warning = None
         if n_groups < steps:
             warning = (
-                f"{name}: {n_groups} optimizer steps instead of {steps}, for only {len(rows_P)} of {shape.prompts} "
-                "prompts have arrived and each step needs one"
+                f"{name}: only {n_groups} of {steps} optimizer steps, because each step needs a prompt and only "
+                f"{len(rows_P)} of {shape.prompts} arrived"
             )
         return MiniBatches(rows_M=rows_M, warning=warning)

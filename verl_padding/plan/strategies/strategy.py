@@ -1,4 +1,4 @@
-"""What a strategy answers."""
+"""What a strategy must provide."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Strategy(ABC):
     def check(self, shape: StepShape, name: str) -> None:
         """
         Raises:
-            PlanError: the update called ``name`` cannot be cut so, whatever rows come.
+            PlanError: the update called ``name`` cannot be cut like this, whatever rows come.
         """
 
     @abstractmethod
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
-        """Cuts at least one row for the update called ``name``."""
+        """Cuts the rows (one at least) for the update called ``name``."""
 
     def tell_steps(self, shape: StepShape, update: Update) -> str:
         """How many optimizer steps an update takes, in words."""
-        return f"{shape.optimizer_steps(update)} optimizer steps a batch"
+        return f"{shape.optimizer_steps(update)} optimizer steps per batch"
