@@ -15,7 +15,7 @@ from verl_padding.recipes.subagents.make_data import write_tiny_data
 HERE = Path(__file__).resolve().parent
 
 GOAL = Goal(reward=0.6, floor=0.5, steps=60)
-"""What ``configs/recipe/subagents_tiny.yaml`` is made to reach: one run of seed 0 had 0.67 over its last steps."""
+"""What ``configs/recipe/subagents_tiny.yaml`` is made to reach: three seeds have 0.67 to 0.75 over their last steps."""
 
 
 def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
