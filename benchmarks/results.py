@@ -1,7 +1,7 @@
 """How a benchmark tells its figures: tables on standard error, JSON where it is asked for, a file that is kept.
 
 Every benchmark takes the same two options: ``--json`` prints all figures, ``--keep`` writes them beside the benchmark
-(``benchmarks/layout.json`` beside ``benchmarks/layout.py``), where :mod:`benchmarks.quotes` reads what the pages quote.
+(``benchmarks/demo_seeds.json`` beside ``benchmarks/demo_seeds.py``).
 """
 
 from __future__ import annotations

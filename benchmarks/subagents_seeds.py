@@ -1,6 +1,6 @@
 """The recipe subagents, padded and with stock verl, on the same seeds: what holds over them, and what does not.
 
-``python -m benchmarks.subagents_seeds`` takes some thirteen minutes a run on two idle cores.
+``python -m benchmarks.subagents_seeds`` takes some fifteen minutes a run on two cores.
 """
 
 from __future__ import annotations

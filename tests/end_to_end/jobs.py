@@ -159,7 +159,7 @@ def run_job(
         metrics=dict(read_metrics(folder)),
         rows={rows.step: rows for rows in read_rows(folder)},
         log=log,
-        **_read_probe(facts),
+        **_read_probe(facts, torn=kill_actor is not None),
     )
 
 
@@ -174,7 +174,8 @@ def _picture(seed: int) -> bytes:
     return file.getvalue()
 
 
-def _read_probe(folder: Path) -> dict:
+def _read_probe(folder: Path, *, torn: bool) -> dict:
+    """What the probe has noted; ``torn``: the job may have ended between the notes of two ranks."""
     notes = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
     by_rank = defaultdict(list)
     for note in notes:
@@ -192,11 +193,11 @@ def _read_probe(folder: Path) -> dict:
                 images=[image for note in notes_of_step for image in note["images"]],
                 nodes=[note["node"] for note in notes_of_step],
             )
-            for notes_of_step in zip(*ranks, strict=True)
+            for notes_of_step in zip(*ranks, strict=not torn)
         ]
     return {
         "optimizer_steps": steps,
-        "passes": _passes(notes),
+        "passes": _passes(notes, torn),
         "batches": [note for note in notes if note["kind"] == "batch"],
         "queue": [note for note in notes if note["kind"] == "queue"],
         "sampled": [note for note in notes if note["kind"] == "sampled"],
@@ -205,7 +206,7 @@ def _read_probe(folder: Path) -> dict:
     }
 
 
-def _passes(notes: list[dict]) -> dict[str, list[dict]]:
+def _passes(notes: list[dict], torn: bool) -> dict[str, list[dict]]:
     by_rank = defaultdict(list)
     for note in notes:
         if note["kind"] == "pass":
@@ -213,7 +214,7 @@ def _passes(notes: list[dict]) -> dict[str, list[dict]]:
     return {
         model: [
             {"rows": sum(note["rows"] for note in ranks), "pads": sum(note["pads"] for note in ranks)}
-            for ranks in zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=True)
+            for ranks in zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn)
         ]
         for model in {model for model, _ in by_rank}
     }

@@ -36,8 +36,5 @@ def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, mode, tmp_pat
     )
     ended = time.time()
     assert 1 <= max(facts.metrics) < STEPS
-    watched = f"LostActorError: {ACTORS[actor]}: " in facts.log
-    # Where rows of this step are there already, verl's next call of the dead worker may come before the watch.
-    called = "ActorDiedError" in facts.log and f"class_name: {actor}\n" in facts.log
-    assert watched or (called and (actor, mode) == ("AgentLoopWorkerTQ", "colocate_async"))
+    assert f"LostActorError: {ACTORS[actor]}: " in facts.log
     assert ended - facts.killed_at < LIMIT_S

@@ -152,6 +152,17 @@ def test_other_errors_pass_as_they_are(error, worker):
         raise error("the user's own")
 
 
+def test_a_call_that_meets_the_dead_actor_before_the_watch_names_it_too(monkeypatch):
+    other = Worker.remote()
+    ray.get(other.pid.remote())
+    watch = ActorWatch(lambda: {"agent loop worker": [other]})
+    monkeypatch.setattr(actor_watch, "PERIOD_S", 4.0)  # the call is quicker
+    ray.kill(other)
+    with pytest.raises(LostActorError, match="agent loop worker: ") as raised, watch.over():
+        ray.get(other.pid.remote())
+    assert isinstance(raised.value.__cause__, ray.exceptions.RayActorError)
+
+
 def test_a_trainer_in_a_thread_runs_unwatched_and_is_told(caplog):
     watch = ActorWatch(dict)
 

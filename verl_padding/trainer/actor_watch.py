@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -90,6 +91,13 @@ class ActorWatch:
         try:
             yield
         except BaseException as error:
+            self._ended.set()
+            thread.join()
+            if self.lost is None and isinstance(error, ray.exceptions.RayActorError):
+                # A call has met the dead actor before the watch did.
+                self._look()
+                time.sleep(PERIOD_S)
+                self._look()
             if self.lost is not None:
                 raise LostActorError(self.lost) from error
             raise
@@ -105,17 +113,21 @@ class ActorWatch:
 
     def _watch(self, main_thread: int) -> None:
         while not self._ended.wait(PERIOD_S):
-            try:
-                self.lost = self._find_lost()
-            except Exception:
-                logger.exception("verl_padding: the actors of the job are not watched any more")
-                return
-            if self.lost is not None:
+            if not self._look() or self.lost is not None:
                 break
         while self.lost is not None and not self._ended.is_set():
             logger.error("verl_padding: %s", self.lost)
             signal.pthread_kill(main_thread, _SIGNAL)
             self._ended.wait(REPEAT_S)
+
+    def _look(self) -> bool:
+        """Looks at the actors once; False if they cannot be looked at."""
+        try:
+            self.lost = self._find_lost()
+        except Exception:
+            logger.exception("verl_padding: the actors of the job are not watched any more")
+            return False
+        return True
 
     def _find_lost(self) -> str | None:
         """The actor that was dead at the last look too and is still held, in words."""

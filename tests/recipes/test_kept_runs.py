@@ -1,0 +1,87 @@
+"""Runs of the recipes over several seeds, as last measured: of the recipes as they are, and as good as promised."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recipe_runs import recipe_of
+from benchmarks.results import kept
+from verl_padding.recipes.context_reset.job import GOAL as DEMO_GOAL
+from verl_padding.recipes.subagents.job import GOAL as SUBAGENTS_GOAL
+from verl_padding.runs.learning import Goal, Learning
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "recipe"), [("demo_seeds", "context_reset_tiny"), ("subagents_seeds", "subagents_tiny")]
+)
+def test_what_is_kept_is_of_the_recipe_as_it_is(benchmark, recipe):
+    assert kept(benchmark)["recipe"] == recipe_of(recipe), f"run python -m benchmarks.{benchmark} --keep"
+    assert kept(benchmark)["steps"] == recipe_of(recipe)["trainer"]["total_training_steps"]
+    assert kept(benchmark).get("overrides", []) == []
+
+
+def test_ten_seeds_of_the_demo_learn_and_none_loses_what_it_has_learned():
+    runs = {name: run for name, run in kept("demo_seeds")["runs"].items() if name.startswith("padded")}
+    assert len(runs) >= 10
+    for name, run in runs.items():
+        learning = Learning.of(run["reward"], DEMO_GOAL)
+        assert len(run["reward"]) == DEMO_GOAL.steps
+        assert learning.learned is True, f"{name}: {learning}"
+        assert run["last"] == pytest.approx(learning.last, abs=1e-3)
+        assert learning.last >= 0.95
+        assert learning.lowest >= 0.9
+
+
+def test_three_seeds_of_the_subagents_padded_and_stock_are_kept_and_the_padded_ones_learn():
+    runs = kept("subagents_seeds")["runs"]
+    assert set(runs) >= {f"{trainer}_seed{seed}" for trainer in ("padded", "stock") for seed in range(3)}
+    for name, run in runs.items():
+        learning = Learning.of(run["reward"], SUBAGENTS_GOAL)
+        assert len(run["reward"]) == SUBAGENTS_GOAL.steps
+        assert run["last"] == pytest.approx(learning.last, abs=1e-3)
+        assert run["optimizer_steps"] == [4, 4] or name.startswith("stock")
+        assert learning.learned is True or name.startswith("stock"), f"{name}: {learning}"
+
+
+def test_the_pages_say_what_is_kept():
+    demo = kept("demo_seeds")["padded"]
+    last = demo["last"]
+    said = (
+        f"Of {demo['runs']} seeds, each with a model, data and draws of its own, {demo['learned']} end above 0.95 over "
+        f"their last ten steps ({last['least']:.3f} to {last['most']:.3f}, {last['median']:.3f} at the median), and "
+        f"none falls below {demo['lowest']:.3f} once a step has reached 0.95"
+    )
+    assert said in " ".join((ROOT / "README.md").read_text().split())
+    runs = kept("subagents_seeds")["runs"]
+    page = (ROOT / "recipes" / "subagents" / "README.md").read_text()
+    for trainer, title in (("padded", "`+padding=prompt` | 4"), ("stock", "stock verl | 5 to 18")):
+        rewards = [f"{runs[f'{trainer}_seed{seed}']['last']:.2f}" for seed in range(3)]
+        assert f"| {title} | {' | '.join(rewards)} |" in page
+    steps = [number for name, run in runs.items() if name.startswith("stock") for number in run["optimizer_steps"]]
+    assert (min(steps), max(steps)) == (5, 18)
+
+
+RISE = [0.02 * step for step in range(50)]
+GOAL = Goal(reward=0.95, floor=0.9, steps=60)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "learned", "reached", "lowest_at"),
+    [
+        ([*RISE, *[0.99] * 10], True, 49, 49),
+        ([*RISE, *[0.99] * 20, 0.89, *[1.0] * 10], False, 49, 71),
+        ([*RISE, *[0.96] * 4, *[0.94] * 10], False, 49, 55),
+        ([0.5] * 60, False, None, None),
+        ([0.5] * 59, None, None, None),
+        ([1.0], True, 1, 1),
+    ],
+)
+def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(rewards, learned, reached, lowest_at):
+    learning = Learning.of(rewards, GOAL)
+    assert (learning.learned, learning.reached, learning.lowest_at) == (learned, reached, lowest_at)
+    assert learning.first == rewards[0]
+    assert ("has learned" in str(learning)) is (learned is True)
+    assert ("has not learned" in str(learning)) is (learned is False)
+    assert ("too few to tell" in str(learning)) is (learned is None)
