@@ -113,11 +113,18 @@ def rows_of_step(step: int, most: int = 500) -> int:
 
 
 class ManyRows(AgentLoopBase):
-    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not asked."""
+    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not asked.
 
-    def __init__(self, *args: Any, most: int = 500, **kwargs: Any):
+    Args:
+        most: largest number of rows of a step.
+        fewest: rows that a session has at least, whatever its step has. With 0, a step in which the trainer takes prompts
+            of several steps, as they end, may meet none but empty sessions.
+    """
+
+    def __init__(self, *args: Any, most: int = 500, fewest: int = 0, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.most = most
+        self.fewest = fewest
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -126,7 +133,7 @@ class ManyRows(AgentLoopBase):
         whole, left = divmod(rows_of_step(step, self.most), prompts * sessions)
         draw = random.Random(_hash(index, session, step))
         outputs = []
-        for _ in range(whole + (place < left)):
+        for _ in range(max(self.fewest, whole + (place < left))):
             prompt_ids = [draw.randrange(200) for _ in range(draw.randint(1, 60))]
             ids = [draw.randrange(200) for _ in range(draw.randint(1, self.rollout_config.response_length))]
             outputs.append(

@@ -53,7 +53,7 @@ def test_so_do_those_of_a_job_that_saves_its_queue_at_every_step(tmp_path: Path)
         "trainer.save_freq=1",
         "trainer.max_actor_ckpt_to_keep=2",
         f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=many_rows",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=many_rows_and_no_empty_session",
         "actor_rollout_ref.rollout.calculate_log_probs=false",
         "data.train_batch_size=10",
         "actor_rollout_ref.actor.ppo_mini_batch_size=5",
