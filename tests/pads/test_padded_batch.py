@@ -174,22 +174,3 @@ def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():
         upsample(batch, plan, TEMPLATE)
     assert queue_content() == content
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
-
-
-def test_a_put_that_fails_half_way_leaves_no_pad_behind(monkeypatch):
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    plan = plan_for(batch)
-    content = queue_content()
-    put = tq.kv_batch_put
-
-    def put_and_fail(**kwargs):
-        put(**kwargs)
-        raise RuntimeError("storage gone")
-
-    monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
-    with pytest.raises(RuntimeError, match="storage gone"):
-        upsample(batch, plan, TEMPLATE)
-    monkeypatch.undo()
-    assert plan.n_pads > 0
-    assert queue_content() == content
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

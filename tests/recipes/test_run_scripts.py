@@ -39,10 +39,12 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     script = path.read_text()
     words = re.sub(r"\$\{?[\w-]+(\+padding=prompt)?\}?|\"", "x", script[script.index("job=(") : script.index("\n)")])
     overrides = [word for word in words.split()[1:] if "=" in word]
-    assert len(overrides) > 20
+    assert len(overrides) >= 8
     config = compose_job("+padding=prompt", *overrides)
     assert check_job(config).strategy == "prompt"
     assert config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == path.parent.name
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 24576
 
 
 @pytest.mark.parametrize("recipe", ["context_reset", "subagents"])

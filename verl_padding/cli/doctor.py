@@ -156,6 +156,9 @@ def _load(entry: EntryPoint) -> None:
 
 
 def _look_for_trainers() -> None:
+    # First, since verl loads modules that derive from our trainers once they are there: they have to be there whole.
+    import verl  # noqa: F401
+
     # Registers them: if verl's entry point could not, this says why.
     from verl_padding.trainer.trainers import padded_trainer
     from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
