@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read
 from verl_padding.config import PaddingConfig
-from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update, plan_batch
 from verl_padding.trainer import step_metrics
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.verl_job.calls import ACTOR, CALLS, CRITIC, LOG_PROB, REF, VALUES
@@ -87,7 +87,7 @@ def test_the_settings_page_shows_each_setting_with_its_default(site):
         assert default == ("none" if value == {} else str(value))
         assert choices
         assert len(meaning) > 20
-    assert shown["padding.strategy"][2] == "prompt, rows, lcm"
+    assert shown["padding.strategy"][2] == ", ".join(STRATEGIES)
     assert shown["padding.pad_length"][2] == "a whole number, auto"
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from verl_padding.cli import doctor
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.plan import STRATEGIES
 
 BREAK_HYDRA_HOOK = "import sys; sys.modules['verl_padding.entry.hydra_search_path'] = None\n"
 BREAK_TRAINERS = "import sys; sys.modules['verl_padding.trainer.mixin'] = None\n"
@@ -133,7 +134,7 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("padding.strategy=promt", "padding.strategy='promt': not a choice. Choices: prompt, rows, lcm."),
+        ("padding.strategy=promt", f"padding.strategy='promt': not a choice. Choices: {', '.join(STRATEGIES)}."),
         ("actor_rollout_ref.rollout.m=4", "Could not override 'actor_rollout_ref.rollout.m'"),
         ("data.val_files=/nowhere/val.parquet", "data.val_files: /nowhere/val.parquet"),
         ("trainer.v1.trainer_mode=mine", "trainer.v1.trainer_mode='mine': Unknown trainer 'mine'"),

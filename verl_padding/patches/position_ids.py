@@ -57,7 +57,7 @@ def install_in_worker(worker: Any) -> Any:
         module = importlib.import_module(name)
         if not is_known(verl.__version__) or not hasattr(module, PATCHED):
             raise PaddingError(
-                f"verl {verl.__version__}: {name}.{PATCHED} is not known to be that of verl {KNOWN_VERL}x, which is "
+                f"verl {verl.__version__}: {name}.{PATCHED} is not known to be that of verl {KNOWN_VERL}, which is "
                 "replaced since it breaks position ids of vision models if rows have one length. Install verl 0.9."
             )
         setattr(module, PATCHED, fix_3d_position_ids)

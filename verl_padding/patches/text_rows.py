@@ -54,7 +54,7 @@ def install_in_worker(worker: Any) -> Any:
         return DataProto()
     if not is_known(verl.__version__) or own is None:
         raise PaddingError(
-            f"verl {verl.__version__}: {MODULE}.{REPLACED} is not known to be that of verl {KNOWN_VERL}x, which stops "
+            f"verl {verl.__version__}: {MODULE}.{REPLACED} is not known to be that of verl {KNOWN_VERL}, which stops "
             "at micro-batches without an image. Install verl 0.9."
         )
 

@@ -316,7 +316,7 @@ def _check_packer(padding: PaddingConfig) -> None:
         return
     if not is_known(verl.__version__):
         raise PaddingConfigError(
-            f"padding.packer={padding.packer!r}: it replaces a function of verl {KNOWN_VERL}x, but this is verl "
+            f"padding.packer={padding.packer!r}: it replaces a function of verl {KNOWN_VERL}, but this is verl "
             f"{verl.__version__}. Set padding.packer=verl."
         )
 

@@ -9,10 +9,12 @@ What to look at first when verl has a new version:
 * ``pytest tests/end_to_end``: whole jobs.
 """
 
-KNOWN_VERL = "0.9."
-"""Beginning of the versions of verl whose inner functions are known."""
+KNOWN = ("0.9",)
+"""Versions of verl whose inner functions are known."""
+KNOWN_VERL = " or ".join(f"{version}.x" for version in KNOWN)
+"""The same, for messages."""
 
 
 def is_known(version: str) -> bool:
     """Whether this is a version of verl whose inner functions may be replaced."""
-    return version.startswith(KNOWN_VERL)
+    return version.startswith(tuple(f"{known}." for known in KNOWN))
