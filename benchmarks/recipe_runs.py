@@ -87,7 +87,7 @@ def run_of(
 
 def show_runs(title: str, runs: dict[str, dict[str, Any]], goal: Goal) -> None:
     """A line a run, and one of all."""
-    columns = ["run", "first", f"last {LAST}", f"step that reached {goal.reward}", "lowest after it", "steps a batch"]
+    columns = ["run", "first", f"last {LAST}", f"step that reached {goal.reward}", "lowest after it", "steps per batch"]
     lines = [
         [
             name,

@@ -1,3 +1,3 @@
-"""Exact, balanced training of multi-trajectory agents on verl: batches of any size, pads that only workers see."""
+"""Exact and balanced training of multi-trajectory agents with verl, on batches of any size."""
 
 __version__ = "0.1.0"
