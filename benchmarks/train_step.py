@@ -178,7 +178,7 @@ def main(
     told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.equivalence.workers import start_actor, stop
-        from verl_padding.patches.plan_packer import install_in_worker
+        from verl_padding.patches.plan_packer import install
         from verl_padding.trainer.losses import wrap_worker_loss
 
         workers = start_actor(
@@ -186,7 +186,7 @@ def main(
         )
         # Both let rows that no plan has touched pass: stock verl's side runs verl's own loss and packer.
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
-        workers.execute_with_func_generator(install_in_worker)
+        workers.execute_with_func_generator(install())
         for _ in track(range(repeats + 1), "rounds", console=console):
             for side in SIDES:
                 batch = put_batch()

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from verl_padding import __version__
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.roles import FieldRole, Fill, Role
-from verl_padding.plan import COST_MODELS, STRATEGIES, Packer
+from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 
 Denominator = Literal["rows", "nominal"]
 Weighting = Literal["row", "session"]
@@ -69,6 +69,11 @@ class PaddingConfig:
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
+
+    sharing: Sharing = "off"
+    """Whether tokens that rows have in common are computed once. ``chains``: if a row's tokens begin with all tokens of
+    another row, prompt and response, only the longer row is computed, and both get its outputs. Nothing but the time
+    changes. It needs ``packer=plan``, dynamic batch sizes and FSDP engines."""
 
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""

@@ -29,7 +29,7 @@ from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches.plan_packer import install_in_worker
+from verl_padding.patches.plan_packer import install
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, wrap_worker_loss
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
@@ -76,7 +76,7 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, pa
     for workers in actors:
         start_over(workers, mode)
     if packer == "plan":
-        padded_ranks.execute_with_func_generator(install_in_worker)
+        padded_ranks.execute_with_func_generator(install())
     both = update_both(padded_ranks, one_rank, packer=packer)
     assert_metrics_agree(both)
     micro_batches = both.padded[MICRO_BATCHES]
@@ -110,7 +110,7 @@ def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, model):
     _, one_rank = actors
     four_ranks = start_actor(model, 4, *OVERRIDES, *BUDGETS)
     four_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    four_ranks.execute_with_func_generator(install_in_worker)
+    four_ranks.execute_with_func_generator(install())
     lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
     for packer in ("verl", "plan"):
         for workers in (four_ranks, one_rank):
@@ -138,7 +138,7 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer,
     for workers in actors:
         start_over(workers, "token-mean")
     if packer == "plan":
-        padded_ranks.execute_with_func_generator(install_in_worker)
+        padded_ranks.execute_with_func_generator(install())
     batch = put_trained_rows()
     asked = {"calculate_entropy": True, "compute_loss": False}
 

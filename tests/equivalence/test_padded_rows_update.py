@@ -34,7 +34,7 @@ def ranks(transfer_queue, tmp_path_factory):
         padded_ranks.execute_with_func_generator(check_engines({"actor": engine.config}))
         with pytest.raises(RayTaskError, match=r"engine of actor was made with .*use_remove_padding=True"):
             one_rank.execute_with_func_generator(check_engines({"actor": engine.config}))
-        padded_ranks.execute_with_func_generator(plan_packer.install_in_worker)
+        padded_ranks.execute_with_func_generator(plan_packer.install())
         yield padded_ranks, one_rank
 
 

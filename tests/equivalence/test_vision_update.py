@@ -33,7 +33,7 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
         overrides.append("actor_rollout_ref.model.use_remove_padding=false")
     config = json.loads((model / "config.json").read_text())
     with padded_and_plain(start_actor, model, *overrides) as both:
-        both[0].execute_with_func_generator(plan_packer.install_in_worker)  # lets pass what no plan has cut
+        both[0].execute_with_func_generator(plan_packer.install())  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
             workers.execute_with_func_generator(position_ids.install_in_worker)
             workers.execute_with_func_generator(text_rows.install_in_worker)

@@ -137,7 +137,8 @@ def padded_and_plain(
     yield padded_ranks, one_rank
     stop(padded_ranks)
     stop(one_rank)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    if left := list(queue_content()):
+        tq.kv_clear(keys=left, partition_id=PARTITION)
 
 
 def stop(workers: RayWorkerGroup) -> None:

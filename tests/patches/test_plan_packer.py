@@ -14,7 +14,7 @@ from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batc
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import MICRO_BATCH
-from verl_padding.patches.plan_packer import PATCHED, follow_plan, install_in_worker
+from verl_padding.patches.plan_packer import PATCHED, follow_plan, install
 
 LENGTHS = [9, 4, 7, 2, 2, 6]
 MICRO_BATCHES = [0, 0, 1, 1, 1, 2]
@@ -93,9 +93,9 @@ def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(mon
     monkeypatch.setattr(module, PATCHED, prepare_micro_batches)
     worker = ModuleType("worker")
     worker.engine = EngineWithoutModel()
-    install_in_worker(worker)
+    install()(worker)
     first = module.prepare_micro_batches
-    install_in_worker(worker)
+    install()(worker)
     assert module.prepare_micro_batches is first
     assert inspect.unwrap(first) is prepare_micro_batches
     assert sys.modules["verl.workers.engine.utils"].prepare_micro_batches is prepare_micro_batches
@@ -105,7 +105,7 @@ def test_an_engine_that_cuts_in_another_way_is_refused():
     worker = ModuleType("worker")
     worker.engine = type("Engine", (), {"forward_backward_batch": json.dumps})()
     with pytest.raises(PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"):
-        install_in_worker(worker)
+        install()(worker)
 
 
 def test_verl_still_needs_the_patch():

@@ -220,6 +220,28 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
             ["padding.strategy=lcm", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.train_batch_size=16"],
             r"strategy='lcm'.* = 2 rows, not a multiple of dp_size=8",
         ),
+        (["padding.sharing=chains"], r"^padding.sharing='chains': only the plan keeps .*Set padding.packer=plan\.$"),
+        (
+            ["padding.sharing=chains", "padding.packer=plan", "model_engine=megatron"],
+            r"^padding.sharing='chains': the engine of actor_rollout_ref.actor is megatron.*Set padding.sharing=off\.$",
+        ),
+        (
+            ["padding.sharing=chains", "padding.packer=plan", "actor_rollout_ref.model.use_remove_padding=false"],
+            r"^padding.sharing='chains': actor_rollout_ref.model.use_remove_padding=False pads rows",
+        ),
+        (
+            [
+                "padding.sharing=chains",
+                "padding.packer=plan",
+                "algorithm.adv_estimator=gae",
+                "critic.use_dynamic_bsz=false",
+                "critic.ppo_micro_batch_size_per_gpu=2",
+                "+critic.fsdp.use_dynamic_bsz=false",
+                "+critic.fsdp.micro_batch_size_per_gpu=2",
+                "+critic.fsdp.infer_micro_batch_size_per_gpu=2",
+            ],
+            r"^padding.sharing='chains': critic.use_dynamic_bsz=False cuts micro-batches by rows",
+        ),
         (
             ["padding.pad_length=9", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8"],
             r"^pad_tokens=9: a pad does not fit",

@@ -19,15 +19,18 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import MICRO_BATCH, read_column
+from verl_padding.patches.shared_prefixes import TIPS, computed_tokens, share_in, tips_of
+from verl_padding.plan import Sharing
 
 PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
-def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
+def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
     """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
 
-    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches.
+    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. With
+    ``chains`` each of them also says which rows are computed (:mod:`~verl_padding.patches.shared_prefixes`).
     """
 
     @functools.wraps(prepare)
@@ -40,13 +43,20 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
-        _check(data, indices, number_R, budget, num_batches_divided_by)
-        return [tu.index_select_tensor_dict(data, rows) for rows in indices], indices
+        _check(data, indices, number_R, num_batches_divided_by)
+        micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
+        packed = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
+        for micro_batch in micro_batches:
+            tip_R = tips_of(micro_batch) if sharing == "chains" and packed else tuple(range(len(micro_batch)))
+            _check_budget(computed_tokens(micro_batch, tip_R), budget)
+            if len(set(tip_R)) < len(tip_R):
+                tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
+        return micro_batches, indices
 
     return prepare_micro_batches
 
 
-def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], budget: int, multiple: int | None) -> None:
+def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], multiple: int | None) -> None:
     if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
         raise PaddingDataError(
             f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "
@@ -57,30 +67,37 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], budg
             f"{len(indices)} micro-batches: the engine's schedule needs a multiple of {multiple}. Set "
             "padding.packer=verl."
         )
-    tokens_R = data["input_ids"].offsets().diff().tolist()
-    fullest = max(sum(tokens_R[row] for row in rows) for rows in indices)
-    if fullest > budget:
+
+
+def _check_budget(tokens: int, budget: int) -> None:
+    if tokens > budget:
         raise PaddingDataError(
-            f"a micro-batch of {fullest} tokens, more than the {budget} of this call: rows have changed since the "
-            "plan. Set padding.packer=verl to have the workers cut them anew."
+            f"a micro-batch of {tokens} tokens, more than the {budget} of this call: rows have changed since the plan, "
+            "or do not extend each other as planned. Set padding.packer=verl to have the workers cut them anew."
         )
 
 
-def install_in_worker(worker: Any) -> Any:
+def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
     """For verl's ``execute_with_func_generator``: makes the engines of a worker follow the plan.
 
-    Raises:
-        PaddingError: an engine does not cut its micro-batches with ``prepare_micro_batches``.
+    The function that it returns raises a PaddingError if an engine does not cut its micro-batches with
+    ``prepare_micro_batches``, or cannot share.
     """
-    from verl.protocol import DataProto
 
-    trainees = [getattr(worker, name, None) for name in ("actor", "ref")]  # of an ActorRolloutRefWorker
-    for trainee in [trainee for trainee in trainees if trainee is not None] or [worker]:
-        _patch(trainee.engine)
-    return DataProto()
+    def install_in_worker(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        trainees = [getattr(worker, name, None) for name in ("actor", "ref")]  # of an ActorRolloutRefWorker
+        for trainee in [trainee for trainee in trainees if trainee is not None] or [worker]:
+            _patch(trainee.engine, sharing)
+            if sharing == "chains":
+                share_in(trainee.engine)
+        return DataProto()
+
+    return install_in_worker
 
 
-def _patch(engine: Any) -> None:
+def _patch(engine: Any, sharing: Sharing) -> None:
     module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
     prepare = module.get(PATCHED)
     if prepare is None:
@@ -89,4 +106,4 @@ def _patch(engine: Any) -> None:
             "padding.packer=verl."
         )
     if inspect.unwrap(prepare) is prepare:
-        module[PATCHED] = follow_plan(prepare)
+        module[PATCHED] = follow_plan(prepare, sharing=sharing)

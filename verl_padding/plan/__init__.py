@@ -10,7 +10,7 @@ from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.calls import Pass, Update
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
-from verl_padding.plan.job import Job, Packer
+from verl_padding.plan.job import Job, Packer, Sharing
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
 from verl_padding.plan.rows import MOST_TOKENS, Rows
@@ -32,6 +32,7 @@ __all__ = [
     "PlanError",
     "RowTooLongError",
     "Rows",
+    "Sharing",
     "TransformerCost",
     "Update",
     "padded_rows",

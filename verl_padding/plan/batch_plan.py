@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from verl_padding.plan.errors import PlanError
-from verl_padding.plan.job import Packer
+from verl_padding.plan.job import Packer, Sharing
 from verl_padding.plan.layout import Layout
 
 
@@ -31,7 +31,13 @@ class LayoutFigures:
     """Micro-batches of a rank, over all mini-batches. This and the next three are None if verl's packer cuts them."""
 
     packing_efficiency: float | None
-    """Tokens of real rows over what all ranks' micro-batches could hold; also None without a token budget."""
+    """Computed tokens of real rows over what all ranks' micro-batches could hold; also None without a token budget."""
+
+    computed_tokens: int
+    """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the tips."""
+
+    sharing_factor: float
+    """Tokens of the real rows over computed tokens: 1 where nothing is shared."""
 
     micro_imbalance: float | None
     """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that meet at every one."""
@@ -65,6 +71,9 @@ class BatchPlan:
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
 
+    sharing: Sharing = "off"
+    """Whether the micro-batches count on chains that are computed as their tips."""
+
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
 
@@ -82,7 +91,15 @@ class BatchPlan:
     def to_json(self) -> str:
         """The plan as JSON, each layout as :func:`layout_as_json` gives it; :meth:`from_json` reads it."""
         calls = {name: layout_as_json(layout, self.figures.get(name)) for name, layout in self.layouts.items()}
-        return json.dumps({"n_rows": self.n_rows, "packer": self.packer, "calls": calls, "warnings": self.warnings})
+        return json.dumps(
+            {
+                "n_rows": self.n_rows,
+                "packer": self.packer,
+                "sharing": self.sharing,
+                "calls": calls,
+                "warnings": self.warnings,
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> BatchPlan:
@@ -97,6 +114,7 @@ class BatchPlan:
             return cls(
                 n_rows=data["n_rows"],
                 packer=data["packer"],
+                sharing=data["sharing"],
                 layouts={name: _layout(call["steps"], data["n_rows"]) for name, call in told},
                 figures={name: LayoutFigures(**call["figures"]) for name, call in told if "figures" in call},
                 warnings=tuple(data["warnings"]),

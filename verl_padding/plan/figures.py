@@ -16,11 +16,14 @@ def judge(layout: Layout, prices: Prices) -> LayoutFigures:
     micro_slowest = sum(step.micro_slowest for step in steps)
     n_micro = layout.n_micro_batches
     is_cut = n_micro is not None
+    computed = sum(step.computed_tokens for step in steps)
     return LayoutFigures(
         imbalance=slowest * n_ranks / cost,
         over_lower_bound=slowest / sum(step.mini_bound for step in steps),
         micro_batches=n_micro,
-        packing_efficiency=int(prices.tokens_R.sum()) / (n_micro * n_ranks * budget) if n_micro and budget else None,
+        packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
+        computed_tokens=computed,
+        sharing_factor=int(prices.tokens_R.sum()) / computed,
         micro_imbalance=micro_slowest * n_ranks / cost if is_cut else None,
         micro_over_lower_bound=micro_slowest / sum(step.micro_bound for step in steps) if is_cut else None,
         optimizer_steps=layout.n_mini_batches,

@@ -13,6 +13,7 @@ from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies import STRATEGIES
 
 Packer = Literal["verl", "plan"]
+Sharing = Literal["off", "chains"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,9 @@ class Job(StepShape):
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the plan."""
 
+    sharing: Sharing = "off"
+    """``chains``: the rows of a chain that are in one micro-batch are computed as its tip alone."""
+
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
 
@@ -38,6 +42,12 @@ class Job(StepShape):
         refuse_below_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
         refuse_unless_one_of("strategy", self.strategy, STRATEGIES)
         refuse_unless_one_of("packer", self.packer, get_args(Packer))
+        refuse_unless_one_of("sharing", self.sharing, get_args(Sharing))
+        if self.sharing == "chains" and self.packer != "plan":
+            raise PlanError(
+                f"sharing='chains' with packer={self.packer!r}: only the plan keeps a chain in one micro-batch; choose "
+                "packer='plan'"
+            )
         refuse_unless_one_of("cost_model", self.cost_model, COST_MODELS)
         if self.seed < 0:
             raise PlanError(f"seed={self.seed}: must be at least 0")

@@ -8,6 +8,7 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.calls import Pass, Update, setting_of
+from verl_padding.plan.chains import chain_of_rows
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.dealing import deal
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
@@ -46,6 +47,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     for name, call in job.calls():
         _refuse_long_rows(rows, name, call)
         _refuse_costs_past_int64(rows, name, job.cost_model_of(call))
+    chain_R = None if job.sharing == "off" or rows.extends_R is None else chain_of_rows(rows.extends_R)
+    if chain_R is not None and len(np.unique(chain_R)) == len(rows):
+        chain_R = None  # nothing to share: the plan is that without sharing
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
@@ -62,12 +66,39 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         shape = (cut.rows_M, cut.mini_batch_rows, _less_what_no_layout_depends_on(call, job.packer), cost_model)
         known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
         if known is None:
-            prices = Prices(call=call, tokens_R=tokens_R, cost_model=cost_model, pad_tokens=job.pad_tokens)
+            prices = Prices(
+                call=call,
+                tokens_R=tokens_R,
+                cost_model=cost_model,
+                pad_tokens=job.pad_tokens,
+                chain_R=chain_R if shares(job, call) else None,
+            )
             layout = deal(prices, job.packer, cut)
             known = layout, judge(layout, prices)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
-    return BatchPlan(n_rows=len(rows), packer=job.packer, layouts=layouts, figures=figures, warnings=tuple(warnings))
+    return BatchPlan(
+        n_rows=len(rows),
+        packer=job.packer,
+        sharing=job.sharing,
+        layouts=layouts,
+        figures=figures,
+        warnings=tuple(warnings),
+    )
+
+
+def shares(job: Job, call: Pass) -> bool:
+    """Whether the rows of a chain that are in one micro-batch of a call are computed once.
+
+    Not where micro-batches are cut by rows, nor where the engine pads rows to the longest one beside them, nor where
+    ranks meet once per mini-batch: those engines are another world (Megatron).
+    """
+    return (
+        job.sharing == "chains"
+        and call.token_budget is not None
+        and call.padded_to == "row"
+        and call.ranks_meet == "micro_batch"
+    )
 
 
 def _less_what_no_layout_depends_on(call: Pass, packer: Packer) -> Pass:

@@ -41,6 +41,9 @@ class Prices:
     pad_tokens: int
     """Tokens of a pad."""
 
+    chain_R: Int64s | None = None
+    """The chain of each real row, if rows of one chain and micro-batch are computed as their tip; else None."""
+
     @property
     def n_rows(self) -> int:
         """Real rows of the batch."""
@@ -69,6 +72,17 @@ class Prices:
     def of(self, tokens: int) -> int:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
+
+    def computed(self, rows: Sequence[int]) -> Int64s:
+        """The numbers of the real rows that the engine computes if these share a micro-batch: the tips, or all."""
+        numbers = np.asarray(rows, dtype=np.int64)
+        if self.chain_R is None or len(numbers) < 2:
+            return numbers
+        # By chain, then by length: the last one of each chain is its tip.
+        order = np.lexsort((numbers, self.tokens_R[numbers], self.chain_R[numbers]))
+        ordered = numbers[order]
+        chains = self.chain_R[ordered]
+        return ordered[np.append(chains[1:] != chains[:-1], True)]
 
     def dearest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first."""

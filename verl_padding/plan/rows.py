@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from verl_padding.plan.chains import refuse_wrong_extensions
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
 
@@ -30,6 +31,10 @@ class Rows:
     tokens_R: tuple[int, ...]
     """Tokens of prompt and response together."""
 
+    extends_R: tuple[int | None, ...] | None = None
+    """Number of the row that each row extends, None for none: its tokens are the first tokens of this one. None if it
+    is not known."""
+
     def __post_init__(self) -> None:
         n_rows = len(self.key_R)
         for name in ("prompt_R", "session_R", "tokens_R"):
@@ -42,23 +47,33 @@ class Rows:
             seen.add(key)
             if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_TOKENS:
                 raise PlanError(f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MOST_TOKENS} is needed")
+        if self.extends_R is not None:
+            if len(self.extends_R) != n_rows:
+                raise PlanError(f"extends_R has {len(self.extends_R)} entries for {n_rows} rows: one each is needed")
+            refuse_wrong_extensions(self.key_R, self.tokens_R, self.extends_R)
 
     def __len__(self) -> int:
         return len(self.key_R)
 
     @classmethod
-    def from_keys(cls, keys: Iterable[str], tokens: Iterable[SupportsIndex]) -> Rows:
+    def from_keys(
+        cls,
+        keys: Iterable[str],
+        tokens: Iterable[SupportsIndex],
+        extends: Iterable[int | None] | None = None,
+    ) -> Rows:
         """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
 
         Args:
             tokens: tokens of each row; whole numbers of any kind, NumPy's as well.
+            extends: number of the row that each row extends, see ``extends_R``.
 
         >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
         ('math_7',)
 
         Raises:
             PlanError: a key has another form or comes twice, there is not one number of tokens per key, or a number is
-                not whole, below 1 or beyond ``MOST_TOKENS``.
+                not whole, below 1 or beyond ``MOST_TOKENS``, or a row extends none that it can.
         """
         key_R = tuple(keys)
         prompt_R, session_R = [], []
@@ -76,6 +91,7 @@ class Rows:
             prompt_R=tuple(prompt_R),
             session_R=tuple(session_R),
             tokens_R=tuple(_as_int(length) for length in tokens),
+            extends_R=None if extends is None else tuple(extends),
         )
 
 

@@ -25,8 +25,10 @@ class StepCost:
     pads: int
     tokens: int
     """Tokens of the rows and pads, as they are, not as an engine pads them."""
+    computed_tokens: int
+    """Tokens of the real rows that are computed: of each chain in a micro-batch, its tip's."""
     real_cost: int
-    """Cost of the real rows."""
+    """Cost of the real rows, each chain computed once."""
     cost: int
     """Cost of all that is computed."""
     micro_batches: int
@@ -74,7 +76,8 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices) -> St
     real = numbers[numbers < prices.n_rows]
     n_pads = len(numbers) - len(real)
     load_DK = np.array([_loads(rows_K, prices) for rows_K in rows_DK], dtype=np.int64)
-    tokens_I, cost_I = prices.tokens_R[real], prices.cost_R[real]
+    computed = prices.computed(real.tolist())
+    tokens_I, cost_I = prices.tokens_R[computed], prices.cost_R[computed]
     mini_bound = mini_batch_bound(cost_I, n_ranks)
     if call.padded_to == "cell" and len(real):  # one rank has the dearest row, and pads all others to it
         cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
@@ -88,7 +91,10 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices) -> St
         ranks=n_ranks,
         real_rows=len(real),
         pads=n_pads,
-        tokens=int(tokens_I.sum()) + n_pads * prices.pad_tokens,
+        tokens=int(prices.tokens_R[real].sum()) + n_pads * prices.pad_tokens,
+        computed_tokens=sum(
+            int(prices.tokens_R[_computed(rows, prices)].sum()) for rows_K in rows_DK for rows in rows_K
+        ),
         real_cost=int(cost_I.sum()),
         cost=int(load_DK.sum()),
         micro_batches=load_DK.shape[1],
@@ -112,6 +118,9 @@ def _loads(rows_K: Sequence[Sequence[int]], prices: Prices) -> list[int]:
 
 
 def _costs(rows: Sequence[int], prices: Prices) -> Int64s:
-    numbers = np.array(rows, dtype=np.int64)
-    real = numbers[numbers < prices.n_rows]
-    return np.append(prices.cost_R[real], np.full(len(numbers) - len(real), prices.pad, dtype=np.int64))
+    n_pads = sum(row >= prices.n_rows for row in rows)
+    return np.append(prices.cost_R[_computed(rows, prices)], np.full(n_pads, prices.pad, dtype=np.int64))
+
+
+def _computed(rows: Sequence[int], prices: Prices) -> Int64s:
+    return prices.computed([row for row in rows if row < prices.n_rows])

@@ -20,6 +20,7 @@ from verl_padding.pads.columns import (
     SESSIONS,
     read_column,
 )
+from verl_padding.patches.shared_prefixes import TIPS
 from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
 from verl_padding.trainer.row_means import over_the_mini_batch
 
@@ -28,7 +29,7 @@ Loss = Callable[..., Any]
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
 PACKING_EFFICIENCY = "padding/packing_efficiency"
-"""Metric of a worker: tokens of real rows over the token budget, as a mean over its micro-batches."""
+"""Metric of a worker: computed tokens of real rows over the token budget, as a mean over its micro-batches."""
 
 
 class RealRowsLoss:
@@ -117,7 +118,9 @@ def _packing_metrics(data: TensorDict, real: list[int]) -> dict[str, Metric]:
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
         tokens_R = data["input_ids"].offsets().diff()
-        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, int(tokens_R[real].sum()) / budget)
+        tip_R = tu.get_non_tensor_data(data=data, key=TIPS, default=None)
+        computed = real if tip_R is None else sorted({tip_R[row] for row in real})
+        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, int(tokens_R[computed].sum()) / budget)
     return metrics
 
 

@@ -16,6 +16,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
@@ -32,6 +33,7 @@ from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.step_metrics import (
+    LINEAGE_SECONDS,
     PLAN_SECONDS,
     UPSAMPLE_SECONDS,
     plan_metrics,
@@ -108,7 +110,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
                 worker_group.execute_with_func_generator(position_ids.install_in_worker)
                 worker_group.execute_with_func_generator(text_rows.install_in_worker)
             if self._padding.packer == "plan" and id(worker_group) not in wrapped:
-                worker_group.execute_with_func_generator(plan_packer.install_in_worker)
+                worker_group.execute_with_func_generator(plan_packer.install(self._padding.sharing))
             # Actor and reference may be one object, and verl asks whether they are.
             wrapper = wrapped.setdefault(
                 id(worker_group),
@@ -159,13 +161,18 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             seed=self._step_seed(),
             pad_tokens=template.length,
         )
-        plan = self._plan(batch.keys, tokens_R, job)
+        looked = time.perf_counter()
+        extends_R = self._find_extensions(batch, tokens_R)
+        compared = time.perf_counter()
+        plan = self._plan(batch.keys, tokens_R, extends_R, job)
         planned = time.perf_counter()
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
         self._padded_batch = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
         self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
         metrics[PLAN_SECONDS] = planned - started
+        if extends_R is not None:
+            metrics[LINEAGE_SECONDS] = compared - looked
         metrics[UPSAMPLE_SECONDS] = time.perf_counter() - planned
         if plan.layouts:  # none while a warm-up trains nothing and no pass runs
             balanced = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
@@ -175,9 +182,14 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             metrics.update(log_seqlen_unbalance(seqlen_list, partitions, prefix=logging_prefix))
         return batch
 
-    def _plan(self, keys: Sequence[str], tokens_R: Sequence[int], job: Job) -> BatchPlan:
+    def _find_extensions(self, batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | None] | None:
+        return None if self._padding.sharing == "off" else find_extensions(batch, tokens_R)
+
+    def _plan(
+        self, keys: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None] | None, job: Job
+    ) -> BatchPlan:
         try:
-            plan = plan_batch(Rows.from_keys(keys, tokens_R), job)
+            plan = plan_batch(Rows.from_keys(keys, tokens_R, extends_R), job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {self.global_steps}: {refusal}") from refusal
         for warning in plan.warnings:
@@ -191,7 +203,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         job = self._job_reader.call_job(
             call, dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
         )
-        plan = self._plan(batch.keys, tokens_of_tags(batch.keys, batch.tags), job)
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        plan = self._plan(batch.keys, tokens_R, self._find_extensions(batch, tokens_R), job)
         padded = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
         try:
             padded.put_pads()

@@ -25,6 +25,8 @@ PAD_TOKENS_SHARE = "padding/pad_tokens/share"
 """Tokens of all pads over tokens of all real rows."""
 PLAN_SECONDS = "timing_s/padding/plan"
 """Seconds for planning the batch."""
+LINEAGE_SECONDS = "timing_s/padding/lineage"
+"""Seconds for finding out which rows extend each other, part of those for planning; with ``padding.sharing=chains``."""
 UPSAMPLE_SECONDS = "timing_s/padding/upsample"
 """Seconds for making the pads and putting them into TransferQueue."""
 OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
@@ -44,6 +46,10 @@ CALL_MICRO_BATCHES = "padding/{call}/micro_batches"
 """Micro-batches of a rank, per optimizer step in an update, and in the whole pass otherwise."""
 CALL_PACKING = "padding/{call}/packing_efficiency"
 """Tokens of real rows over micro-batches x token budget."""
+COMPUTED_TOKENS = "padding/{call}/computed_tokens/total"
+"""With ``padding.sharing=chains``: tokens of real rows that the call computes, all ranks together."""
+SHARING_FACTOR = "padding/{call}/sharing_factor"
+"""The same: tokens of real rows over computed tokens. 1 if nothing is shared."""
 CALL_SECONDS = "padding/{call}/seconds"
 """Seconds of a worker call, as verl times it."""
 CALL_MEMORY = "padding/{call}/max_memory_allocated_gb"
@@ -82,6 +88,9 @@ def plan_metrics(
         }
     if plan.packer == "plan":
         for call, figures in plan.figures.items():
+            if plan.sharing == "chains":
+                metrics[COMPUTED_TOKENS.format(call=call)] = figures.computed_tokens
+                metrics[SHARING_FACTOR.format(call=call)] = figures.sharing_factor
             if figures.micro_imbalance is not None:
                 metrics[MICRO_IMBALANCE.format(call=call)] = figures.micro_imbalance
             # For updates the workers report these, whoever cut the micro-batches.

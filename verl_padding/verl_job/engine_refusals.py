@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.verl_job.role_engine import RoleEngine
+from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
 SHARED_SIZES = (
     "tensor_model_parallel_size",
@@ -18,6 +18,10 @@ SHARED_SIZES = (
     "dynamic_context_parallel",
 )
 """Settings of Megatron's process groups, which the engines of one process share."""
+
+
+SHARING_ENGINES = ("fsdp", "fsdp2")
+"""Engines in which rows that extend each other can be computed once."""
 
 
 def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
@@ -32,6 +36,8 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
             _refuse_scheduler(engine, padding)
         if engine.padded_to != "row":
             _refuse_padded_rows(engine, padding)
+        if padding.sharing != "off":
+            _refuse_sharing(engine, padding)
 
 
 def refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:
@@ -66,6 +72,30 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
     if not engine.config.use_remove_padding:
         raise PaddingConfigError(
             f"{engine.model_section}.use_remove_padding=False: {setting} needs packed rows. Change one of the two."
+        )
+
+
+def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
+    setting = f"padding.sharing={padding.sharing!r}"
+    if padding.packer != "plan":
+        raise PaddingConfigError(
+            f"{setting}: only the plan keeps rows that extend each other in one micro-batch. Set padding.packer=plan."
+        )
+    if engine.strategy not in SHARING_ENGINES:
+        raise PaddingConfigError(
+            f"{setting}: the engine of {engine.section} is {engine.strategy}, and only those of "
+            f"{' and '.join(SHARING_ENGINES)} share prefixes. Set padding.sharing=off."
+        )
+    if not engine.config.use_remove_padding:
+        raise PaddingConfigError(
+            f"{setting}: {engine.model_section}.use_remove_padding=False pads rows to the longest one beside them. Set "
+            "it to True, or padding.sharing=off."
+        )
+    if not engine.config.use_dynamic_bsz:
+        name = "log_prob_use_dynamic_bsz" if engine.section == REF_SECTION else "use_dynamic_bsz"
+        raise PaddingConfigError(
+            f"{setting}: {engine.section}.{name}=False cuts micro-batches by rows, wherever a chain ends. "
+            "Set it to True, or padding.sharing=off."
         )
 
 

@@ -238,6 +238,7 @@ class JobReader:
                 # With "model", each call brings its own.
                 cost_model="attention" if self._padding.cost_model == "model" else self._padding.cost_model,
                 packer=self._padding.packer,
+                sharing=self._padding.sharing,
                 seed=seed,
             )
         except PlanError as refusal:

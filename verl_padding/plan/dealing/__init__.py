@@ -27,7 +27,8 @@ def deal(prices: Prices, packer: Packer, mini_batches: MiniBatches) -> Layout:
     if call.padded_to != "row":
         return layout_of([cut_rectangles(prices, rows, size) for rows in rows_M], prices.n_rows)
     may_grow = fixed is None and call.token_budget is not None
-    size, rows_MD = balanced_cells(prices, rows_M, size, may_grow=may_grow)
+    # Balanced cells do not know what a chain costs: with chains they only make sure that there is a plan.
+    size, rows_MD = balanced_cells(prices, rows_M, size, may_grow=may_grow and prices.chain_R is None)
     if call.token_budget is None:
         return layout_of([cut_by_rows(prices, rows_D, size) for rows_D in rows_MD], prices.n_rows)
     if packer == "verl":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verl_padding.plan.chains import members_of_chains
 from verl_padding.plan.dealing.by_cell import cut_by_cell
 from verl_padding.plan.dealing.cell_size import pads_time, sizes_between, up_to_multiple
 from verl_padding.plan.dealing.filled_cells import FilledCells
@@ -91,7 +92,8 @@ def _fill(
         fitted = fit(prices, cut, size)
         if fitted is not None and (best is None or fitted.time < best.time):
             best = fitted
-    if best is None or best.time > least_time + least_time // 64:
+    # Balanced cells know nothing of chains.
+    if best is None or (prices.chain_R is None and best.time > least_time + least_time // 64):
         balanced = cut_by_cell(prices, rows_D, size)
         if best is None or balanced.time < best.time:
             best = balanced
@@ -110,8 +112,10 @@ def ways_to_cut(prices: Prices, rows: Sequence[int], max_pairs: int) -> tuple[li
     """
     call = prices.call
     assert call.token_budget is not None
-    by_length = prices.dearest_first(rows)
+    # An item is a row; where chains are computed once, it is a chain, as long as its tip.
+    by_length = prices.dearest_first(prices.computed(rows).tolist())
     tokens_I, cost_I = prices.tokens_R[by_length], prices.cost_R[by_length]
+    rows_of_I = _rows_of_items(prices, rows, by_length.tolist())
     packer = LevelPacker(
         tokens_I=tokens_I.tolist(),
         cost_I=cost_I.tolist(),
@@ -124,12 +128,11 @@ def ways_to_cut(prices: Prices, rows: Sequence[int], max_pairs: int) -> tuple[li
     n_polished = POLISHED if len(rows) <= LARGE else 1
     found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
     polished = [polish(levels, packer, bound, max_pairs // n_polished) for levels in found]
-    row_of = by_length.tolist()
     cuts = [
         MicroBatches(
             rows_DK=[
-                [[row_of[item] for item in items] for items in bins_K]
-                for bins_K in _deal_levels(levels, packer.cost_I, call.dp_size)
+                [[row for item in items for row in rows_of_I[item]] for items in bins_K]
+                for bins_K in _deal_levels(levels, packer.cost_I, [len(rows) for rows in rows_of_I], call.dp_size)
             ],
             time=packer.time(levels),
         )
@@ -139,12 +142,26 @@ def ways_to_cut(prices: Prices, rows: Sequence[int], max_pairs: int) -> tuple[li
     return cuts, bound + least_levels * packer.level_cost
 
 
-def _deal_levels(levels: Levels, cost_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
-    """Gives each rank a bin of each level; ranks with few items so far get the bins with many."""
+def _rows_of_items(prices: Prices, rows: Sequence[int], tips: Sequence[int]) -> list[list[int]]:
+    """The rows of each item: a row by itself, or all rows of the chain that it is the tip of, the tip first."""
+    if prices.chain_R is None:
+        return [[row] for row in tips]
+    chain_of_tip = {chain[-1]: chain[::-1] for chain in members_of_chains(rows, prices.chain_R, prices.tokens_R)}
+    return [chain_of_tip[tip] for tip in tips]
+
+
+def _deal_levels(levels: Levels, cost_I: Sequence[int], rows_of_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
+    """Gives each rank a bin of each level; ranks with few rows so far get the bins with many.
+
+    Args:
+        rows_of_I: rows of each item.
+    """
     dealt: list[list[Bin]] = [[] for _ in range(n_ranks)]
     standing = [(0, 0, rank) for rank in range(n_ranks)]
     for bins in levels.bins_KD:
-        weighed = sorted(((len(items), sum(cost_I[item] for item in items)), items) for items in bins)
+        weighed = sorted(
+            ((sum(rows_of_I[item] for item in items), sum(cost_I[item] for item in items)), items) for items in bins
+        )
         standing.sort(reverse=True)
         for place, ((count, cost), items) in enumerate(weighed):
             items_before, cost_before, rank = standing[place]

@@ -73,7 +73,8 @@ def _add_levels(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | 
 def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None:
     """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
 
-    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their level.
+    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their level. The
+    shortest row of a chain is the cheapest to compute apart from it.
     """
     if cut.least_rows <= size:
         return cut
@@ -92,7 +93,7 @@ def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None
                 key=lambda k: prices.tokens_R[rows_DK[giver][k][-1]],
             )
             row = rows_DK[giver][level][-1]
-            tokens, cost = int(prices.tokens_R[row]), int(prices.cost_R[row])
+            tokens = int(prices.tokens_R[row])
             below_DK = np.where(used_DK + tokens <= budget, height_K - load_DK, np.iinfo(np.int64).min)
             below_DK[~takers] = np.iinfo(np.int64).min
             taker, to_level = divmod(int(below_DK.argmax()), len(height_K))
@@ -105,18 +106,23 @@ def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None
             target.append(row)
             target.sort(key=lambda row: -prices.tokens_R[row])
             places_D[giver] += 1
-            for rank, k, sign in ((giver, level, -1), (taker, to_level, 1)):
-                used_DK[rank, k] += sign * tokens
-                load_DK[rank, k] += sign * cost
+            for rank, k in ((giver, level), (taker, to_level)):
+                used_DK[rank, k], load_DK[rank, k] = _sums_of(prices, rows_DK[rank][k])
     time = int(load_DK.max(axis=0).sum()) + len(height_K) * prices.level
     return MicroBatches(rows_DK=rows_DK, time=time)
 
 
 def _sums(prices: Prices, rows_DK: list[list[list[int]]]) -> tuple[Int64s, Int64s]:
-    """Tokens and cost (D, K) of each rank's micro-batches."""
-    tokens = [[int(prices.tokens_R[rows].sum()) for rows in rows_K] for rows_K in rows_DK]
-    cost = [[int(prices.cost_R[rows].sum()) for rows in rows_K] for rows_K in rows_DK]
-    return np.array(tokens), np.array(cost)
+    """Tokens and cost (D, K) of each rank's micro-batches, as they are computed."""
+    sums_DK = [[_sums_of(prices, rows) for rows in rows_K] for rows_K in rows_DK]
+    tokens_DK = [[tokens for tokens, _ in sums_K] for sums_K in sums_DK]
+    cost_DK = [[cost for _, cost in sums_K] for sums_K in sums_DK]
+    return np.array(tokens_DK), np.array(cost_DK)
+
+
+def _sums_of(prices: Prices, rows: list[int]) -> tuple[int, int]:
+    computed = prices.computed(rows)
+    return int(prices.tokens_R[computed].sum()), int(prices.cost_R[computed].sum())
 
 
 def _place_pads(prices: Prices, cut: MicroBatches, size: int) -> list[list[int]] | None:

@@ -1,0 +1,173 @@
+"""Prefixes that are computed once: two ranks that share end with the weights of one rank without pads or sharing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.test_lora_update import RANK, make_adapter
+from tests.equivalence.updates import (
+    ADAM_EPS,
+    EPOCHS,
+    SEQ_MEAN_MODES,
+    BothUpdates,
+    call,
+    update_both_with,
+    with_trained_fields,
+)
+from tests.equivalence.workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
+from tests.support.padded_rows import upsample
+from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.lineage import find_extensions
+from verl_padding.pads.padded_batch import strip
+from verl_padding.pads.template import PadTemplate
+from verl_padding.patches.plan_packer import install
+from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+TURNS = [5, 1, 4, 2, 6, 3, 1, 1]
+BUDGET = 48
+OVERRIDES = (
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "actor_rollout_ref.actor.loss_scale_factor=16",
+    f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+)
+BUDGETS = (
+    f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
+    f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
+)
+SHARE = install("chains")
+TEMPLATE = PadTemplate(eos_token_id=3, length=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    with padded_and_plain(start_actor, model, *OVERRIDES, padded=BUDGETS) as both:
+        both[0].execute_with_func_generator(SHARE)
+        yield both
+
+
+def batch_and_plan(update: str = "actor", strategy: str = "prompt", **shape: int) -> tuple:
+    torch.manual_seed(0)
+    batch = with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=4)), torch.Generator().manual_seed(0))
+    tokens_R = [tag["seq_len"] for tag in batch.tags]
+    extends_R = find_extensions(batch, tokens_R)
+    assert sum(earlier is not None for earlier in extends_R) == sum(TURNS) - len(TURNS)
+    call_shape = {"dp_size": 2, "token_budget": BUDGET} | shape
+    job = Job(
+        strategy=strategy,
+        prompts=4,
+        sessions_per_prompt=2,
+        updates={update: Update(**call_shape, prompts_per_mini_batch=2)},
+        inference={"log_prob": Pass(**call_shape)},
+        packer="plan",
+        sharing="chains",
+    )
+    return batch, plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
+
+
+def assert_shared(plan: BatchPlan, call_name: str) -> None:
+    figures = plan.figures[call_name]
+    assert figures.sharing_factor > 1.5
+    assert figures.pads > 0
+
+
+def assert_metrics_agree(both: BothUpdates) -> None:
+    for name in ("actor/pg_loss", "kl_loss", "actor/entropy_loss", "grad_norm", "actor/ppo_kl", "actor/pg_clipfrac"):
+        np.testing.assert_allclose(
+            both.padded[name], [step[name][0] for step in both.plain], rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+@pytest.mark.parametrize("mode", ["token-mean", *SEQ_MEAN_MODES])
+def test_two_ranks_that_share_end_with_the_weights_of_one_rank_that_does_not(mode, strategy, actors):
+    for workers in actors:
+        start_over(workers, mode)
+    batch, plan = batch_and_plan(strategy=strategy)
+    assert plan.figures["actor"].sharing_factor > 1.4
+    both = update_both_with(*actors, batch, plan, TEMPLATE)
+    assert_metrics_agree(both)
+    planned = [len(rows_DK[0]) for rows_DK in both.layout.micro_batch_rows]
+    assert both.padded[MICRO_BATCHES] == planned * EPOCHS
+    efficiency = np.dot(both.padded[PACKING_EFFICIENCY][: len(planned)], planned) / sum(planned)
+    assert efficiency == pytest.approx(plan.figures["actor"].packing_efficiency)
+
+
+@pytest.mark.parametrize("policy_loss", ["gspo", "geo_mean", "sapo", "cispo"])
+def test_so_do_other_policy_losses(policy_loss, actors):
+    for workers in actors:
+        start_over(workers, "seq-mean-token-mean", policy_loss=policy_loss)
+    batch, plan = batch_and_plan()
+    assert_shared(plan, "actor")
+    assert_metrics_agree(update_both_with(*actors, batch, plan, TEMPLATE))
+
+
+def test_log_probs_and_entropy_are_those_of_every_row_by_itself(actors):
+    sharing, one_rank = actors
+    for workers in actors:
+        start_over(workers, "token-mean")
+    batch, plan = batch_and_plan()
+    assert_shared(plan, "log_prob")
+    padded = upsample(batch, plan, TEMPLATE)
+    group = PaddedWorkerGroup(sharing, lambda: padded)
+    names = {"calculate_entropy": True, "calculate_sum_pi_squared": True, "compute_loss": False}
+    got = read(group.compute_log_prob(call(batch, batch.keys, **names)))
+    strip(padded)
+    want = read(one_rank.compute_log_prob(call(batch, batch.keys, **names)))
+    assert set(got) == set(want) >= {"log_probs", "entropy"}
+    for name in want:
+        for row, (a, b, tag) in enumerate(zip(got[name], want[name], batch.tags, strict=True)):
+            last = tag["seq_len"] - 1  # of no label
+            torch.testing.assert_close(a[:last], b[:last], rtol=RELATIVE_FLOAT32, atol=1e-6, msg=f"{name} of row {row}")
+
+
+def read(output) -> dict[str, list[torch.Tensor]]:
+    import transfer_queue as tq
+
+    names = [name for name in ("log_probs", "entropy", "sum_pi_squared") if name in output.fields]
+    rows = tq.kv_batch_get(keys=output.keys, partition_id=output.partition_id, select_fields=names)
+    return {name: [row.clone() for row in rows[name].unbind()] for name in names}
+
+
+def test_so_does_a_critic(model, tmp_path):
+    value_model = make_value_model(model, tmp_path / "critic")
+    budget = "+critic.ppo_infer_max_token_len_per_gpu"
+    with padded_and_plain(
+        start_critic,
+        value_model,
+        f"+critic.optim.{ADAM_EPS}",
+        padded=[f"{budget}={BUDGET}"],
+        plain=[f"{budget}=4096"],
+    ) as both:
+        both[0].execute_with_func_generator(SHARE)
+        batch, plan = batch_and_plan("critic")
+        assert_shared(plan, "critic")
+        update_both_with(*both, batch, plan, TEMPLATE, "train_mini_batch")
+
+
+def test_so_do_adapters(model, tmp_path):
+    lora = (
+        f"actor_rollout_ref.model.lora_rank={RANK}",
+        f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(model, tmp_path)}",
+    )
+    with padded_and_plain(start_actor, model, *OVERRIDES, *lora, padded=BUDGETS) as both:
+        both[0].execute_with_func_generator(SHARE)
+        batch, plan = batch_and_plan()
+        assert_shared(plan, "actor")
+        assert_metrics_agree(update_both_with(*both, batch, plan, TEMPLATE))

@@ -1,0 +1,216 @@
+"""Plans for engines that compute a chain of rows as its tip: forests of chains, and every cut of small ones."""
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_padding.plan import Job, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan.chains import chain_of_rows
+from verl_padding.plan.cost import attention_cost
+from verl_padding.plan.lower_bounds import micro_batch_bound
+
+BUDGET = 64
+
+
+@st.composite
+def forests(draw, most_prompts: int = 8) -> Rows:
+    """Sessions of rows that extend each other, or do not, in any order."""
+    sessions = draw(st.lists(st.integers(1, 6), min_size=1, max_size=2 * most_prompts))
+    random_ = draw(st.randoms(use_true_random=False))
+    rows = []
+    for number, n_rows in enumerate(sessions):
+        tokens, last = 0, None
+        for turn in range(n_rows):
+            key = f"p{number % most_prompts}_{number // most_prompts}_{turn}"
+            starts_anew = last is None or tokens > BUDGET - 12 or random_.random() < 0.2
+            tokens = random_.randint(2, 12) + (0 if starts_anew else tokens)
+            rows.append((key, tokens, None if starts_anew else last))
+            last = key
+    random_.shuffle(rows)
+    place = {key: number for number, (key, _, _) in enumerate(rows)}
+    return Rows.from_keys(
+        list(place),
+        [tokens for _, tokens, _ in rows],
+        [None if earlier is None else place[earlier] for _, _, earlier in rows],
+    )
+
+
+def job_of(strategy="prompt", dp_size=2, sharing="chains", budget=BUDGET, mini=4) -> Job:
+    return Job(
+        strategy=strategy,
+        prompts=8,
+        sessions_per_prompt=2,
+        updates={"actor": Update(dp_size=dp_size, token_budget=budget, prompts_per_mini_batch=mini)},
+        inference={"log_prob": Pass(dp_size=dp_size, token_budget=budget)},
+        packer="plan",
+        sharing=sharing,
+    )
+
+
+def extends(rows: Rows, longer: int, shorter: int) -> bool:
+    """Whether a row begins with another, step by step."""
+    row: int | None = longer
+    while row is not None and row != shorter:
+        row = rows.extends_R[row]
+    return row == shorter
+
+
+def tips(rows: Rows, numbers) -> list[int]:
+    """Rows that no other of these extends."""
+    return [row for row in numbers if not any(other != row and extends(rows, other, row) for other in numbers)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=forests(),
+    strategy=st.sampled_from(["prompt", "rows", "lcm"]),
+    dp_size=st.sampled_from([1, 2, 4]),
+    data=st.data(),
+)
+def test_every_micro_batch_holds_the_budget_in_computed_tokens_and_the_figures_are_those_of_the_tips(
+    rows, strategy, dp_size, data
+):
+    plan = plan_batch(rows, job_of(strategy, dp_size))
+    plain = plan_batch(rows, job_of(strategy, dp_size, sharing="off"))
+    cost = dict(enumerate(attention_cost(np.array(rows.tokens_R)).tolist()))
+    pad = int(attention_cost(np.array([2]))[0])
+    for name, layout in plan.layouts.items():
+        figures = plan.figures[name]
+        assert sorted(row for row in layout.order if row < len(rows)) == list(range(len(rows)))
+        # What a mini-batch holds is the strategy's business, whoever shares.
+        assert layout.real_rows_M == plain.layouts[name].real_rows_M
+        computed = slowest = bound = 0
+        for m in range(layout.n_mini_batches):
+            micro_DK = [layout.micro_batches(m, rank) for rank in range(dp_size)]
+            assert len({len(micro_K) for micro_K in micro_DK}) == 1
+            load_DK = []
+            for micro_K in micro_DK:
+                load_DK.append([])
+                for micro in micro_K:
+                    real = [row for row in micro if row < len(rows)]
+                    of_tips = tips(rows, real)
+                    tokens = sum(rows.tokens_R[row] for row in of_tips)
+                    computed += tokens
+                    assert tokens + 2 * (len(micro) - len(real)) <= BUDGET
+                    load_DK[-1].append(sum(cost[row] for row in of_tips) + pad * (len(micro) - len(real)))
+            slowest += int(np.array(load_DK).max(axis=0).sum())
+            in_step = [row for micro_K in micro_DK for micro in micro_K for row in micro if row < len(rows)]
+            least = np.array(tips(rows, in_step))
+            bound += micro_batch_bound(
+                np.array(rows.tokens_R)[least], np.array([cost[row] for row in least]), dp_size, BUDGET
+            )
+        assert figures.computed_tokens == computed
+        assert figures.sharing_factor == pytest.approx(sum(rows.tokens_R) / computed)
+        assert figures.micro_over_lower_bound == pytest.approx(slowest / bound)
+        assert slowest >= bound
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=forests())
+def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows):
+    alone = Rows.from_keys(rows.key_R, rows.tokens_R, [None] * len(rows))
+    unknown = Rows.from_keys(rows.key_R, rows.tokens_R)
+    want = plan_batch(unknown, job_of(sharing="off"))
+    for of_rows, job in [(alone, job_of()), (unknown, job_of()), (rows, job_of(sharing="off"))]:
+        plan = plan_batch(of_rows, job)
+        assert plan.layouts == want.layouts
+        assert plan.figures == want.figures
+        assert {figures.sharing_factor for figures in plan.figures.values()} == {1.0}
+
+
+def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike():
+    keys = [f"p{prompt}_{session}_{turn}" for prompt in range(8) for session in range(2) for turn in range(4)]
+    tokens = [10 * (turn + 1) for _ in range(16) for turn in range(4)]
+    rows = Rows.from_keys(keys, tokens, [None if row % 4 == 0 else row - 1 for row in range(64)])
+    plan = plan_batch(rows, job_of())
+    for figures in plan.figures.values():
+        assert figures.sharing_factor == 100 / 40
+        assert figures.pads == 0
+        assert figures.micro_over_lower_bound == 1
+
+
+def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_the_fastest():
+    draw, worst = random.Random(3), 1.0
+    for _ in range(60):
+        sessions = [draw.randint(1, 3) for _ in range(draw.randint(2, 4))]
+        keys, tokens, earlier = [], [], []
+        for number, n_rows in enumerate(sessions):
+            for turn in range(n_rows):
+                keys.append(f"p{number}_0_{turn}")
+                tokens.append(draw.randint(4, 20) + (tokens[-1] if turn else 0))
+                earlier.append(len(keys) - 2 if turn else None)
+        rows = Rows.from_keys(keys, tokens, earlier)
+        plan = plan_batch(rows, job_of(mini=8))
+        cost = attention_cost(np.array(tokens))
+        fastest = _fastest(rows, cost, n_ranks=2, budget=BUDGET, levels=plan.figures["actor"].micro_batches)
+        bound = _time_of_plan(rows, plan, cost) / plan.figures["actor"].micro_over_lower_bound
+        assert bound <= fastest * (1 + 1e-9)
+        worst = max(worst, _time_of_plan(rows, plan, cost) / fastest)
+    assert worst < 1.1, worst
+
+
+def _time_of_plan(rows: Rows, plan, cost) -> int:
+    layout, time = plan.layouts["actor"], 0
+    pad = int(attention_cost(np.array([2]))[0])
+    micro_DK = [layout.micro_batches(0, rank) for rank in range(layout.dp_size)]
+    for k in range(len(micro_DK[0])):
+        loads = []
+        for micro_K in micro_DK:
+            real = [row for row in micro_K[k] if row < len(rows)]
+            loads.append(sum(int(cost[row]) for row in tips(rows, real)) + pad * (len(micro_K[k]) - len(real)))
+        time += max(loads)
+    return time
+
+
+def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int, levels: int) -> int:
+    """The least sum of the heights over all ways to put rows into the micro-batches, pads left out."""
+    best = None
+    order = sorted(range(len(rows)), key=lambda row: -rows.tokens_R[row])
+    chain = chain_of_rows(rows.extends_R)
+    # Rows of a chain in one place cost what the longest of them does: look at whole chains only, which are no dearer.
+    heads = [row for row in order if all(chain[row] != chain[other] for other in order[: order.index(row)])]
+    for places in product(range(n_ranks * levels), repeat=len(heads)):
+        load, used = np.zeros(n_ranks * levels, dtype=np.int64), np.zeros(n_ranks * levels, dtype=np.int64)
+        for row, place in zip(heads, places, strict=True):
+            load[place] += cost[row]
+            used[place] += rows.tokens_R[row]
+        if used.max() <= budget:
+            time = int(load.reshape(levels, n_ranks).max(axis=1).sum())
+            best = time if best is None else min(best, time)
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize(
+    ("earlier", "message"),
+    [
+        ([None, 1], r"row 'a_0_1' extends row 1 \('a_0_1'\)"),
+        ([1, None], r"row 'a_0_0' extends row 1 \('a_0_1'\): it must be another one, with fewer tokens"),
+        ([None, 7], r"row 'a_0_1' extends row 7 \(None\)"),
+        ([None], r"extends_R has 1 entries for 2 rows"),
+    ],
+)
+def test_a_row_that_extends_none_that_it_can_is_refused(earlier, message):
+    with pytest.raises(PlanError, match=message):
+        Rows.from_keys(["a_0_0", "a_0_1"], [4, 9], earlier)
+
+
+def test_rows_that_part_share_with_one_of_them():
+    assert chain_of_rows([None, 0, 0, 2, 1]).tolist() == [0, 0, 2, 2, 0]
+
+
+def test_sharing_without_the_plans_packer_is_refused():
+    with pytest.raises(PlanError, match="sharing='chains' with packer='verl'.*packer='plan'"):
+        Job(
+            strategy="prompt",
+            prompts=2,
+            sessions_per_prompt=1,
+            updates={},
+            inference={},
+            packer="verl",
+            sharing="chains",
+        )

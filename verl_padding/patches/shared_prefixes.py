@@ -1,0 +1,113 @@
+"""Rows that extend each other are computed once in verl's FSDP engines, which get the tips of a micro-batch alone.
+
+A causal model's output at a position depends on the tokens up to it. So if row b extends row a, the log-probs, entropy
+and values of a are those of b's first positions. The engine's inputs are made from the tips, and every output is
+expanded to all rows of the micro-batch before loss, metrics or driver see it; backward adds up the gradients of all
+slices. verl 0.9 has no place for this: its engines make inputs and outputs in two methods, which this module wraps in
+the class of a worker's engine. It can go when verl shares prefixes by itself;
+tests/patches/test_shared_prefixes.py says when to look.
+
+The last output of a row belongs to a label that the row does not have: whatever token comes next. Shared, it is another
+one than alone, and nothing reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.errors import PaddingError
+from verl_padding.pads.columns import IS_PADDING, read_column
+from verl_padding.pads.lineage import extensions
+
+TIPS = "tip_of_rows"
+"""Non-tensor data of a micro-batch: the number of each row's tip in it."""
+
+
+def tips_of(data: TensorDict) -> tuple[int, ...]:
+    """The number of each row's tip: the longest row that extends it, or itself. Pads are computed as they are.
+
+    Args:
+        data: a micro-batch, on the CPU.
+    """
+    marked = IS_PADDING in data.keys()  # noqa: SIM118  (a TensorDict)
+    is_pad_R = read_column(data, IS_PADDING).tolist() if marked else [False] * len(data)
+    extends_R = extensions(data, [row for row, is_pad in enumerate(is_pad_R) if not is_pad])
+    tip_R = list(range(len(data)))
+    extended_by = {earlier: row for row, earlier in enumerate(extends_R) if earlier is not None}
+    for row in range(len(data)):
+        while tip_R[row] in extended_by:
+            tip_R[row] = extended_by[tip_R[row]]
+    return tuple(tip_R)
+
+
+def computed_tokens(data: TensorDict, tip_R: Sequence[int]) -> int:
+    """Tokens of the rows that are computed."""
+    tokens_R = data["input_ids"].offsets().diff().tolist()
+    return sum(tokens_R[tip] for tip in set(tip_R))
+
+
+def share_in(engine: Any) -> None:
+    """Makes the class of an engine compute the tips of its micro-batches alone.
+
+    Raises:
+        PaddingError: the engine does not make its inputs and outputs as verl 0.9's FSDP engines do.
+    """
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    cls = type(engine)
+    if not isinstance(engine, FSDPEngineWithLMHead):
+        raise PaddingError(
+            f"padding.sharing='chains': {cls.__name__} is not one of verl 0.9's FSDP engines. Set padding.sharing=off."
+        )
+    if inspect.unwrap(cls.prepare_model_inputs) is not cls.prepare_model_inputs:
+        return
+    cls.prepare_model_inputs = _of_tips(cls.prepare_model_inputs)
+    cls.prepare_model_outputs = _of_all_rows(cls.prepare_model_outputs)
+
+
+def _of_tips(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(prepare)
+    def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
+        tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
+        return prepare(self, micro_batch=micro_batch if tip_R is None else _tips(micro_batch, tip_R))
+
+    return prepare_model_inputs
+
+
+def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(prepare)
+    def prepare_model_outputs(
+        self: Any, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, Any]:
+        tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
+        computed = micro_batch if tip_R is None else _tips(micro_batch, tip_R)
+        outputs: dict[str, Any] = prepare(self, output, output_args, computed, logits_processor_func)
+        if tip_R is None:
+            return outputs
+        offsets = micro_batch["input_ids"].offsets()
+        lengths = offsets.diff().tolist()
+        place = {tip: number for number, tip in enumerate(_numbers_of_tips(tip_R))}
+
+        def expand(of_tips: torch.Tensor) -> torch.Tensor:
+            rows = of_tips.unbind()
+            slices = [rows[place[tip]][:length] for tip, length in zip(tip_R, lengths, strict=True)]
+            return torch.nested.nested_tensor_from_jagged(torch.cat(slices), offsets)
+
+        return {name: None if value is None else expand(value) for name, value in outputs.items()}
+
+    return prepare_model_outputs
+
+
+def _numbers_of_tips(tip_R: Sequence[int]) -> list[int]:
+    return [row for row, tip in enumerate(tip_R) if row == tip]
+
+
+def _tips(micro_batch: TensorDict, tip_R: Sequence[int]) -> TensorDict:
+    return tu.index_select_tensor_dict(micro_batch, _numbers_of_tips(tip_R))
