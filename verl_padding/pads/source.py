@@ -58,10 +58,11 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
 
 def _refuse_unlisted(listing: Listing) -> None:
     for name, keys in listing.unlisted.items():
+        dtype = listing.dtypes.get(name, "that of no tensor")
         raise PaddingDataError(
-            f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} ({counted(len(keys), 'row')} in all), but "
-            f"has not listed it. It takes one dtype per field, here {listing.dtypes.get(name, 'that of no tensor')}; if a put "
-            "has another, it lists neither that field nor those after it, and only logs a line. Have all rows put "
+            f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} ({counted(len(keys), 'row')} in all), "
+            f"but has not listed it. It takes one dtype per field, here {dtype}; if a put has another, it lists neither "
+            "that field nor those after it, and only logs a line. Have all rows put "
             f"{name} and the fields before it in one dtype."
         )
     for name, dtype in COLUMN_DTYPES.items():

@@ -48,7 +48,7 @@ def _construct(construct: Any, trainer: Any, args: tuple[Any, ...], kwargs: dict
         raise PaddingConfigError(
             f"padding={padding!r}: {type(trainer).__name__} is not a padded trainer and would ignore it. Choose "
             f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your own "
-            "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out. Run "
-            "`verl-padding doctor` with the job's overrides for more."
+            "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out. "
+            "Run `verl-padding doctor` with the job's overrides for more."
         )
     construct(*args, **kwargs)

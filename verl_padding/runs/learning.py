@@ -80,8 +80,8 @@ class Learning:
         )
         if self.learned is None:
             return (
-                f"{counted(self.steps, 'step')} cannot show whether the agent learns; the recipe is made for {goal.steps} "
-                f"steps. The mean reward of a session is {self.last:.3f} {over}."
+                f"{counted(self.steps, 'step')} cannot show whether the agent learns; the recipe is made for "
+                f"{goal.steps} steps. The mean reward of a session is {self.last:.3f} {over}."
             )
         if self.learned:
             return (

@@ -82,8 +82,8 @@ class PaddedWorkerGroup:
             return self._send(send, name, padded, batch)
         if self._planned_apart is None:
             raise PaddingDataError(
-                f"worker call {name!r} with {counted(len(batch), 'row')} (the first: {batch.keys[:1]}): no step has planned "
-                "them, and only the trainer, in its own process, can plan them now. Make the call there."
+                f"worker call {name!r} with {counted(len(batch), 'row')} (the first: {batch.keys[:1]}): no step has "
+                "planned them, and only the trainer, in its own process, can plan them now. Make the call there."
             )
         with self._planned_apart(call, batch) as apart:
             output = self._send(send, name, apart, batch)
