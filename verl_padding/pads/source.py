@@ -61,8 +61,8 @@ def _refuse_unlisted(listing: Listing) -> None:
         dtype = listing.dtypes.get(name, "that of no tensor")
         raise PaddingDataError(
             f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} ({counted(len(keys), 'row')} in all), "
-            f"but has not listed it. It takes one dtype per field, here {dtype}; if a put has another, it lists neither "
-            "that field nor those after it, and only logs a line. Have all rows put "
+            f"but has not listed it. It takes one dtype per field, here {dtype}; if a put has another, it lists "
+            "neither that field nor those after it, and only logs a line. Have all rows put "
             f"{name} and the fields before it in one dtype."
         )
     for name, dtype in COLUMN_DTYPES.items():
