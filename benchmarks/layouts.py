@@ -173,7 +173,7 @@ def lower_bound(job: BatchJob) -> float:
 
 
 def _cost(tokens: Sequence[int]) -> int:
-    return sum(24576 * length + length * length for length in tokens)
+    return int(attention_cost(np.array(tokens, dtype=np.int64)).sum())
 
 
 def _mini_batches(job: BatchJob, steps: int) -> list[list[int]]:

@@ -16,6 +16,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update, plan_batch
 from verl_padding.trainer import step_metrics
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.verl_job import metric_names
 from verl_padding.verl_job.calls import ACTOR, CALLS, CRITIC, LOG_PROB, REF, VALUES
 
 PROMISES = sorted(p for p in (DOCS / "promises").glob("*.md") if p.name != "index.md")
@@ -114,7 +115,7 @@ def logged_metrics() -> set[str]:
         )
     }
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
-    constants = {value for value in vars(step_metrics).values() if isinstance(value, str) and METRIC.match(value)}
+    constants = {value for value in vars(metric_names).values() if isinstance(value, str) and METRIC.match(value)}
     constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
     assert len(constants) >= 15
     told |= {constant for constant in constants if "{" not in constant}

@@ -1,6 +1,7 @@
 """Who may import what: the seams that let verl or TransferQueue change without the rest noticing."""
 
 import ast
+from configparser import ConfigParser
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def imports() -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{name}: a relative import, which this test does not follow"
+                assert node.module
                 targets = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             else:
                 continue
@@ -66,6 +69,17 @@ def test_the_top_floor_holds_packages_and_what_they_all_need():
     assert modules == {"__init__", "plugin", "config", "errors"}
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert modules - {"__init__"} | packages | {"recipes"} == set(FLOORS)
+
+
+def test_an_installed_copy_holds_every_package():
+    setup = ConfigParser()
+    setup.read(PACKAGE.parent / "setup.cfg")
+    listed = set(setup["options"]["packages"].split())
+    folders = {path.parent for root in (PACKAGE, RECIPES) for path in root.rglob("*.py")}
+    packages = {".".join(folder.relative_to(PACKAGE.parent).parts) for folder in folders}
+    packages = {name if name.startswith("verl_padding") else f"verl_padding.{name}" for name in packages}
+    assert listed == packages | {"verl_padding.configs"}
+    assert all((folder / "__init__.py").exists() for folder in folders)
 
 
 def test_each_package_says_what_it_holds_and_imports_what_it_says_it_may():

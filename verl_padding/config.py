@@ -105,6 +105,8 @@ class PaddingConfig:
             if key not in known:
                 raise PaddingConfigError(f"padding.{key}={section[key]!r}: unknown key. Choices: {', '.join(known)}.")
         values = {str(key): value for key, value in section.items()}
+        if values.get("sharing") is False:
+            values["sharing"] = "off"  # what YAML makes of an unquoted off
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
         return cls(**values)

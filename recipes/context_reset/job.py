@@ -17,21 +17,21 @@ HERE = Path(__file__).resolve().parent
 
 GOAL = Goal(reward=0.95, floor=0.9, steps=60)
 """The goal of ``configs/recipe/context_reset_tiny.yaml``."""
-PICTURES_GOAL = Goal(reward=0.3, floor=0.2, steps=60)
-"""The same for sessions that start with a picture. One reply to both pictures earns 0.4; only seed 0 was run."""
+IMAGES_GOAL = Goal(reward=0.3, floor=0.2, steps=60)
+"""The same for sessions that start with an image. One reply to both images earns 0.4; only seed 0 was run."""
 
 
-def tiny_job(assets: Path, *, seed: int = 0, pictures: bool = False) -> list[str]:
+def tiny_job(assets: Path, *, seed: int = 0, images: bool = False) -> list[str]:
     """Makes model and data in ``assets`` if they are not there, and returns the overrides that name them.
 
     Args:
         seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed`` is set elsewhere.
-        pictures: use a vision model, and sessions that start with a picture; this needs the extra ``vision``.
+        images: use a vision model, and sessions that start with an image; this needs the extra ``vision``.
 
     ``configs/recipe/context_reset_tiny.yaml`` says what is learned and how.
     """
-    model = make_tiny_model("qwen3_vl" if pictures else "qwen2", assets, seed=seed)
-    train, val = write_tiny_data(assets, seed=seed, pictures=pictures)
+    model = make_tiny_model("qwen3_vl" if images else "qwen2", assets, seed=seed)
+    train, val = write_tiny_data(assets, seed=seed, images=images)
     return [
         "+recipe=context_reset_tiny",
         f"actor_rollout_ref.model.path={model}",
@@ -43,10 +43,10 @@ def tiny_job(assets: Path, *, seed: int = 0, pictures: bool = False) -> list[str
 
 
 def main(
-    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], pictures: bool = False, seed: int = 0
+    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], images: bool = False, seed: int = 0
 ) -> None:
     """Makes model and data, and prints the overrides, one per line."""
-    typer.echo("\n".join(tiny_job(assets.resolve(), pictures=pictures, seed=seed)))
+    typer.echo("\n".join(tiny_job(assets.resolve(), images=images, seed=seed)))
 
 
 if __name__ == "__main__":

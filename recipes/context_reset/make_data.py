@@ -14,24 +14,24 @@ from verl_padding.recipes.context_reset.tasks import PICTURE_SOURCE, SYMBOLS, TI
 
 SHORTEST_PATH, LONGEST_PATH = 1, 4
 PICTURE_SIDE = 64
-"""Pixels of a picture's side."""
+"""Pixels of an image's side."""
 
 
 def write_tiny_data(
-    folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0, pictures: bool = False
+    folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0, images: bool = False
 ) -> tuple[Path, Path]:
     """Writes ``train.parquet`` and ``val.parquet``: random paths of 1 to 4 symbols, the same for the same seed.
 
     Args:
-        pictures: whether the first symbol of a path is a picture; needs Pillow.
+        images: whether the first symbol of a path is an image; needs Pillow.
     """
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, count in (("train", train), ("val", val)):
         rows = [_row(rng, name, index) for index in range(count)]
-        if pictures:
-            rows = [row | _picture(row) for row in rows]
+        if images:
+            rows = [row | _image(row) for row in rows]
         paths.append(folder / f"{name}.parquet")
         pd.DataFrame(rows).to_parquet(paths[-1])
     return paths[0], paths[1]
@@ -48,8 +48,8 @@ def _row(rng: random.Random, split: str, index: int) -> dict:
     }
 
 
-def _picture(row: dict) -> dict:
-    """Fields that differ in a row whose first symbol is a picture: a dark square for a, a bright one for b."""
+def _image(row: dict) -> dict:
+    """Fields that differ in a row whose first symbol is an image: a dark square for a, a bright one for b."""
     from PIL import Image
 
     first = int(row["reward_model"]["ground_truth"][0]) - 1
@@ -64,10 +64,10 @@ def _picture(row: dict) -> dict:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0, pictures: bool = False
+    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0, images: bool = False
 ) -> None:
     """Writes the data of the tiny task."""
-    for path in write_tiny_data(folder, seed=seed, pictures=pictures):
+    for path in write_tiny_data(folder, seed=seed, images=images):
         typer.echo(path)
 
 

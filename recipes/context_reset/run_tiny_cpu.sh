@@ -4,7 +4,7 @@
 #   SEED=1 bash run_tiny_cpu.sh              another model, other data, other draws
 #   PADDING=+padding=rows bash run_tiny_cpu.sh another strategy
 #   PADDING= bash run_tiny_cpu.sh              stock verl
-#   PICTURES=1 bash run_tiny_cpu.sh            sessions that start with a picture
+#   IMAGES=1 bash   run_tiny_cpu.sh            sessions that start with an image
 set -euo pipefail
 
 out=${OUT:-outputs/context_reset_tiny}
@@ -14,7 +14,7 @@ export VERL_PLATFORM=cpu VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-WARN} OMP_NUM_
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_prestart_worker_first_driver=0
 export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 
-overrides=$(python -m verl_padding.recipes.context_reset.job "${out}/assets" --seed "${SEED:-0}" ${PICTURES:+--pictures}) # by itself, so that its failure ends the script
+overrides=$(python -m verl_padding.recipes.context_reset.job "${out}/assets" --seed "${SEED:-0}" ${IMAGES:+--images}) # by itself, so that its failure ends the script
 mapfile -t job <<< "${overrides}"
 job=(+local=cpu "${job[@]}" ${PADDING-+padding=prompt} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"

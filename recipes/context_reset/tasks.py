@@ -92,21 +92,21 @@ class SymbolPath:
         return {"acc": float(self._walked == len(self._path)), "walked": self._walked / len(self._path)}
 
 
-class PicturePath(SymbolPath):
-    """A :class:`SymbolPath` whose first symbol is shown as a picture, and the others as text.
+class ImagePath(SymbolPath):
+    """A :class:`SymbolPath` whose first symbol is shown as an image, and the others as text.
 
     Its sessions mix rows with and without an image.
 
     Args:
-        picture: the message of the first turn, with the picture in it.
+        image: the message of the first turn, with the image in it.
     """
 
-    def __init__(self, path: str, picture: dict[str, Any]):
+    def __init__(self, path: str, image: dict[str, Any]):
         super().__init__(path)
-        self._picture = picture
+        self._image = image
 
     def messages(self) -> Messages:
-        return super().messages() if self._walked else [self._picture]
+        return super().messages() if self._walked else [self._image]
 
 
 NOTES_PROMPT = """{question}
@@ -161,7 +161,7 @@ def _symbol_path(row: Mapping[str, Any]) -> Task:
 
 
 def _picture_path(row: Mapping[str, Any]) -> Task:
-    return PicturePath(row["reward_model"]["ground_truth"], row["raw_prompt"][-1])
+    return ImagePath(row["reward_model"]["ground_truth"], row["raw_prompt"][-1])
 
 
 def _noted_math(row: Mapping[str, Any]) -> Task:

@@ -14,6 +14,9 @@ from typing import Any
 
 from wrapt import register_post_import_hook
 
+from verl_padding.pads.tags import is_padding
+from verl_padding.plan.row_keys import parts_of_key, session_name
+
 TRAINER_NAME = "subagents_sync"
 
 
@@ -28,11 +31,13 @@ def session_metrics(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> dict
         keys: ``{uid}_{session}_{index}`` of the rows.
         tags: tags of the rows, without pads: a pad would count as a session.
     """
-    assert not any(tag.get("is_padding", False) for tag in tags), "a pad is no row of a session"
+    assert not any(map(is_padding, tags)), "a pad is no row of a session"
     tokens_of: dict[str, dict[int, int]] = defaultdict(dict)
     for key, tag in zip(keys, tags, strict=True):
-        session, index = key.rsplit("_", 1)
-        tokens_of[session][int(index)] = tag["response_len"]
+        parts = parts_of_key(key)
+        assert parts is not None, key
+        uid, session, index = parts
+        tokens_of[session_name(uid, session)][int(index)] = tag["response_len"]
     sessions = [[tokens[index] for index in sorted(tokens)] for tokens in tokens_of.values()]
     return {
         "subagents/rows_per_session": sum(map(len, sessions)) / len(sessions),

@@ -17,7 +17,7 @@ def test_the_command_passes_on_its_options_and_the_jobs_exit_code(monkeypatch, t
     monkeypatch.setattr(demo, "run_demo", lambda **options: seen.update(options) or 7)
     result = CliRunner().invoke(app, ["demo", "--steps", "3", "--out", str(tmp_path / "a"), "--stock", "--seed", "5"])
     assert result.exit_code == 7
-    assert seen == {"steps": 3, "out": tmp_path / "a", "stock": True, "pictures": False, "seed": 5}
+    assert seen == {"steps": 3, "out": tmp_path / "a", "stock": True, "images": False, "seed": 5}
 
 
 def test_a_folder_that_cannot_be_the_demos_is_refused_in_one_line(tmp_path):
@@ -91,7 +91,7 @@ RISE = [0.01 * step for step in range(40)]
         ([*RISE, *[0.4] * 20], demo.NOT_LEARNED, "no step reached 0.95"),
         ([*RISE, *[0.99] * 8, 0.1, *[0.99] * 11], demo.NOT_LEARNED, "fell to 0.100 at step 49"),
         ([*RISE, 0.96, *[0.92] * 19], demo.NOT_LEARNED, "it had reached 0.95 at step 41"),
-        ([0.0, 0.1, 0.2], 0, "3 steps are too few to tell"),
+        ([0.0, 0.1, 0.2], 0, "3 steps cannot show whether"),
     ],
 )
 def test_the_demo_says_whether_it_has_learned_and_its_exit_code_too(rewards, code, told, monkeypatch, tmp_path, capsys):

@@ -130,7 +130,8 @@ def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(broken, tol
     result = compose_on_the_command_line(f"import sys; sys.modules[{broken!r}] = None", "+padding=prompt", tmp_path)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
-        f"verl_padding: +padding=prompt: {told} (the reason is above). Run `verl-padding doctor`, or leave it out."
+        f"verl_padding: +padding=prompt: {told} (the reason is above). Run `verl-padding doctor`, or remove "
+        "+padding=prompt."
     )
     assert "ModuleNotFoundError" in result.stderr
     assert "algorithm:" not in result.stdout, "the job's config was made"

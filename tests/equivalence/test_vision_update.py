@@ -13,7 +13,7 @@ from tests.equivalence.vision_rows import FAMILIES, make_vision_model, put_visio
 from tests.equivalence.workers import padded_and_plain, start_actor, start_over
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, picture_for
+from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for
 from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.plan import Job, Rows, Update, plan_batch
 
@@ -50,9 +50,9 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
             start_over(workers, "token-mean")
         torch.manual_seed(0)
         batch = with_trained_fields(put_vision_rows(family, config, with_image), torch.Generator().manual_seed(0))
-        picture = picture_for("auto", config, find_images(batch))
-        assert (picture is None) == (family in RUNS_WITHOUT_IMAGES)
-        length = 1 + len(picture.token_ids) if picture else 2
+        image = image_for("auto", config, find_images(batch))
+        assert (image is None) == (family in RUNS_WITHOUT_IMAGES)
+        length = 1 + len(image.token_ids) if image else 2
         job = Job(
             strategy="prompt",
             prompts=3,
@@ -64,5 +64,5 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         )
         plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
         assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 1), "one rank was meant to have pads alone"
-        template = PadTemplate(eos_token_id=3, length=length, picture=picture)
+        template = PadTemplate(eos_token_id=3, length=length, image=image)
         update_both_with(padded_ranks, one_rank, batch, plan, template)

@@ -14,7 +14,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.vision_families import Picture
+from verl_padding.pads.vision_families import SmallestImage
 
 EOS = 7
 LENGTHS = [(5, 3), (9, 2), (4, 6)]
@@ -186,14 +186,16 @@ def test_routes_of_a_model_of_unknown_size_stay_among_the_experts_that_were_met(
 
 
 def test_a_pads_picture_is_in_its_inputs_and_at_the_end_of_its_prompt():
-    picture = Picture({"pixel_values": torch.zeros(4, 6), "image_grid_thw": torch.tensor([[1, 2, 2]])}, (90, 91, 92))
-    template = PadTemplate(eos_token_id=EOS, length=6, picture=picture)
+    image = SmallestImage(
+        {"pixel_values": torch.zeros(4, 6), "image_grid_thw": torch.tensor([[1, 2, 2]])}, (90, 91, 92)
+    )
+    template = PadTemplate(eos_token_id=EOS, length=6, image=image)
     pad = template.fields(rows_with(), list(row_fields(1, 1, "u"))).shared
     assert pad["prompts"].tolist() == [EOS, EOS, 90, 91, 92]
     assert pad["input_ids"].tolist() == [EOS, EOS, 90, 91, 92, EOS]
-    assert pad["multi_modal_inputs"].keys() == picture.inputs.keys()
+    assert pad["multi_modal_inputs"].keys() == image.inputs.keys()
     with pytest.raises(PaddingDataError, match=r"^padding\.pad_length=3: the smallest image .* at least 4\."):
-        PadTemplate(eos_token_id=EOS, length=3, picture=picture)
+        PadTemplate(eos_token_id=EOS, length=3, image=image)
 
 
 def test_a_pad_of_another_length_than_its_role_says_is_refused_where_it_is_made():

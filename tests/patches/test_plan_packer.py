@@ -110,7 +110,7 @@ def test_an_engine_that_cuts_in_another_way_is_refused():
 
 def test_verl_still_needs_the_patch():
     # When this fails, verl's packer has changed: see whether it takes micro-batches that are already cut. If so, hand
-    # them over and delete trainer/plan_packer.py.
+    # them over and delete patches/plan_packer.py.
     assert list(inspect.signature(prepare_micro_batches).parameters) == [
         "data",
         "dp_group",

@@ -75,7 +75,7 @@ def test_prompts_leave_their_order_only_to_even_out_the_rows():
     assert even_groups([1, 1, 9, 9], 2) == [[1, 2], [0, 3]]
 
 
-@pytest.mark.parametrize("module", ["planner", "rows", "even_cuts"])
+@pytest.mark.parametrize("module", ["planner", "rows", "even_cuts", "row_keys", "counted", "strategies.lcm"])
 def test_examples_in_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(f"verl_padding.plan.{module}"))
     assert result.attempted > 0

@@ -69,10 +69,9 @@ def tips(rows: Rows, numbers) -> list[int]:
     rows=forests(),
     strategy=st.sampled_from(["prompt", "rows", "lcm"]),
     dp_size=st.sampled_from([1, 2, 4]),
-    data=st.data(),
 )
 def test_every_micro_batch_holds_the_budget_in_computed_tokens_and_the_figures_are_those_of_the_tips(
-    rows, strategy, dp_size, data
+    rows, strategy, dp_size
 ):
     plan = plan_batch(rows, job_of(strategy, dp_size))
     plain = plan_batch(rows, job_of(strategy, dp_size, sharing="off"))
@@ -134,7 +133,7 @@ def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike():
 
 
 def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_the_fastest():
-    draw, worst = random.Random(3), 1.0
+    draw, over = random.Random(3), []
     for _ in range(60):
         sessions = [draw.randint(1, 3) for _ in range(draw.randint(2, 4))]
         keys, tokens, earlier = [], [], []
@@ -149,8 +148,10 @@ def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_th
         fastest = _fastest(rows, cost, n_ranks=2, budget=BUDGET, levels=plan.figures["actor"].micro_batches)
         bound = _time_of_plan(rows, plan, cost) / plan.figures["actor"].micro_over_lower_bound
         assert bound <= fastest * (1 + 1e-9)
-        worst = max(worst, _time_of_plan(rows, plan, cost) / fastest)
-    assert worst < 1.1, worst
+        over.append(_time_of_plan(rows, plan, cost) / fastest)
+    # Pads, which the fastest cut does not have, are a tenth of such short rows.
+    assert np.median(over) < 1.03, over
+    assert max(over) < 1.2, over
 
 
 def _time_of_plan(rows: Rows, plan, cost) -> int:
@@ -204,7 +205,7 @@ def test_rows_that_part_share_with_one_of_them():
 
 
 def test_sharing_without_the_plans_packer_is_refused():
-    with pytest.raises(PlanError, match="sharing='chains' with packer='verl'.*packer='plan'"):
+    with pytest.raises(PlanError, match=r"sharing='chains' with packer='verl'.*packer='plan'"):
         Job(
             strategy="prompt",
             prompts=2,

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.jobs import five_jobs
 from verl_padding.plan import (
-    BatchPlan,
     Job,
     Layout,
     NoRealRowError,
@@ -192,12 +191,6 @@ def test_a_mini_batch_that_does_not_divide_is_refused_with_those_that_do():
 def test_a_fixed_size_that_the_ranks_cannot_share_is_refused():
     with pytest.raises(PlanError, match=r"strategy='lcm'.*= 3 rows, not a multiple of dp_size=2"):
         lcm_job(dp_size=2, actor=3)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"n_rows": 1}'])
-def test_json_that_is_no_plan_is_refused(text):
-    with pytest.raises(PlanError, match="not the JSON of a plan"):
-        BatchPlan.from_json(text)
 
 
 def test_the_planner_imports_nothing_heavy():

@@ -139,12 +139,12 @@ def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
 
 
 def test_the_first_turn_of_a_picture_path_shows_the_picture_and_the_others_text(tmp_path):
-    train, _ = write_tiny_data(tmp_path, train=8, val=1, pictures=True)
+    train, _ = write_tiny_data(tmp_path, train=8, val=1, images=True)
     for row in pd.read_parquet(train).to_dict("records"):
-        picture = {"role": "user", "content": [{"type": "image", **row["images"][0]}]}
+        image = {"role": "user", "content": [{"type": "image", **row["images"][0]}]}
         assert row["prompt"][0]["content"] == "<image>"
-        task = task_of(row | {"raw_prompt": [picture]})
-        assert task.messages() == [picture]
+        task = task_of(row | {"raw_prompt": [image]})
+        assert task.messages() == [image]
         path = row["reward_model"]["ground_truth"]
         brightness = Image.open(io.BytesIO(row["images"][0]["bytes"])).getpixel((5, 5))[0]
         assert brightness == {"1": 0, "2": 255}[path[0]]
@@ -154,6 +154,6 @@ def test_the_first_turn_of_a_picture_path_shows_the_picture_and_the_others_text(
 
 
 def test_the_picture_job_is_accepted_too(tmp_path):
-    config = compose_job("+local=cpu", *tiny_job(tmp_path, pictures=True), "+padding=prompt")
+    config = compose_job("+local=cpu", *tiny_job(tmp_path, images=True), "+padding=prompt")
     assert check_job(config).strategy == "prompt"
     assert JobReader(config, check_job(config)).has_vision

@@ -84,4 +84,4 @@ def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(rewards, lea
     assert learning.first == rewards[0]
     assert ("has learned" in str(learning)) is (learned is True)
     assert ("has not learned" in str(learning)) is (learned is False)
-    assert ("too few to tell" in str(learning)) is (learned is None)
+    assert ("cannot show whether" in str(learning)) is (learned is None)

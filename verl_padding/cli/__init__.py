@@ -1,4 +1,4 @@
 """The command ``verl-padding``: one module per subcommand.
 
-May import: entry, errors, local, pads, plan, recipes, runs, stock, trainer, verl_job.
+May import: config, entry, errors, local, pads, plan, recipes, runs, stock, trainer, verl_job.
 """

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from verl_padding.plan import STRATEGIES
+from verl_padding.plan import COST_MODELS, STRATEGIES
 
 app = typer.Typer(help="Batches of any size for verl: only its workers see the pads.", no_args_is_help=True)
 
@@ -27,8 +27,11 @@ def demo(
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
     ] = 0,
     stock: Annotated[bool, typer.Option("--stock", help="Use verl's own trainer and padding.")] = False,
-    pictures: Annotated[
-        bool, typer.Option("--pictures", help="Train a vision model: sessions start with a picture (extra: vision).")
+    images: Annotated[
+        bool,
+        typer.Option(
+            "--images", "--pictures", help="Train a vision model: sessions start with an image (extra: vision)."
+        ),
     ] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
@@ -43,7 +46,7 @@ def demo(
     from verl_padding.errors import PaddingError
 
     try:
-        sys.exit(run_demo(steps=steps, out=out, stock=stock, pictures=pictures, seed=seed))
+        sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
     except PaddingError as refusal:
         Console(stderr=True).print(str(refusal), style="red", markup=False, soft_wrap=True)
         sys.exit(1)
@@ -58,7 +61,7 @@ def plan(
     budget: Annotated[int, typer.Option(min=1, max=1 << 24, help="Most tokens of a micro-batch on one rank.")],
     strategy: Annotated[str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))] = "prompt",
     cost_model: Annotated[
-        str, typer.Option(help="tokens, attention, or a folder with the config.json of a model.")
+        str, typer.Option(help=f"{', '.join(COST_MODELS)}, or a folder with the config.json of a model.")
     ] = "attention",
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON, and nothing else.")] = False,

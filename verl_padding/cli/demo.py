@@ -12,35 +12,45 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verl_padding.cli.demo_folder import ASSETS, HYDRA, PICTURE, demo_folder
 from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.runs.curves import CONFIG
 from verl_padding.runs.learning import LAST, Learning
 from verl_padding.runs.report import (
     METRICS,
     ROLLOUTS,
-    ROW_REWARD,
     comparison_table,
     draw_curves,
     read_metrics,
     read_rows,
 )
 from verl_padding.stock.rule import StockRule
+from verl_padding.verl_job.calls import ACTOR
+from verl_padding.verl_job.metric_names import (
+    GRAD_NORM,
+    OPTIMIZER_STEPS,
+    PAD_ROWS_TOTAL,
+    REAL_ROWS_MIN,
+    REAL_ROWS_TOTAL,
+    ROW_REWARD,
+    STEP_SECONDS,
+)
 
 NOT_LEARNED = 3
 """Exit code. 1 and 2 are taken, by a job that failed and a command line that cannot be read."""
 
 COLUMNS = {
     "row reward": (ROW_REWARD, ".3f"),
-    "rows": ("padding/real_rows/total", ".0f"),
-    "pads": ("padding/pad_rows/total", ".0f"),
-    "updates": ("padding/actor/optimizer_steps/total", ".0f"),
-    "fewest rows": ("padding/actor/mini_batch_real_rows/min", ".0f"),
-    "grad norm": ("actor/grad_norm", ".3f"),
-    "seconds": ("timing_s/step", ".1f"),
+    "rows": (REAL_ROWS_TOTAL, ".0f"),
+    "pads": (PAD_ROWS_TOTAL, ".0f"),
+    "updates": (OPTIMIZER_STEPS.format(update=ACTOR), ".0f"),
+    "fewest rows": (REAL_ROWS_MIN.format(update=ACTOR), ".0f"),
+    "grad norm": (GRAD_NORM, ".3f"),
+    "seconds": (STEP_SECONDS, ".1f"),
 }
 """Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
 smallest optimizer step ("update"). Stock verl has no ``padding/`` metrics."""
 
 
-def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False, seed: int = 0) -> int:
+def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
     """Runs the job, prints its steps, writes the picture, and says whether the agent has learned.
 
     Returns: the job's exit code, but `NOT_LEARNED` if the job ran to its end and the agent has not learned.
@@ -49,23 +59,23 @@ def run_demo(*, steps: int, out: Path, stock: bool, pictures: bool = False, seed
         PaddingDataError: ``out`` cannot be the demo's folder.
     """
     with demo_folder(out) as folder:
-        return _run(folder, steps=steps, stock=stock, pictures=pictures, seed=seed)
+        return _run(folder, steps=steps, stock=stock, images=images, seed=seed)
 
 
-def demo_job(out: Path, *, stock: bool, pictures: bool = False, seed: int = 0) -> list[str]:
+def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> list[str]:
     """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
     padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}"]
-    return [*tiny_job(out / ASSETS, pictures=pictures, seed=seed), *padding]
+    return [*tiny_job(out / ASSETS, images=images, seed=seed), *padding]
 
 
-def _run(out: Path, *, steps: int, stock: bool, pictures: bool, seed: int) -> int:
-    from verl_padding.recipes.context_reset.job import GOAL, PICTURES_GOAL
+def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
+    from verl_padding.recipes.context_reset.job import GOAL, IMAGES_GOAL
 
     console = Console()
     overrides = [
-        *demo_job(out, stock=stock, pictures=pictures, seed=seed),
+        *demo_job(out, stock=stock, images=images, seed=seed),
         f"trainer.total_training_steps={steps}",
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
@@ -82,10 +92,10 @@ def _run(out: Path, *, steps: int, stock: bool, pictures: bool, seed: int) -> in
         console.print(f"[red]The job ended with code {code}; its output is in {out / LOG}.[/red]")
         return code
     metrics, rows = read_metrics(out), read_rows(out)
-    rule = StockRule.of_config(_load_config(out / HYDRA / ".hydra" / "config.yaml"))
+    rule = StockRule.of_config(_load_config(out / CONFIG))
     draw_curves(out / PICTURE, metrics, rows, rule)
     console.print(comparison_table(rows, [data for _, data in metrics], rule))
-    learning = Learning.of([step.reward for step in rows], PICTURES_GOAL if pictures else GOAL)
+    learning = Learning.of([step.reward for step in rows], IMAGES_GOAL if images else GOAL)
     console.print(
         f"The mean reward of a session is {learning.first:.3f} at the first step and {learning.last:.3f} over the last "
         f"{min(LAST, len(rows))}. {len(rows)} steps took {minutes:.1f} minutes, start included."

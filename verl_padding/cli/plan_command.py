@@ -15,6 +15,7 @@ from rich.progress import track
 
 from verl_padding.cli.plan_table import comparison_table, step_table
 from verl_padding.cli.rows_file import CountTokens, RowsFile, read_rows_file
+from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, PlanError, TransformerCost, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
@@ -22,9 +23,7 @@ from verl_padding.plan.cost import CostModel
 from verl_padding.plan.prices import Prices
 from verl_padding.plan.step_costs import StepCost, micro_batches_of, step_costs
 from verl_padding.stock.layout import VERL_PAD_TOKENS, refuse_what_verl_refuses, verl_layout
-
-ACTOR = "actor"
-PAD_TOKENS = 2
+from verl_padding.verl_job.calls import ACTOR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         started = time.perf_counter()
         plan = _plan(request, batch, cost_model)
         seconds = time.perf_counter() - started
-        tokens_R = [*batch.rows.tokens_R, *[PAD_TOKENS] * plan.n_pads]
+        tokens_R = [*batch.rows.tokens_R, *[MIN_PAD_LENGTH] * plan.n_pads]
         if compare:
             refuse_what_verl_refuses(
                 len(batch.rows),
@@ -80,7 +79,7 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
     for note in [*_notes(batch), *plan.warnings]:
         notes.print(note, markup=False, highlight=False, soft_wrap=True)
     steps = step_costs(
-        micro_batches_of(plan.layouts[ACTOR]), _prices(request, batch.rows.tokens_R, cost_model, PAD_TOKENS)
+        micro_batches_of(plan.layouts[ACTOR]), _prices(request, batch.rows.tokens_R, cost_model, MIN_PAD_LENGTH)
     )
     if as_json:
         told = layout_as_json(plan.layouts[ACTOR], plan.figures[ACTOR], batch.lines_R)
@@ -151,7 +150,7 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
             updates={ACTOR: update},
             inference={},
             packer="plan",
-            pad_tokens=PAD_TOKENS,
+            pad_tokens=MIN_PAD_LENGTH,
         )
     except PlanError as refusal:
         raise PlanError(

@@ -10,6 +10,7 @@ logger = logging.getLogger(__name__)
 def asks_for_padding(arguments: Sequence[str]) -> str | None:
     """The argument of a command line that wants this plug-in, if there is one: ``+padding=prompt``, for example."""
     for argument in arguments:
+        # The prefix of padded modes stands here again, since modes.py may be what is broken; a test compares them.
         key, _, value = argument.lstrip("+").partition("=")
         if key.split(".")[0] == "padding" or (key == "trainer.v1.trainer_mode" and value.startswith("padded_")):
             return argument
@@ -25,4 +26,6 @@ def speak_of_a_failure(what: str) -> None:
     argument = asks_for_padding(sys.argv[1:])
     if argument is not None:
         # Not an Exception: verl swallows those.
-        sys.exit(f"verl_padding: {argument}: {what} (the reason is above). Run `verl-padding doctor`, or leave it out.")
+        sys.exit(
+            f"verl_padding: {argument}: {what} (the reason is above). Run `verl-padding doctor`, or remove {argument}."
+        )

@@ -15,7 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.errors import PaddingConfigError, PaddingError
-from verl_padding.verl_job.role_engine import has_separate_ref, ref_as_actor
+from verl_padding.verl_job.role_engine import ref_as_actor
+from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
 
 
 def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
@@ -44,10 +45,9 @@ def refuse_what_verl_refuses(config: DictConfig) -> None:
 
 
 def _check_of_main(config: DictConfig) -> None:
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    validate_config(config=config, use_reference_policy=has_reference(config), use_critic=has_critic(config))
 
 
 def _trainer(config: DictConfig) -> None:
@@ -68,7 +68,7 @@ def _rollout(config: DictConfig) -> None:
 
 
 def _ref(config: DictConfig) -> None:
-    if has_separate_ref(config):
+    if has_separate_reference(config):
         _typed(OmegaConf.create(ref_as_actor(config)))
 
 

@@ -93,8 +93,8 @@ def micro_batch_column(plan: BatchPlan, layout: Layout) -> dict[str, torch.Tenso
     numbers = [
         number
         for rank in range(layout.dp_size)
-        for rows_DK in layout.micro_batch_rows
-        for number, rows in enumerate(rows_DK[rank])
+        for n_rows_DK in layout.micro_batch_rows
+        for number, rows in enumerate(n_rows_DK[rank])
         for _ in range(rows)
     ]
     return {MICRO_BATCH: torch.tensor(numbers)}

@@ -14,11 +14,10 @@ from typing import Any
 
 import ray
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.pads.queue import KVBatchMeta, read_fields_of_some
 from verl_padding.plan.row_keys import session_of_key
 
 PER_TOKEN = ("position_ids", "routed_experts", "teacher_ids", "teacher_logprobs")
@@ -64,10 +63,7 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | N
 
 
 def _extensions_in_queue(keys: Sequence[str], partition_id: str) -> list[int | None]:
-    tq.init()
-    meta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
-    names = [name for name in (TOKENS, IMAGES, *PER_TOKEN) if name in meta.field_schema]
-    return extensions(tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=names))
+    return extensions(read_fields_of_some(keys, partition_id, [TOKENS, IMAGES, *PER_TOKEN]))
 
 
 def extensions(data: TensorDict, rows: Sequence[int] | None = None) -> list[int | None]:

@@ -12,6 +12,7 @@ from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import PadFields, PadTemplate
 from verl_padding.plan import BatchPlan, Layout
+from verl_padding.plan.row_keys import row_key, uid_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class PaddedBatch:
         uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
         self.batch = batch
         self.plan = plan
-        self.pad_keys = [f"{uid}_{session}_0" for session in range(plan.n_pads)]
+        self.pad_keys = [row_key(uid, session, 0) for session in range(plan.n_pads)]
         self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
         self._template = template
         self._rejects_tokens = rejects_tokens
@@ -130,7 +131,7 @@ class PaddedBatch:
             return
         fields = self._new_fields(len(self.pad_keys))
         self._made = {*fields.shared, *fields.per_pad}
-        uid = self.pad_keys[0].rsplit("_", 2)[0]
+        uid = uid_of_key(self.pad_keys[0])
         put_copies(
             self.pad_keys,
             self.batch.partition_id,

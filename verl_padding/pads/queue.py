@@ -18,6 +18,8 @@ from transfer_queue import BatchMeta, KVBatchMeta
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import is_padding
+from verl_padding.plan.counted import counted
+from verl_padding.plan.row_keys import uid_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,14 @@ def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | Non
     rows = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=names).unbind(0)
     # By name: items() would give tensordict's wrappers of plain values.
     return [{name: row[name] for name in list(row.keys())} for row in rows]
+
+
+def read_fields_of_some(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> TensorDict:
+    """Those of some fields that all of these rows have, also in a process that has not met TransferQueue before."""
+    tq.init()
+    meta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
+    there = [name for name in names if name in meta.field_schema]
+    return tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=there)
 
 
 @dataclass(frozen=True)
@@ -248,13 +258,12 @@ def clear_leftovers(partition_id: str) -> None:
     tags = tags_of(partition_id)
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
     pads = [key for key, tag in tags.items() if is_padding(tag)]
-    orphans = [key for key in tags.keys() - prompts - set(pads) if key.split("_", 1)[0] not in prompts]
-    for keys, what in ((pads, "pads"), (orphans, "rows whose prompt has been sampled already")):
+    orphans = [key for key in tags.keys() - prompts - set(pads) if uid_of_key(key) not in prompts]
+    for keys, what in ((pads, "pad"), (orphans, "row")):
         if keys:
             logger.warning(
-                "verl_padding: cleared %d %s, which an earlier run left in TransferQueue: %s%s",
-                len(keys),
-                what,
+                "verl_padding: cleared %s, which an earlier run left in TransferQueue: %s%s",
+                counted(len(keys), what) + ("" if what == "pad" else " whose prompt has been sampled already"),
                 ", ".join(sorted(keys)[:3]),
                 ", .." if len(keys) > 3 else "",
             )

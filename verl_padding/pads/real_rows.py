@@ -13,6 +13,8 @@ from verl.protocol import DataProto
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.pads.tags import is_padding
+from verl_padding.plan.counted import counted
 
 
 @singledispatch
@@ -35,15 +37,13 @@ def real_rows(batch: Any) -> Any:
 
 @real_rows.register
 def _(batch: KVBatchMeta) -> KVBatchMeta:
-    return batch.select_keys(
-        [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get(IS_PADDING, False)]
-    )
+    return batch.select_keys([key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)])
 
 
 @real_rows.register(list)
 @real_rows.register(tuple)
 def _(tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [tag for tag in tags if not tag.get(IS_PADDING, False)]
+    return [tag for tag in tags if not is_padding(tag)]
 
 
 @real_rows.register
@@ -71,7 +71,7 @@ def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:
     places = torch.nonzero(~torch.tensor(values, dtype=torch.bool).reshape(n_rows))[:, 0]
     if n_rows and not len(places):
         raise PaddingDataError(
-            f"{n_rows} rows, all of them pads: neither of verl's classes can hold jagged fields without a row. Look at "
-            f"{IS_PADDING} first if a rank may hold only pads."
+            f"{counted(n_rows, 'row')}, and only pads: neither of verl's classes can hold jagged fields without a row. "
+            f"Look at {IS_PADDING} first if a rank may hold only pads."
         )
     return places

@@ -9,6 +9,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
 from verl_padding.pads.tags import refuse_other_lengths
+from verl_padding.plan.counted import counted
 
 ROWS_PER_KIND = 4
 """Rows of different lengths that are read to find out what a field means."""
@@ -57,10 +58,11 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
 
 def _refuse_unlisted(listing: Listing) -> None:
     for name, keys in listing.unlisted.items():
+        dtype = listing.dtypes.get(name, "that of no tensor")
         raise PaddingDataError(
-            f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} ({len(keys)} rows in all), but has not "
-            f"listed it. It takes one dtype per field, here {listing.dtypes.get(name, 'that of no tensor')}; if a put "
-            "has another, it lists neither that field nor those after it, and only logs a line. Have all rows put "
+            f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} ({counted(len(keys), 'row')} in all), "
+            f"but has not listed it. It takes one dtype per field, here {dtype}; if a put has another, it lists "
+            "neither that field nor those after it, and only logs a line. Have all rows put "
             f"{name} and the fields before it in one dtype."
         )
     for name, dtype in COLUMN_DTYPES.items():

@@ -14,7 +14,7 @@ from verl_padding.pads.neutral_values import empty_value, filled
 from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.pads.routes import spread_routes
 from verl_padding.pads.schema import Row, Schema
-from verl_padding.pads.vision_families import Picture
+from verl_padding.pads.vision_families import SmallestImage
 
 PAD_RESPONSE_LENGTH = 1
 
@@ -32,7 +32,7 @@ class PadFields:
 class PadTemplate:
     """Makes the fields of pads from those of real rows.
 
-    A pad has ``length - 1`` prompt tokens and one response token, all end-of-sequence except those of a picture, and
+    A pad has ``length - 1`` prompt tokens and one response token, all end-of-sequence except those of an image, and
     masks of zero.
 
     Example:
@@ -44,7 +44,7 @@ class PadTemplate:
         length: tokens of a pad.
         schema: the roles of fields.
         n_experts: returns the number of routed experts of a layer, None if not known; called only if needed.
-        picture: what pads show the model's vision tower; None for nothing.
+        image: what pads show the model's vision tower; None for nothing.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class PadTemplate:
         length: int,
         schema: Schema | None = None,
         n_experts: Callable[[], int | None] = lambda: None,
-        picture: Picture | None = None,
+        image: SmallestImage | None = None,
     ):
-        if picture is not None and len(picture.token_ids) > length - PAD_RESPONSE_LENGTH:
+        if image is not None and len(image.token_ids) > length - PAD_RESPONSE_LENGTH:
             raise PaddingDataError(
-                f"padding.pad_length={length}: the smallest image of this model takes {len(picture.token_ids)} tokens "
+                f"padding.pad_length={length}: the smallest image of this model takes {len(image.token_ids)} tokens "
                 "of a prompt. Set padding.pad_length=auto, or to at least "
-                f"{len(picture.token_ids) + PAD_RESPONSE_LENGTH}."
+                f"{len(image.token_ids) + PAD_RESPONSE_LENGTH}."
             )
         self.length = length
         self._eos_token_id = eos_token_id
         self._schema = schema or Schema()
         self._n_experts = n_experts
-        self._picture = picture
+        self._image = image
 
     @property
     def tag_lengths(self) -> dict[str, int]:
@@ -116,8 +116,8 @@ class PadTemplate:
             )
 
     def _neutral(self, name: str, value: Any, field: FieldRole) -> Any:
-        if field.role is Role.MULTIMODAL and self._picture is not None:
-            return dict(self._picture.inputs)
+        if field.role is Role.MULTIMODAL and self._image is not None:
+            return dict(self._image.inputs)
         no_tensor = not isinstance(value, torch.Tensor | np.ndarray)
         if field.role in (Role.OBJECT, Role.MULTIMODAL) or (field.role is Role.ROW and no_tensor):
             return empty_value(value)
@@ -135,9 +135,9 @@ class PadTemplate:
                 else torch.from_numpy(positions).to(value)
             )
         made = filled(name, value, (length, *np.shape(value)[1:]), fill)
-        if name in ("prompts", "input_ids") and self._picture is not None:
-            # The picture's tokens end the prompt: all tokens before them are end-of-sequence.
-            ids = torch.tensor(self._picture.token_ids, dtype=made.dtype)
+        if name in ("prompts", "input_ids") and self._image is not None:
+            # The image's tokens end the prompt: all tokens before them are end-of-sequence.
+            ids = torch.tensor(self._image.token_ids, dtype=made.dtype)
             made[tags["prompt_len"] - len(ids) : tags["prompt_len"]] = ids
         return made
 

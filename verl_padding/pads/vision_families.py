@@ -15,7 +15,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Picture:
+class SmallestImage:
     """What a pad shows the vision tower."""
 
     inputs: dict[str, torch.Tensor]
@@ -24,11 +24,11 @@ class Picture:
     """Tokens of its prompt that stand for the image."""
 
 
-def _of_patches(config: Mapping[str, Any], source: Inputs) -> Picture:
+def _of_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     """Qwen2-VL and Qwen2.5-VL: rows of patches, of which a square of ``spatial_merge_size`` becomes one token."""
     merge = int(config["vision_config"]["spatial_merge_size"])
     patches = source["pixel_values"] if "pixel_values" in source else source["pixel_values_videos"]
-    return Picture(
+    return SmallestImage(
         inputs={
             "pixel_values": patches.new_zeros(merge * merge, patches.shape[1]),
             "image_grid_thw": torch.tensor([[1, merge, merge]], dtype=torch.int64),
@@ -41,13 +41,13 @@ def _of_patches(config: Mapping[str, Any], source: Inputs) -> Picture:
     )
 
 
-def _of_pixels(config: Mapping[str, Any], source: Inputs) -> Picture:
+def _of_pixels(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     """Gemma 3: whole images of one size, (images, channels, height, width), ``mm_tokens_per_image`` tokens each."""
     pixels = source["pixel_values"]
     n_tokens = int(config["mm_tokens_per_image"])
     image = int(config["image_token_id"] if "image_token_id" in config else config["image_token_index"])
     begin, end = int(config["boi_token_index"]), int(config["eoi_token_index"])
-    return Picture(
+    return SmallestImage(
         inputs={"pixel_values": pixels.new_zeros(1, *pixels.shape[1:])}, token_ids=(begin, *[image] * n_tokens, end)
     )
 
@@ -55,7 +55,7 @@ def _of_pixels(config: Mapping[str, Any], source: Inputs) -> Picture:
 RUNS_WITHOUT_IMAGES = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 """Model types that verl 0.9 feeds a dummy image where a micro-batch has none (models/transformers/qwen3_vl.py)."""
 
-SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], Picture]] = {
+SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
     "qwen2_vl": _of_patches,
     "qwen2_5_vl": _of_patches,
     "gemma3": _of_pixels,
@@ -83,7 +83,7 @@ def refuse_unknown_type(choice: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def picture_for(choice: str, config: Mapping[str, Any], source: Inputs) -> Picture | None:
+def image_for(choice: str, config: Mapping[str, Any], source: Inputs) -> SmallestImage | None:
     """What pads must show a model, if anything.
 
     Args:

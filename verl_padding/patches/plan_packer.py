@@ -21,6 +21,7 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import MICRO_BATCH, read_column
 from verl_padding.patches.shared_prefixes import TIPS, computed_tokens, share_in, tips_of
 from verl_padding.plan import Sharing
+from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
@@ -102,7 +103,8 @@ def _patch(engine: Any, sharing: Sharing) -> None:
     prepare = module.get(PATCHED)
     if prepare is None:
         raise PaddingError(
-            f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as verl 0.9's engines do. Set "
+            f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
+            f"verl {KNOWN_VERL} do. Set "
             "padding.packer=verl."
         )
     if inspect.unwrap(prepare) is prepare:

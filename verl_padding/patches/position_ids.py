@@ -57,8 +57,9 @@ def install_in_worker(worker: Any) -> Any:
         module = importlib.import_module(name)
         if not is_known(verl.__version__) or not hasattr(module, PATCHED):
             raise PaddingError(
-                f"verl {verl.__version__}: {name}.{PATCHED} is not known to be that of verl {KNOWN_VERL}, which is "
-                "replaced since it breaks position ids of vision models if rows have one length. Install verl 0.9."
+                f"verl {verl.__version__}: {name}.{PATCHED} of verl {KNOWN_VERL} breaks position ids of vision models "
+                "if all rows have one length, and is replaced; that of this version is not known. Install verl "
+                f"{KNOWN_VERL}."
             )
         setattr(module, PATCHED, fix_3d_position_ids)
     return DataProto()

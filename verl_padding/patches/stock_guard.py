@@ -13,6 +13,7 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.modes import STOCK_MODES
 
 
 class TakesPadding:
@@ -46,8 +47,8 @@ def _construct(construct: Any, trainer: Any, args: tuple[Any, ...], kwargs: dict
     if padding is not None and not isinstance(trainer, TakesPadding):
         raise PaddingConfigError(
             f"padding={padding!r}: {type(trainer).__name__} is not a padded trainer and would ignore it. Choose "
-            "trainer.v1.trainer_mode=sync, colocate_async or separate_async, make a trainer of your own extend "
-            "verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out. Run "
-            "`verl-padding doctor` with the job's overrides for more."
+            f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your own "
+            "extend verl_padding.trainer.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out. "
+            "Run `verl-padding doctor` with the job's overrides for more."
         )
     construct(*args, **kwargs)

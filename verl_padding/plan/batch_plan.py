@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import count
 from typing import Any
 
-from verl_padding.plan.errors import PlanError
 from verl_padding.plan.job import Packer, Sharing
 from verl_padding.plan.layout import Layout
 
@@ -88,40 +85,6 @@ class BatchPlan:
         """Pads to make: the most that a layout uses."""
         return max((layout.n_pads for layout in self.layouts.values()), default=0)
 
-    def to_json(self) -> str:
-        """The plan as JSON, each layout as :func:`layout_as_json` gives it; :meth:`from_json` reads it."""
-        calls = {name: layout_as_json(layout, self.figures.get(name)) for name, layout in self.layouts.items()}
-        return json.dumps(
-            {
-                "n_rows": self.n_rows,
-                "packer": self.packer,
-                "sharing": self.sharing,
-                "calls": calls,
-                "warnings": self.warnings,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> BatchPlan:
-        """Reads what :meth:`to_json` wrote.
-
-        Raises:
-            PlanError: the text is not a plan's JSON.
-        """
-        try:
-            data = json.loads(text)
-            told = data["calls"].items()
-            return cls(
-                n_rows=data["n_rows"],
-                packer=data["packer"],
-                sharing=data["sharing"],
-                layouts={name: _layout(call["steps"], data["n_rows"]) for name, call in told},
-                figures={name: LayoutFigures(**call["figures"]) for name, call in told if "figures" in call},
-                warnings=tuple(data["warnings"]),
-            )
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise PlanError(f"not the JSON of a plan: {type(error).__name__}: {error}") from error
-
 
 def layout_as_json(
     layout: Layout, figures: LayoutFigures | None, names_R: Sequence[int] | None = None
@@ -145,20 +108,3 @@ def layout_as_json(
 
     steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]
     return {"steps": steps} | ({} if figures is None else {"figures": asdict(figures)})
-
-
-def _layout(steps: Sequence[Mapping[str, Any]], n_rows: int) -> Layout:
-    """Reads the steps of :func:`layout_as_json`, whose pads are numbered as they come."""
-    next_pad = count(n_rows)
-
-    def rows_of(told: Mapping[str, Any]) -> list[int]:
-        return [*told["rows"], *(next(next_pad) for _ in range(told["pads"]))]
-
-    cut_MDK = [[rank.get("micro_batches", [rank]) for rank in step["ranks"]] for step in steps]
-    rows_MDK = [[[rows_of(told) for told in rank] for rank in step] for step in cut_MDK]
-    is_cut = any("micro_batches" in rank for step in steps for rank in step["ranks"])
-    return Layout(
-        n_rows=n_rows,
-        cells=tuple(tuple(tuple(row for rows in rank for row in rows) for rank in step) for step in rows_MDK),
-        micro_batch_rows=tuple(tuple(tuple(map(len, rank)) for rank in step) for step in rows_MDK) if is_cut else None,
-    )

@@ -19,7 +19,7 @@ def even_ranges(n_items: int, n_parts: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(ends)]
 
 
-def even_groups(rows_P: Sequence[int], n_groups: int) -> Groups:
+def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
     """Groups prompts: groups differ by at most one prompt, and by at most as many rows as the largest prompt has.
 
     Starts from the cut in order, so that prompts of one size stay in order, and exchanges prompts between an
@@ -32,49 +32,51 @@ def even_groups(rows_P: Sequence[int], n_groups: int) -> Groups:
     extremes. The sum of squares falls each time, so the search ends, and it cannot end above the bound.
 
     Args:
-        rows_P: rows of each prompt, at least one.
+        n_rows_P: rows of each prompt, at least one.
         n_groups: at most the number of prompts.
 
     Returns:
         Prompts of each group, in ascending order.
     """
-    groups = [list(prompts) for prompts in even_ranges(len(rows_P), n_groups)]
-    rows_G = [sum(rows_P[prompt] for prompt in group) for group in groups]
+    groups = [list(prompts) for prompts in even_ranges(len(n_rows_P), n_groups)]
+    n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
     while True:
-        exchange = _find_exchange(groups, rows_G, rows_P)
+        exchange = _find_exchange(groups, n_rows_M, n_rows_P)
         if exchange is None:
             return [sorted(group) for group in groups]
         giver, prompt, taker, returned = exchange
         groups[giver].remove(prompt)
         groups[taker].append(prompt)
-        change = rows_P[prompt]
+        change = n_rows_P[prompt]
         if returned is not None:
             groups[taker].remove(returned)
             groups[giver].append(returned)
-            change -= rows_P[returned]
-        rows_G[giver] -= change
-        rows_G[taker] += change
+            change -= n_rows_P[returned]
+        n_rows_M[giver] -= change
+        n_rows_M[taker] += change
 
 
-def _find_exchange(groups: Groups, rows_G: list[int], rows_P: Sequence[int]) -> tuple[int, int, int, int | None] | None:
+def _find_exchange(
+    groups: Groups, n_rows_M: list[int], n_rows_P: Sequence[int]
+) -> tuple[int, int, int, int | None] | None:
     """An exchange that relieves a fullest group or feeds an emptiest one: giver, prompt, taker, prompt returned."""
-    by_rows = sorted(range(len(groups)), key=lambda group: rows_G[group])
+    by_rows = sorted(range(len(groups)), key=lambda group: n_rows_M[group])
     fullest, emptiest = by_rows[-1], by_rows[0]
     pairs = [(fullest, taker) for taker in by_rows[:-1]]
     pairs += [(giver, emptiest) for giver in reversed(by_rows[1:-1])]
     for giver, taker in pairs:
         may_move = len(groups[giver]) > len(groups[taker])  # by one: the two only change roles
-        found = _closest(groups[giver], groups[taker], rows_G[giver] - rows_G[taker], rows_P, may_move)
+        found = _closest(groups[giver], groups[taker], n_rows_M[giver] - n_rows_M[taker], n_rows_P, may_move)
         if found is not None:
             return giver, found[0], taker, found[1]
     return None
 
 
 def _closest(
-    giver: list[int], taker: list[int], gap: int, rows_P: Sequence[int], may_move: bool
+    giver: list[int], taker: list[int], gap: int, n_rows_P: Sequence[int], may_move: bool
 ) -> tuple[int, int | None] | None:
     """The exchange that leaves two groups closest, if they end closer than they are: it moves 1 .. gap - 1 rows."""
-    out, back = _first_of_size(giver, rows_P), _first_of_size(taker, rows_P)
+    out, back = _first_of_size(giver, n_rows_P), _first_of_size(taker, n_rows_P)
     best, found = gap, None
     for out_rows, prompt in out.items():
         returns: list[tuple[int, int | None]] = [(0, None)] if may_move else []
@@ -86,9 +88,9 @@ def _closest(
     return found
 
 
-def _first_of_size(group: list[int], rows_P: Sequence[int]) -> dict[int, int]:
+def _first_of_size(group: list[int], n_rows_P: Sequence[int]) -> dict[int, int]:
     """The first prompt of each size in a group; others of that size are as good."""
     first: dict[int, int] = {}
     for prompt in sorted(group):
-        first.setdefault(rows_P[prompt], prompt)
+        first.setdefault(n_rows_P[prompt], prompt)
     return first

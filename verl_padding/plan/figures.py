@@ -10,12 +10,12 @@ from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 def judge(layout: Layout, prices: Prices) -> LayoutFigures:
     """The figures of a layout; lower bounds are those of its real rows, cut into its mini-batches."""
-    steps = step_costs(micro_batches_of(layout), prices)
+    is_cut = layout.micro_batch_rows is not None
+    steps = step_costs(micro_batches_of(layout), prices, with_micro_bounds=is_cut)
     cost, n_ranks, budget = sum(step.cost for step in steps), layout.dp_size, prices.call.token_budget
     slowest = sum(step.mini_slowest for step in steps)
     micro_slowest = sum(step.micro_slowest for step in steps)
     n_micro = layout.n_micro_batches
-    is_cut = n_micro is not None
     computed = sum(step.computed_tokens for step in steps)
     return LayoutFigures(
         imbalance=slowest * n_ranks / cost,

@@ -37,27 +37,29 @@ class Layout:
         if self.micro_batch_rows is not None:
             self._check_micro_batches(self.micro_batch_rows)
 
-    def _check_micro_batches(self, rows_MDK: tuple[tuple[tuple[int, ...], ...], ...]) -> None:
-        if [len(rows_DK) for rows_DK in rows_MDK] != [self.dp_size] * self.n_mini_batches:
+    def _check_micro_batches(self, n_rows_MDK: tuple[tuple[tuple[int, ...], ...], ...]) -> None:
+        if [len(n_rows_DK) for n_rows_DK in n_rows_MDK] != [self.dp_size] * self.n_mini_batches:
             raise PlanError("micro_batch_rows must name every rank of every mini-batch")
-        for rows_DK in rows_MDK:
-            if len({len(rows_K) for rows_K in rows_DK}) != 1:
-                raise PlanError(f"ranks of a mini-batch have different micro-batch counts: {[len(k) for k in rows_DK]}")
-            for rows_K in rows_DK:
-                if min(rows_K) < 1 or sum(rows_K) != self.rows_per_cell:
-                    raise PlanError(f"micro-batches of {list(rows_K)} rows do not cut a cell of {self.rows_per_cell}")
+        for n_rows_DK in n_rows_MDK:
+            if len({len(n_rows_K) for n_rows_K in n_rows_DK}) != 1:
+                raise PlanError(
+                    f"ranks of a mini-batch have different micro-batch counts: {[len(k) for k in n_rows_DK]}"
+                )
+            for n_rows_K in n_rows_DK:
+                if min(n_rows_K) < 1 or sum(n_rows_K) != self.rows_per_cell:
+                    raise PlanError(f"micro-batches of {list(n_rows_K)} rows do not cut a cell of {self.rows_per_cell}")
 
     def micro_batches(self, mini_batch: int, rank: int) -> list[Cell]:
         """Row numbers of each micro-batch of a cell."""
         assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
-        cell, rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
-        ends = list(accumulate(rows_K))
-        return [cell[end - rows : end] for end, rows in zip(ends, rows_K, strict=True)]
+        cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
+        ends = list(accumulate(n_rows_K))
+        return [cell[end - rows : end] for end, rows in zip(ends, n_rows_K, strict=True)]
 
     @property
     def n_micro_batches(self) -> int | None:
         """Micro-batches of a rank, summed over the mini-batches; None if verl's packer cuts them."""
-        return None if self.micro_batch_rows is None else sum(len(rows_DK[0]) for rows_DK in self.micro_batch_rows)
+        return None if self.micro_batch_rows is None else sum(len(n_rows_DK[0]) for n_rows_DK in self.micro_batch_rows)
 
     @property
     def n_mini_batches(self) -> int:

@@ -29,6 +29,14 @@ def session_of_key(key: str) -> str:
     return key.rsplit("_", 1)[0]
 
 
+def uid_of_key(key: str) -> str:
+    """
+    >>> uid_of_key("math_7_0_1")
+    'math_7'
+    """
+    return key.rsplit("_", 2)[0]
+
+
 def parts_of_key(key: str) -> tuple[str, str, str] | None:
     """uid, session and index of a row's key; None for a key of another form.
 

@@ -40,10 +40,10 @@ class StepCost:
     mini_bound: int
     """Least that ``mini_slowest`` can be."""
     micro_bound: int
-    """Least that ``micro_slowest`` can be."""
+    """Least that ``micro_slowest`` can be; 0 if micro-batches are not looked at."""
 
 
-def step_costs(rows_MDK: RowsMDK, prices: Prices) -> list[StepCost]:
+def step_costs(rows_MDK: RowsMDK, prices: Prices, *, with_micro_bounds: bool = True) -> list[StepCost]:
     """Costs of the steps of any layout, also of stock verl's.
 
     Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches ``[[[2], [3]]]`` on rank 0
@@ -53,8 +53,9 @@ def step_costs(rows_MDK: RowsMDK, prices: Prices) -> list[StepCost]:
         rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the cells, each cell is one
             micro-batch here.
         prices: the call's.
+        with_micro_bounds: False if the workers cut the micro-batches.
     """
-    return [_step_cost(rows_DK, prices) for rows_DK in rows_MDK]
+    return [_step_cost(rows_DK, prices, with_micro_bounds) for rows_DK in rows_MDK]
 
 
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
@@ -70,7 +71,7 @@ def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
     ]
 
 
-def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices) -> StepCost:
+def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_micro_bound: bool) -> StepCost:
     call, n_ranks = prices.call, len(rows_DK)
     numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
     real = numbers[numbers < prices.n_rows]
@@ -82,7 +83,9 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices) -> St
     if call.padded_to == "cell" and len(real):  # one rank has the dearest row, and pads all others to it
         cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
         mini_bound = max(mini_bound, cell * int(cost_I.max()))
-    if call.padded_to == "micro_batch" and call.token_budget is None:
+    if not with_micro_bound:
+        micro_bound = 0
+    elif call.padded_to == "micro_batch" and call.token_budget is None:
         micro_bound = equal_blocks_bound(cost_I, n_ranks, call.micro_batch_rows)
     else:
         # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.

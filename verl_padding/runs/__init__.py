@@ -1,4 +1,4 @@
 """What a run has left in its folder: rewards, rows, optimizer steps.
 
-May import: errors, pads, plan, stock.
+May import: errors, pads, plan, stock, verl_job.
 """

@@ -13,14 +13,14 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.table import Table
 
 from verl_padding.errors import PaddingDataError
+from verl_padding.runs.learning import LAST
 from verl_padding.runs.report import METRICS, ROLLOUTS, read_metrics, read_rows
 from verl_padding.stock.rule import StockRule
+from verl_padding.verl_job.calls import ACTOR
+from verl_padding.verl_job.metric_names import GRAD_NORM, OPTIMIZER_STEPS, PAD_ROWS_TOTAL
 
 CONFIG = Path("hydra", ".hydra", "config.yaml")
 """Where Hydra leaves a run's config with ``hydra.run.dir=<run>/hydra``, which the recipes' run scripts set."""
-OPTIMIZER_STEPS, PADS, GRAD_NORM = "padding/actor/optimizer_steps/total", "padding/pad_rows/total", "actor/grad_norm"
-LAST = 10
-"""Last steps, for the table's mean reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,10 @@ class RunCurves:
             raise PaddingDataError(
                 f"{folder}: its metrics and its dump have no step in common. Give each run its own folder."
             )
-        if any(PADS in metrics[step] for step in steps):
+        if any(PAD_ROWS_TOTAL in metrics[step] for step in steps):
             # A step that trained only the critic has none of the actor.
-            optimizer_steps = [int(metrics[step].get(OPTIMIZER_STEPS, 0)) for step in steps]
-            pads = [int(metrics[step].get(PADS, 0)) for step in steps]
+            optimizer_steps = [int(metrics[step].get(OPTIMIZER_STEPS.format(update=ACTOR), 0)) for step in steps]
+            pads = [int(metrics[step].get(PAD_ROWS_TOTAL, 0)) for step in steps]
         else:
             rule = _stock_rule(folder)
             optimizer_steps = [rule.optimizer_steps(rows[step].real) for step in steps]
@@ -89,8 +89,8 @@ def _stock_rule(folder: Path) -> StockRule:
         config = OmegaConf.load(folder / CONFIG)
     except FileNotFoundError as error:
         raise PaddingDataError(
-            f"{folder / CONFIG}: not there, and nothing else tells the optimizer steps of a run of stock verl. Start "
-            f"the run with hydra.run.dir={folder / CONFIG.parts[0]}."
+            f"{folder / CONFIG}: not there, but the optimizer steps of a run of stock verl follow from its config. "
+            f"Start the run with hydra.run.dir={folder / CONFIG.parts[0]}."
         ) from error
     try:
         return StockRule.of_config(config)  # type: ignore[arg-type]

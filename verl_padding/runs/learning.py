@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from verl_padding.plan.counted import counted
+
 LAST = 10
 """Steps at the end of a run that count as its result."""
 
@@ -72,11 +74,14 @@ class Learning:
 
     def __str__(self) -> str:
         """The verdict in a sentence or two."""
-        goal, over = self.goal, f"over the last {min(LAST, self.steps)} steps"
+        goal, over = (
+            self.goal,
+            "at its only step" if self.steps == 1 else f"over the last {min(LAST, self.steps)} steps",
+        )
         if self.learned is None:
             return (
-                f"{self.steps} steps are too few to tell whether the agent learns; the recipe is made for {goal.steps} "
-                f"steps. The mean reward of a session is {self.last:.3f} {over}."
+                f"{counted(self.steps, 'step')} cannot show whether the agent learns; the recipe is made for "
+                f"{goal.steps} steps. The mean reward of a session is {self.last:.3f} {over}."
             )
         if self.learned:
             return (

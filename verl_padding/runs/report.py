@@ -14,13 +14,14 @@ from rich.table import Table
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.stock.rule import StockRule
+from verl_padding.verl_job.calls import ACTOR
+from verl_padding.verl_job.metric_names import OPTIMIZER_STEPS, PAD_ROWS_TOTAL, ROW_REWARD
 
 METRICS = "metrics.jsonl"
 """Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` per step."""
 ROLLOUTS = "rollouts"
 """verl's ``trainer.rollout_data_dir``: ``<step>.jsonl`` with one line per row, whose ``uid`` is the row's key."""
-ROW_REWARD = "critic/score/mean"
-"""Metric of verl that every training step has."""
+ACTOR_STEPS = OPTIMIZER_STEPS.format(update=ACTOR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,9 @@ def comparison_table(rows: Sequence[StepRows], metrics: Sequence[dict[str, Any]]
     real = [step.real for step in rows]
     stock_steps = [stock.optimizer_steps(n) for n in real]
     stock_pads = [stock.padded_rows(n) - n for n in real]
-    if all("padding/actor/optimizer_steps/total" in step for step in metrics):
-        ours_steps = [int(step["padding/actor/optimizer_steps/total"]) for step in metrics]
-        ours_pads = [int(step["padding/pad_rows/total"]) for step in metrics]
+    if all(ACTOR_STEPS in step for step in metrics):
+        ours_steps = [int(step[ACTOR_STEPS]) for step in metrics]
+        ours_pads = [int(step[PAD_ROWS_TOTAL]) for step in metrics]
         table.add_row("verl_padding (measured)", *_cells(ours_steps, ours_pads, real))
     else:
         dumped = [step.dumped_pads for step in rows]
@@ -108,11 +109,7 @@ def draw_curves(
         color="tab:orange",
         label="stock verl's rule",
     )
-    ours = [
-        (step, data["padding/actor/optimizer_steps/total"])
-        for step, data in metrics
-        if "padding/actor/optimizer_steps/total" in data
-    ]
+    ours = [(step, data[ACTOR_STEPS]) for step, data in metrics if ACTOR_STEPS in data]
     if ours:
         bottom.step(*zip(*ours, strict=True), color="tab:blue", label="verl_padding")
     bottom.set_ylabel("optimizer steps")

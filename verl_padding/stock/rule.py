@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
 from verl_padding.plan import padded_rows
+from verl_padding.verl_job.roles_of_job import has_critic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +22,11 @@ class StockRule:
     @classmethod
     def of_config(cls, config: DictConfig) -> StockRule:
         """The rule for a job without model parallelism."""
-        from verl.trainer.ppo.utils import need_critic
-
         n = config.actor_rollout_ref.rollout.n
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # verl's, that there is no critic
-            uses_critic = need_critic(config)
         return cls(
             dp_size=config.trainer.n_gpus_per_node * config.trainer.nnodes,
             actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
-            critic_rows=config.critic.ppo_mini_batch_size * n if uses_critic else 1,
+            critic_rows=config.critic.ppo_mini_batch_size * n if has_critic(config) else 1,
         )
 
     def padded_rows(self, real_rows: int) -> int:

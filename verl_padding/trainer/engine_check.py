@@ -62,6 +62,6 @@ def _compare(role: str, expected: Mapping[str, Any], config: Any) -> None:
     if differ:
         told = ", ".join(f"{name}={value!r} (planned: {expected[name]!r})" for name, value in differ.items())
         raise PaddingConfigError(
-            f"the engine of {role} was made with {told}: verl 0.9's own classes make another one of the job's config. "
+            f"the engine of {role} was made with {told}: that is not what the job's config says. "
             "A worker class or a patch that changes an engine's config must do so where the driver sees it."
         )

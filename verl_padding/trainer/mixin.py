@@ -25,24 +25,18 @@ from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.vision_families import picture_for
+from verl_padding.pads.vision_families import image_for
 from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
-from verl_padding.trainer.step_metrics import (
-    LINEAGE_SECONDS,
-    PLAN_SECONDS,
-    UPSAMPLE_SECONDS,
-    plan_metrics,
-    real_rows_by_rank,
-    worker_metrics,
-)
+from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 from verl_padding.verl_job.calls import ACTOR, CALLS
 from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, UPSAMPLE_SECONDS
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -246,17 +240,17 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             super()._save_checkpoint()
 
     def _pad_template(self, batch: KVBatchMeta) -> PadTemplate:
-        picture = None
+        image = None
         # With a vision model, only the rows say whether this batch shows it anything.
         images = find_images(batch) if self._job_reader.has_vision else None
         if images is not None:
-            picture = picture_for(self._padding.multimodal, self._job_reader.model_config, images)
+            image = image_for(self._padding.multimodal, self._job_reader.model_config, images)
         return PadTemplate(
             eos_token_id=_token_of_a_pad(self.tokenizer),
-            length=self._job_reader.pad_length(1 + len(picture.token_ids) if picture else MIN_PAD_LENGTH),
+            length=self._job_reader.pad_length(1 + len(image.token_ids) if image else MIN_PAD_LENGTH),
             schema=self._schema,
             n_experts=lambda: self._job_reader.n_experts,
-            picture=picture,
+            image=image,
         )
 
     def _dp_sizes(self) -> dict[str, int]:

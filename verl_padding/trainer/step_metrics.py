@@ -1,8 +1,4 @@
-"""What pads cost and what the plan does, logged under ``padding/`` each step.
-
-Names suit verl's aggregation over the local updates of a global step (``MetricsAggregator``): ``total`` is summed,
-``max`` and ``min`` are extremes, ``timing_s/`` is summed, the rest is averaged.
-"""
+"""What pads cost and what the plan does, logged under ``padding/`` each step."""
 
 from __future__ import annotations
 
@@ -12,50 +8,26 @@ from typing import Any
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.verl_job.calls import CALLS
-
-REAL_ROWS_TOTAL = "padding/real_rows/total"
-"""Real rows of the batch."""
-PAD_ROWS_TOTAL = "padding/pad_rows/total"
-"""Pads made for the batch; a worker call uses as many of them as its layout needs."""
-PAD_ROWS_SHARE = "padding/pad_rows/share"
-"""Pads over real rows."""
-PAD_TOKENS_TOTAL = "padding/pad_tokens/total"
-"""Tokens of all pads."""
-PAD_TOKENS_SHARE = "padding/pad_tokens/share"
-"""Tokens of all pads over tokens of all real rows."""
-PLAN_SECONDS = "timing_s/padding/plan"
-"""Seconds for planning the batch."""
-LINEAGE_SECONDS = "timing_s/padding/lineage"
-"""Seconds for finding out which rows extend each other, part of those for planning; with ``padding.sharing=chains``."""
-UPSAMPLE_SECONDS = "timing_s/padding/upsample"
-"""Seconds for making the pads and putting them into TransferQueue."""
-OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
-"""Optimizer steps of an epoch over the batch."""
-REAL_ROWS_MIN = "padding/{update}/mini_batch_real_rows/min"
-"""Fewest real rows in a mini-batch: never 0."""
-REAL_ROWS_MAX = "padding/{update}/mini_batch_real_rows/max"
-"""Most real rows in a mini-batch."""
-UPDATE_PADS = "padding/{update}/pad_rows/total"
-"""Pads in the update's mini-batches."""
-IMBALANCE = "padding/{update}/imbalance"
-"""Cost of the slowest rank over the mean rank, summed over the mini-batches: 1 is perfect."""
-
-MICRO_IMBALANCE = "padding/{call}/micro_batch_imbalance"
-"""If the plan cuts micro-batches: cost of the slowest rank of each one, summed, over the mean rank's; 1 is perfect."""
-CALL_MICRO_BATCHES = "padding/{call}/micro_batches"
-"""Micro-batches of a rank, per optimizer step in an update, and in the whole pass otherwise."""
-CALL_PACKING = "padding/{call}/packing_efficiency"
-"""Tokens of real rows over micro-batches x token budget."""
-COMPUTED_TOKENS = "padding/{call}/computed_tokens/total"
-"""With ``padding.sharing=chains``: tokens of real rows that the call computes, all ranks together."""
-SHARING_FACTOR = "padding/{call}/sharing_factor"
-"""The same: tokens of real rows over computed tokens. 1 if nothing is shared."""
-CALL_SECONDS = "padding/{call}/seconds"
-"""Seconds of a worker call, as verl times it."""
-CALL_MEMORY = "padding/{call}/max_memory_allocated_gb"
-"""Peak memory of an update, as verl's workers report it."""
-CALL_MEMORY_RESERVED = "padding/{call}/max_memory_reserved_gb"
-"""The same plus what the allocator keeps in reserve: it is far higher if memory is fragmented."""
+from verl_padding.verl_job.metric_names import (
+    CALL_MEMORY,
+    CALL_MEMORY_RESERVED,
+    CALL_MICRO_BATCHES,
+    CALL_PACKING,
+    CALL_SECONDS,
+    COMPUTED_TOKENS,
+    IMBALANCE,
+    MICRO_IMBALANCE,
+    OPTIMIZER_STEPS,
+    PAD_ROWS_SHARE,
+    PAD_ROWS_TOTAL,
+    PAD_TOKENS_SHARE,
+    PAD_TOKENS_TOTAL,
+    REAL_ROWS_MAX,
+    REAL_ROWS_MIN,
+    REAL_ROWS_TOTAL,
+    SHARING_FACTOR,
+    UPDATE_PADS,
+)
 
 
 def plan_metrics(

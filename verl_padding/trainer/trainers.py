@@ -16,23 +16,24 @@ from verl.trainer.ppo.v1 import (
 from verl_padding.errors import PaddingConfigError
 from verl_padding.patches.stock_guard import COUNTERPARTS
 from verl_padding.trainer.mixin import PaddedTrainer
+from verl_padding.verl_job.modes import MODE_PREFIX
 
 
-@register_trainer("padded_sync")
+@register_trainer(MODE_PREFIX + "sync")
 class PaddedTrainerSync(PaddedTrainer, PPOTrainerSync):
     """verl's ``sync`` trainer on batches of any size."""
 
     extends = "sync"
 
 
-@register_trainer("padded_colocate_async")
+@register_trainer(MODE_PREFIX + "colocate_async")
 class PaddedTrainerColocateAsync(PaddedTrainer, PPOTrainerColocateAsync):
     """verl's ``colocate_async`` trainer on batches of any size."""
 
     extends = "colocate_async"
 
 
-@register_trainer("padded_separate_async")
+@register_trainer(MODE_PREFIX + "separate_async")
 class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
     """verl's ``separate_async`` trainer on batches of any size."""
 

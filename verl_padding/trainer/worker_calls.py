@@ -13,6 +13,7 @@ import ray
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows
+from verl_padding.plan.counted import counted
 from verl_padding.verl_job.calls import CALLS
 
 INFERENCE_CALLS = {call.method: call.name for call in CALLS if not call.trains}
@@ -81,8 +82,8 @@ class PaddedWorkerGroup:
             return self._send(send, name, padded, batch)
         if self._planned_apart is None:
             raise PaddingDataError(
-                f"worker call {name!r} with {len(batch)} rows (the first: {batch.keys[:1]}): no step has planned them, "
-                "and only the trainer, in its own process, can plan them now. Make the call there."
+                f"worker call {name!r} with {counted(len(batch), 'row')} (the first: {batch.keys[:1]}): no step has "
+                "planned them, and only the trainer, in its own process, can plan them now. Make the call there."
             )
         with self._planned_apart(call, batch) as apart:
             output = self._send(send, name, apart, batch)

@@ -77,10 +77,6 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
 
 def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
     setting = f"padding.sharing={padding.sharing!r}"
-    if padding.packer != "plan":
-        raise PaddingConfigError(
-            f"{setting}: only the plan keeps rows that extend each other in one micro-batch. Set padding.packer=plan."
-        )
     if engine.strategy not in SHARING_ENGINES:
         raise PaddingConfigError(
             f"{setting}: the engine of {engine.section} is {engine.strategy}, and only those of "

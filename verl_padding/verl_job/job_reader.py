@@ -26,7 +26,8 @@ from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
 from verl_padding.verl_job.modes import MODE_PREFIX, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
-from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, has_separate_ref, ref_engine
+from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
+from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
 
 NOT_BY_ROWS = ("clip_cov", "kl_cov")
 """Policy losses of verl that are not a sum over rows divided by the rows of the mini-batch: they pick tokens among all
@@ -71,7 +72,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     _check_packer(padding)
     _check_weighting(config, padding)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
-    if _uses_critic(config):
+    if has_critic(config):
         _check_loss(config.critic, "critic")
     roles = JobReader(config, padding, mode)
     roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
@@ -122,8 +123,8 @@ class JobReader:
         self._ref = config.actor_rollout_ref.ref
         self._critic = config.critic
         self._model_costs: dict[str, TransformerCost] = {}
-        self._uses_critic = _uses_critic(config)
-        self._uses_ref = _uses_ref(config)
+        self._uses_critic = has_critic(config)
+        self._uses_ref = has_reference(config)
 
     def configured_dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the config says; the worker groups know for sure."""
@@ -139,7 +140,7 @@ class JobReader:
         engines = {}
         if self._uses_critic:
             engines["critic"] = critic_engine(self._config)
-        if has_separate_ref(self._config):
+        if has_separate_reference(self._config):
             engines["ref"] = ref_engine(self._config)
         engines["actor"] = actor_engine(self._config)
         refuse_engines(list(engines.values()), self._padding)
@@ -302,8 +303,8 @@ def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
     if correction.get("bypass_mode", False) and correction.get("rollout_is_batch_normalize", False):
         raise PaddingConfigError(
             "padding.weighting='session': algorithm.rollout_correction.rollout_is_batch_normalize=True normalizes over "
-            "the rows of one call of the loss, which is called once per number of rows of a session. Set it to False, "
-            "or padding.weighting=row."
+            "the rows of one call of the loss, but with this weighting sessions of one row and of several rows are in "
+            "different calls. Set it to False, or padding.weighting=row."
         )
     if (config.get("distillation") or {}).get("enabled", False):
         raise PaddingConfigError(
@@ -313,6 +314,11 @@ def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
 
 
 def _check_packer(padding: PaddingConfig) -> None:
+    if padding.sharing != "off" and padding.packer != "plan":
+        raise PaddingConfigError(
+            f"padding.sharing={padding.sharing!r}: only the plan keeps rows that extend each other in one micro-batch. "
+            "Set padding.packer=plan."
+        )
     if padding.packer == "verl":
         return
     if not is_known(verl.__version__):
@@ -329,15 +335,3 @@ def _check_loss(role: DictConfig, name: str) -> None:
             "the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
             f"{name}.loss_scale_factor to a constant, such as data.max_response_length."
         )
-
-
-def _uses_critic(config: DictConfig) -> bool:
-    from verl.trainer.ppo.utils import need_critic
-
-    return bool(need_critic(config))
-
-
-def _uses_ref(config: DictConfig) -> bool:
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    return bool(need_reference_policy(config))

@@ -2,7 +2,7 @@
 
 What to look at first when verl has a new version:
 
-* ``pytest tests/patches tests/local``: each thing that is replaced in verl has a test that says when it can go.
+* ``pytest tests/patches tests/local``: what is replaced in verl is still there; tests/patches also say when it can go.
 * ``pytest tests/test_verl_settings.py``: settings of verl that the plan does not know yet.
 * ``pytest tests/equivalence tests/trainer/test_losses.py``: estimators and losses, as verl registers them.
 * ``verl_job/pad_length.py`` and ``verl_job/role_engine.py``: what engines round up and how they share out ranks.

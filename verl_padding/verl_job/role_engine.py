@@ -221,20 +221,6 @@ def _of_worker(config: DictConfig, section: str, settings: dict[str, str], *, dy
     return _role_engine(config, section, settings, engine, config.actor_rollout_ref.model)
 
 
-def has_separate_ref(config: DictConfig) -> bool:
-    """Whether verl makes a reference model: it needs a reference, and no LoRA actor serves without its adapter."""
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    return bool(need_reference_policy(config)) and not is_lora(config)
-
-
-def is_lora(config: DictConfig) -> bool:
-    """Whether the actor is an adapter, by the rule of verl's v1 trainer."""
-    model = config.actor_rollout_ref.model
-    rank = (model.get("lora") or {}).get("rank") or model.get("lora_rank") or 0
-    return rank > 0 or model.get("lora_adapter_path") is not None
-
-
 def ref_as_actor(config: DictConfig) -> dict[str, Any]:
     """The reference's section as verl's worker hands it to the actor's config class, which has other names."""
     values = _resolved(config.actor_rollout_ref.ref)

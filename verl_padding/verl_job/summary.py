@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig
 
 from verl_padding.plan import STRATEGIES
+from verl_padding.plan.counted import counted
 from verl_padding.verl_job.job_reader import JobReader, check_job
 
 
@@ -19,11 +20,14 @@ def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
     padding = check_job(config, mode)
     reader = JobReader(config, padding, mode)
     job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
-    yield "strategy", f"{job.strategy}, {job.prompts} prompts x {job.sessions_per_prompt} sessions per batch"
+    yield (
+        "strategy",
+        f"{job.strategy}, {counted(job.prompts, 'prompt')} x {counted(job.sessions_per_prompt, 'session')} per batch",
+    )
     for name, update in job.updates.items():
         told = STRATEGIES[job.strategy].tell_steps(job, update)
-        budget = f"{update.token_budget} tokens" if update.token_budget else f"{update.micro_batch_rows} rows"
-        yield name, f"{told}, {update.dp_size} data-parallel ranks, micro-batches of at most {budget}"
+        budget = f"{update.token_budget} tokens" if update.token_budget else counted(update.micro_batch_rows, "row")
+        yield name, f"{told}, {counted(update.dp_size, 'data-parallel rank')}, micro-batches of at most {budget}"
     for name, inference in job.inference.items():
-        yield name, f"{inference.dp_size} data-parallel ranks"
+        yield name, counted(inference.dp_size, "data-parallel rank")
     yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {padding.denominator}"

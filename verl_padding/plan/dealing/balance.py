@@ -94,16 +94,16 @@ def _best_exchange(bins: Bins, load_B: Int64s, cost_I: Int64s, dearest: int, mos
         # Half way between two loads is the best that an exchange reaches: no later bin can do better.
         if other == dearest or (load + other_load) // 2 >= best or pairs > MAX_PAIRS:
             break
-        in_K = cost_I[bins[other]]
-        if may_move and len(in_K) < most:
-            in_K = np.append(in_K, 0)
-        if not len(in_K):
+        in_I = cost_I[bins[other]]
+        if may_move and len(in_I) < most:
+            in_I = np.append(in_I, 0)
+        if not len(in_I):
             continue
-        pairs += len(out_J) * len(in_K)
-        change_JK = out_J[:, None] - in_K[None, :]
-        dearer_JK = np.maximum(load - change_JK, other_load + change_JK)
-        at = int(dearer_JK.argmin())
-        if int(dearer_JK.flat[at]) < best:
-            best = int(dearer_JK.flat[at])
-            found = (at // len(in_K), other, at % len(in_K))
+        pairs += len(out_J) * len(in_I)
+        change_JI = out_J[:, None] - in_I[None, :]
+        dearer_JI = np.maximum(load - change_JI, other_load + change_JI)
+        at = int(dearer_JI.argmin())
+        if int(dearer_JI.flat[at]) < best:
+            best = int(dearer_JI.flat[at])
+            found = (at // len(in_I), other, at % len(in_I))
     return found

@@ -56,32 +56,32 @@ class _Search:
         # In its own level a bin must stay below the height that is to fall, elsewhere it may reach its level's.
         limit_B = self._heights()[self._level_B] - (self._level_B == level)
         out_J = np.array(self._bins[dearest], dtype=np.int64)
-        back_K = np.flatnonzero(self._bin_I != dearest)
+        back_I = np.flatnonzero(self._bin_I != dearest)
         # A bin may also take an item and give none back, unless that leaves the giver empty.
-        takers_B = np.flatnonzero(np.arange(len(self._bins)) != dearest) if len(out_J) > 1 else out_J[:0]
-        partner_K = np.concatenate([self._bin_I[back_K], takers_B])
-        none_K = np.zeros_like(takers_B)
-        change_JK = self._cost_I[out_J][:, None] - np.concatenate([self._cost_I[back_K], none_K])
-        grows_JK = self._tokens_I[out_J][:, None] - np.concatenate([self._tokens_I[back_K], none_K])
-        self.pairs += change_JK.size
-        after_JK = self._load_B[partner_K] + change_JK
-        helps_JK = (
-            (change_JK > 0)
-            & (after_JK <= limit_B[partner_K])
-            & (self._used_B[partner_K] + grows_JK <= budget)
-            & (used - grows_JK <= budget)
+        takers = np.flatnonzero(np.arange(len(self._bins)) != dearest) if len(out_J) > 1 else out_J[:0]
+        partner_I = np.concatenate([self._bin_I[back_I], takers])
+        none_I = np.zeros_like(takers)
+        change_JI = self._cost_I[out_J][:, None] - np.concatenate([self._cost_I[back_I], none_I])
+        grows_JI = self._tokens_I[out_J][:, None] - np.concatenate([self._tokens_I[back_I], none_I])
+        self.pairs += change_JI.size
+        after_JI = self._load_B[partner_I] + change_JI
+        helps_JI = (
+            (change_JI > 0)
+            & (after_JI <= limit_B[partner_I])
+            & (self._used_B[partner_I] + grows_JI <= budget)
+            & (used - grows_JI <= budget)
         )
-        if not helps_JK.any():
+        if not helps_JI.any():
             return False
         # A bin of another level may fill up unseen, one of this level may become its dearest.
-        same_K = self._level_B[partner_K] == level
-        dearer_JK = np.maximum(load - change_JK, np.where(same_K, after_JK, 0))
-        dearer_JK[~helps_JK] = np.iinfo(np.int64).max
-        at_out, at_back = divmod(int(dearer_JK.argmin()), len(partner_K))
-        partner = int(partner_K[at_back])
+        same_I = self._level_B[partner_I] == level
+        dearer_JI = np.maximum(load - change_JI, np.where(same_I, after_JI, 0))
+        dearer_JI[~helps_JI] = np.iinfo(np.int64).max
+        at_out, at_back = divmod(int(dearer_JI.argmin()), len(partner_I))
+        partner = int(partner_I[at_back])
         self._move(int(out_J[at_out]), partner)
-        if at_back < len(back_K):
-            self._move(int(back_K[at_back]), dearest)
+        if at_back < len(back_I):
+            self._move(int(back_I[at_back]), dearest)
         return True
 
     def _heights(self) -> Int64s:

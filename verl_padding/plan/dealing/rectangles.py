@@ -40,12 +40,12 @@ def _cut_levels(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of lengths."""
     n_ranks = prices.call.dp_size
     tokens = _with_pads(prices, by_length, n_ranks * size)
-    rows_K = _level_rows(prices, tokens[::n_ranks], size)
+    n_rows_K = _level_rows(prices, tokens[::n_ranks], size)
     rows_DK: list[list[list[int]]] = [[] for _ in range(n_ranks)]
     pads_DK: list[list[int]] = [[] for _ in range(n_ranks)]
     load_D = [0] * n_ranks
     begin = 0
-    for level, n_rows in enumerate(rows_K):
+    for level, n_rows in enumerate(n_rows_K):
         end = begin + n_ranks * n_rows
         # In the first level each rank gets a row, while there are enough.
         blocks = _blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=level == 0)
@@ -57,7 +57,7 @@ def _cut_levels(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list
     if prices.call.ranks_meet == "micro_batch":
         return rows_DK, pads_DK
     # As in verl: a pipeline fills and drains with cheap micro-batches.
-    order = [*range(len(rows_K))[::2][::-1], *range(len(rows_K))[1::2]]
+    order = [*range(len(n_rows_K))[::2][::-1], *range(len(n_rows_K))[1::2]]
     return (
         [[rows_DK[rank][level] for level in order] for rank in range(n_ranks)],
         [[pads_DK[rank][level] for level in order] for rank in range(n_ranks)],
@@ -84,9 +84,9 @@ def _level_rows(prices: Prices, longest_T: Int64s, size: int) -> list[int]:
     low, high = int(longest_T.max()), max(rows * int(longest_T[at]) for at, rows in _starts(best))
     while low < high:
         limit = (low + high) // 2
-        rows_K, limited = _fewest(prices, longest_T, limit)
+        n_rows_K, limited = _fewest(prices, longest_T, limit)
         if limited <= time + time // LESS_MEMORY:
-            best, high = rows_K, limit
+            best, high = n_rows_K, limit
         else:
             low = limit + 1
     return best
@@ -102,25 +102,25 @@ def _fewest(prices: Prices, longest_T: Int64s, limit: int) -> tuple[list[int], i
     size, multiple = len(longest_T), prices.call.micro_batch_multiple
     never = np.iinfo(np.int64).max // 2
     # (t, levels from t on, modulo the multiple)
-    time_TR = np.full((size + 1, multiple), never, dtype=np.int64)
-    time_TR[size, 0] = 0
-    rows_TR = np.zeros((size + 1, multiple), dtype=np.int64)
+    time_TL = np.full((size + 1, multiple), never, dtype=np.int64)
+    time_TL[size, 0] = 0
+    n_rows_TL = np.zeros((size + 1, multiple), dtype=np.int64)
     cost_T = prices.cost_model(longest_T)
     for t in range(size - 1, -1, -1):
         most = min(size - t, limit // int(longest_T[t]))  # at least one: no row is longer than the limit
         levels_S = np.arange(1, most + 1) * cost_T[t] + prices.level
         for levels in range(multiple):
-            time_S = levels_S + time_TR[t + 1 : t + most + 1, levels]
+            time_S = levels_S + time_TL[t + 1 : t + most + 1, levels]
             at = int(time_S.argmin())
             after = (levels + 1) % multiple
-            if time_S[at] < time_TR[t, after]:
-                time_TR[t, after], rows_TR[t, after] = time_S[at], at + 1
-    rows_K, t, levels = [], 0, 0
+            if time_S[at] < time_TL[t, after]:
+                time_TL[t, after], n_rows_TL[t, after] = time_S[at], at + 1
+    n_rows_K, t, levels = [], 0, 0
     while t < size:
-        rows_K.append(int(rows_TR[t, levels]))
-        t += rows_K[-1]
+        n_rows_K.append(int(n_rows_TL[t, levels]))
+        t += n_rows_K[-1]
         levels = (levels - 1) % multiple
-    return rows_K, int(time_TR[0, 0])
+    return n_rows_K, int(time_TL[0, 0])
 
 
 def _cut_cells(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
@@ -139,16 +139,16 @@ def _cut_cells(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list[
     ends = [size * number // n_micro for number in range(n_micro + 1)]
     rows_DK = [[rows[begin:end] for begin, end in pairwise(ends)] for rows in cells]
     pads_DK = [
-        [end - begin - len(rows) for (begin, end), rows in zip(pairwise(ends), rows_K, strict=True)]
-        for rows_K in rows_DK
+        [end - begin - len(rows) for (begin, end), rows in zip(pairwise(ends), n_rows_K, strict=True)]
+        for n_rows_K in rows_DK
     ]
     return rows_DK, pads_DK
 
 
-def _starts(rows_K: Sequence[int]) -> list[tuple[int, int]]:
+def _starts(n_rows_K: Sequence[int]) -> list[tuple[int, int]]:
     """(rows of a rank before a level, rows in it) of each level."""
     starts, before = [], 0
-    for rows in rows_K:
+    for rows in n_rows_K:
         starts.append((before, rows))
         before += rows
     return starts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from verl_padding.plan.calls import Update
+from verl_padding.plan.counted import counted
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
@@ -26,4 +27,4 @@ class Strategy(ABC):
 
     def tell_steps(self, shape: StepShape, update: Update) -> str:
         """How many optimizer steps an update takes, in words."""
-        return f"{shape.optimizer_steps(update)} optimizer steps per batch"
+        return f"{counted(shape.optimizer_steps(update), 'optimizer step')} per batch"
