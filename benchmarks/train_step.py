@@ -29,6 +29,7 @@ from transfer_queue import KVBatchMeta
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
 from tests.support.cluster import ray_and_queue
+from verl_padding.plan import Packer, Sharing
 
 ROWS = Path(__file__).parent / "long_tailed.jsonl"
 PROMPTS, SESSIONS, MINI_PROMPTS, RANKS = 24, 8, 8, 2
@@ -43,7 +44,36 @@ class Side:
     name: str
     strategy: str | None
     """None for stock verl."""
-    packer: str = "verl"
+    packer: Packer = "verl"
+    sharing: Sharing = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize:
+    """Prompts of a batch and of a mini-batch, and sessions of a prompt."""
+
+    prompts: int = PROMPTS
+    sessions: int = SESSIONS
+    mini_prompts: int = MINI_PROMPTS
+
+    @property
+    def mini_rows(self) -> int:
+        """What verl takes for the rows of a mini-batch."""
+        return self.mini_prompts * self.sessions
+
+    def extra_info(self) -> dict[str, Any]:
+        """What verl's trainer says to the workers."""
+        return {
+            "temperature": 1.0,
+            "calculate_entropy": False,
+            "distillation_use_topk": False,
+            "distillation_only": False,
+            "seed": 1,
+            "epochs": 1,
+            "dataloader_kwargs": {"shuffle": False},
+            "global_batch_size": self.mini_rows,
+            "mini_batch_size": self.mini_rows,
+        }
 
 
 SIDES = (
@@ -52,6 +82,8 @@ SIDES = (
     Side(name="lcm, plan's", strategy="lcm", packer="plan"),
     Side(name="prompt, plan's", strategy="prompt", packer="plan"),
 )
+
+SIZE = StepSize()
 
 
 def put_batch() -> KVBatchMeta:
@@ -102,42 +134,30 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-EXTRA_INFO = {
-    "temperature": 1.0,
-    "calculate_entropy": False,
-    "distillation_use_topk": False,
-    "distillation_only": False,
-    "seed": 1,
-    "epochs": 1,
-    "dataloader_kwargs": {"shuffle": False},
-    "global_batch_size": MINI_PROMPTS * SESSIONS,
-    "mini_batch_size": MINI_PROMPTS * SESSIONS,
-}
-
-
-def stock_update(workers: Any, batch: KVBatchMeta) -> dict[str, float]:
+def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize) -> dict[str, float]:
     """Seconds, pads and steps of an update as verl's trainer does it."""
     from verl.trainer.ppo.v1 import PPOTrainer
 
     trainer = SimpleNamespace(
         actor_rollout_wg=workers,
         tokenizer=SimpleNamespace(eos_token_id=EOS),
-        _get_required_batch_multiple=lambda dp_size: MINI_PROMPTS * SESSIONS,
+        _get_required_batch_multiple=lambda dp_size: size.mini_rows,
     )
     n_rows = len(batch)
     started = time.perf_counter()
     padded = PPOTrainer._balance_batch(trainer, batch, metrics={})
     ready = time.perf_counter()
-    padded.extra_info.update(EXTRA_INFO)
+    padded.extra_info.update(size.extra_info())
     output = workers.update_actor(padded)
     done = time.perf_counter()
     tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
     return {"before": ready - started, "update": done - ready, "pads": len(padded) - n_rows, "steps": _steps(output)}
 
 
-def planned_update(workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, float]:
+def planned_update(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize) -> dict[str, float]:
     """Seconds, pads and steps of an update as the padded trainers do it."""
     from tests.support.padded_rows import upsample
+    from verl_padding.pads.lineage import find_extensions
     from verl_padding.pads.padded_batch import strip
     from verl_padding.pads.template import PadTemplate
     from verl_padding.plan import Job, Rows, Update, plan_batch
@@ -146,22 +166,32 @@ def planned_update(workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, fl
     assert side.strategy is not None
     job = Job(
         strategy=side.strategy,
-        prompts=PROMPTS,
-        sessions_per_prompt=SESSIONS,
-        updates={"actor": Update(dp_size=RANKS, token_budget=BUDGET, prompts_per_mini_batch=MINI_PROMPTS)},
+        prompts=size.prompts,
+        sessions_per_prompt=size.sessions,
+        updates={"actor": Update(dp_size=RANKS, token_budget=BUDGET, prompts_per_mini_batch=size.mini_prompts)},
         inference={},
         packer=side.packer,
+        sharing=side.sharing,
     )
     started = time.perf_counter()
-    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+    tokens_R = [tag["seq_len"] for tag in batch.tags]
+    extends_R = find_extensions(batch, tokens_R) if side.sharing == "chains" else None
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
     padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2))
     ready = time.perf_counter()
-    batch.extra_info.update(EXTRA_INFO)
+    batch.extra_info.update(size.extra_info())
     output = PaddedWorkerGroup(workers, lambda: padded).update_actor(batch)
     done = time.perf_counter()
     strip(padded)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-    return {"before": ready - started, "update": done - ready, "pads": plan.n_pads, "steps": _steps(output)}
+    return {
+        "before": ready - started,
+        "update": done - ready,
+        "pads": plan.n_pads,
+        "steps": _steps(output),
+        "sharing_factor": plan.figures["actor"].sharing_factor,
+        "grad_norm": [float(norm) for norm in output["metrics"]["grad_norm"]],
+    }
 
 
 def _steps(output: Any) -> int:
@@ -190,7 +220,11 @@ def main(
         for _ in track(range(repeats + 1), "rounds", console=console):
             for side in SIDES:
                 batch = put_batch()
-                took = stock_update(workers, batch) if side.strategy is None else planned_update(workers, batch, side)
+                took = (
+                    stock_update(workers, batch, SIZE)
+                    if side.strategy is None
+                    else planned_update(workers, batch, side, SIZE)
+                )
                 told[side.name].append(took)
         stop(workers)
     told = {name: took[1:] for name, took in told.items()}

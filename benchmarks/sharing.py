@@ -1,0 +1,303 @@
+"""What shared prefixes save: real updates of two FSDP2 ranks, and plans of many.
+
+    python -m benchmarks.sharing [--keep] [--json]
+
+*Sides*: sessions whose every turn is a row that begins with the whole row before it, of 1, 2, 4, 8 and 16 turns on
+average (long-tailed). A Qwen2 of two layers, verl's own worker, engine and loss; stock verl with its trainer's own
+balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with ``padding.sharing=chains``. The sides
+take turns, each on the same rows, put anew. Finding out which rows extend each other, planning and pads are told beside
+the update. Memory is the largest resident set of a rank during the update.
+
+*Plans*: random batches of such sessions on 2 to 512 ranks. The time of the slowest rank of each micro-batch over the
+lower bound; and what a plan that knows nothing of prefixes would take with the same engine, which then shares what
+happens to be in one micro-batch.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+import typer
+from rich.progress import track
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
+from benchmarks.train_step import BUDGET, RANKS, TRAINED, Side, StepSize, make_model, planned_update, stock_update
+from tests.support.cluster import ray_and_queue
+from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
+from verl_padding.plan.chains import chain_of_rows
+from verl_padding.plan.cost import attention_cost
+from verl_padding.plan.prices import Prices
+from verl_padding.plan.step_costs import micro_batches_of, step_costs
+
+TURNS = (1, 2, 4, 8, 16)
+SIZE = StepSize(prompts=4, sessions=4, mini_prompts=1)
+STOCK = Side(name="stock verl", strategy=None)
+PLAN = Side(name="plan", strategy="prompt", packer="plan")
+CHAINS = Side(name="plan with chains", strategy="prompt", packer="plan", sharing="chains")
+SIDES = (STOCK, PLAN, CHAINS)
+MANY_ROWS, MANY_RANKS = 131_072, 512
+
+Grown = list[tuple[str, list[int], list[int]]]
+
+
+def grown_rows(turns: int) -> Grown:
+    """Key, prompt and response of each row; a session goes on until its turns are over or its context is full."""
+    draw = random.Random(turns)
+    rows: Grown = []
+    for prompt in range(SIZE.prompts):
+        first = [draw.randrange(5, 200) for _ in range(draw.randrange(40, 120))]
+        for session in range(SIZE.sessions):
+            context = list(first)
+            for turn in range(_number_of_turns(draw, turns)):
+                answer = [draw.randrange(5, 200) for _ in range(draw.randrange(20, 90))]
+                if len(context) + len(answer) > BUDGET:
+                    break
+                rows.append((f"p{prompt}_{session}_{turn}", list(context), answer))
+                context += answer + [draw.randrange(5, 200) for _ in range(draw.randrange(20, 60))]
+    return rows
+
+
+def _number_of_turns(draw: random.Random, mean: int) -> int:
+    """Long-tailed around a mean; always 1 for a mean of 1."""
+    return 1 if mean == 1 else max(1, round(mean * draw.lognormvariate(-0.125, 0.5)))
+
+
+def put_batch(rows: Grown) -> KVBatchMeta:
+    """The rows, with all that an actor update reads."""
+    from tests.support.rows_in_queue import PARTITION, put_rows
+
+    lengths = [(len(prompt), len(answer)) for _, prompt, answer in rows]
+    batch = put_rows(
+        lengths,
+        [key for key, _, _ in rows],
+        prompts=[torch.tensor(prompt) for _, prompt, _ in rows],
+        responses=[torch.tensor(answer) for _, _, answer in rows],
+        input_ids=[torch.tensor(prompt + answer) for _, prompt, answer in rows],
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def column() -> torch.Tensor:
+        parts = [torch.randn(answer, generator=generator) * 0.1 - 5.5 for _, answer in lengths]
+        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+    return tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict({name: column() for name in TRAINED}, batch_size=len(batch)),
+        tags=batch.tags,
+    )
+
+
+def _start_to_watch_memory(worker: Any) -> Any:
+    from verl.protocol import DataProto
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (man 5 proc)
+    return DataProto()
+
+
+def _peak_memory(worker: Any) -> Any:
+    from verl.protocol import DataProto
+
+    line = next(line for line in Path("/proc/self/status").read_text().split("\n") if line.startswith("VmHWM"))
+    return DataProto(batch=TensorDict({"gib": torch.tensor([int(line.split()[1]) / 2**20])}, batch_size=1))
+
+
+def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """What each round of each side took, by turns."""
+    told: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
+    with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
+        from tests.equivalence.workers import start_actor, start_over, stop
+        from verl_padding.patches.plan_packer import install
+        from verl_padding.trainer.losses import wrap_worker_loss
+
+        model = make_model(Path(folder))
+        groups = {}
+        for sharing in ("off", "chains"):
+            workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
+            workers.execute_with_func_generator(wrap_worker_loss("rows"))
+            workers.execute_with_func_generator(install(sharing))
+            groups[sharing] = workers
+        for turns in TURNS:
+            rows = grown_rows(turns)
+            for number in track(range(repeats + 1), f"{turns} turns", console=console):
+                for side in SIDES:
+                    workers = groups[side.sharing]
+                    start_over(workers, "token-mean")
+                    batch = put_batch(rows)
+                    workers.execute_with_func_generator(_start_to_watch_memory)
+                    took: dict[str, Any] = (
+                        stock_update(workers, batch, SIZE)
+                        if side.strategy is None
+                        else planned_update(workers, batch, side, SIZE)
+                    )
+                    peaks = workers.execute_with_func_generator(_peak_memory)
+                    took["memory_gib"] = float(peaks.batch["gib"].max())
+                    took["rows"] = len(rows)
+                    if number:  # the first round warms up
+                        told[str(turns)][side.name].append(took)
+        for workers in groups.values():
+            stop(workers)
+    return told
+
+
+def random_batch(draw: random.Random) -> tuple[Rows, int, int, int, int]:
+    """Rows, prompts, sessions of a prompt, ranks and token budget."""
+    ranks = draw.choice([2, 4, 8, 16, 32, 64, 128, 256, 512])
+    turns, budget = draw.choice([2, 4, 8, 16]), draw.choice([8192, 16384, 32768])
+    sessions = draw.choice([4, 8, 16])
+    prompts = max(8, ranks // draw.choice([1, 2, 4]))
+    return grown_lengths(draw, prompts, sessions, turns, budget), prompts, sessions, ranks, budget
+
+
+def grown_lengths(draw: random.Random, prompts: int, sessions: int, turns: int, budget: int) -> Rows:
+    """Lengths of sessions that grow, for plans."""
+    keys, tokens, extends = [], [], []
+    for prompt in range(prompts):
+        first = draw.randint(100, 800)
+        for session in range(sessions):
+            length, last = first, None
+            for turn in range(_number_of_turns(draw, turns)):
+                length += draw.randint(50, 600)
+                if length > budget:
+                    break
+                keys.append(f"p{prompt}_{session}_{turn}")
+                tokens.append(length)
+                extends.append(last)
+                last = len(keys) - 1
+                length += draw.randint(20, 300)
+    return Rows.from_keys(keys, tokens, extends)
+
+
+def job_of(prompts: int, sessions: int, ranks: int, budget: int, sharing: Sharing) -> Job:
+    """A GRPO step of two mini-batches."""
+    update = Update(dp_size=ranks, token_budget=budget, prompts_per_mini_batch=prompts // 2)
+    return Job(
+        strategy="prompt",
+        prompts=prompts // 2 * 2,
+        sessions_per_prompt=sessions,
+        updates={"actor": update},
+        inference={},
+        packer="plan",
+        sharing=sharing,
+    )
+
+
+def measure_plans(batches: int) -> list[dict[str, float]]:
+    """Figures of each batch's plans."""
+    draw, told = random.Random(0), []
+    for _ in track(range(batches), "plans", console=console):
+        rows, prompts, sessions, ranks, budget = random_batch(draw)
+        plan = plan_batch(rows, job_of(prompts, sessions, ranks, budget, "chains")).figures["actor"]
+        job = job_of(prompts, sessions, ranks, budget, "off")
+        assert rows.extends_R is not None
+        blind = plan_batch(rows, job)
+        shared = Prices(
+            call=job.updates["actor"],
+            tokens_R=np.array(rows.tokens_R),
+            cost_model=attention_cost,
+            pad_tokens=job.pad_tokens,
+            chain_R=chain_of_rows(rows.extends_R),
+        )
+        steps = step_costs(micro_batches_of(blind.layouts["actor"]), shared)
+        told.append(
+            {
+                "rows": len(rows),
+                "ranks": ranks,
+                "over_bound": plan.micro_over_lower_bound or 0.0,
+                "sharing_factor": plan.sharing_factor,
+                "pads": plan.pads,
+                "blind_over_bound": sum(step.micro_slowest for step in steps) / sum(step.micro_bound for step in steps),
+                "blind_sharing_factor": sum(rows.tokens_R) / sum(step.computed_tokens for step in steps),
+                "blind_pads": blind.figures["actor"].pads,
+            }
+        )
+    return told
+
+
+def seconds_of_many() -> dict[str, float]:
+    """Seconds to plan 131,072 rows for 512 ranks."""
+    draw = random.Random(1)
+    rows = grown_lengths(draw, 2200, 8, 8, 16384)
+    assert rows.extends_R is not None
+    assert len(rows) >= MANY_ROWS  # a row extends one before it, so that any number of them may be left out at the end
+    rows = Rows.from_keys(rows.key_R[:MANY_ROWS], rows.tokens_R[:MANY_ROWS], rows.extends_R[:MANY_ROWS])
+    started = time.perf_counter()
+    plan = plan_batch(rows, job_of(2200, 8, MANY_RANKS, 16384, "chains")).figures["actor"]
+    return {
+        "rows": len(rows),
+        "seconds": time.perf_counter() - started,
+        "over_bound": plan.micro_over_lower_bound or 0.0,
+        "sharing_factor": plan.sharing_factor,
+    }
+
+
+def main(
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 3,
+    batches: Annotated[int, typer.Option(min=1, help="Random batches to plan.")] = 200,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measures updates, then plans."""
+    busy = busy_cores()
+    plans, many = measure_plans(batches), seconds_of_many()
+    sides = measure_updates(repeats)
+    lines, ratios = [], {}
+    for turns, of_turns in sides.items():
+        chains = of_turns[CHAINS.name]
+        factor = chains[0]["sharing_factor"]
+        stock, plain = ([took["update"] for took in of_turns[side.name]] for side in (STOCK, PLAN))
+        ratios[turns] = {
+            "sharing_factor": factor,
+            "stock_over_chains": [a / b["update"] for a, b in zip(stock, chains, strict=True)],
+            "plan_over_chains": [a / b["update"] for a, b in zip(plain, chains, strict=True)],
+        }
+        for side in SIDES:
+            took = of_turns[side.name]
+            seconds = [it["update"] for it in took]
+            lines.append(
+                [
+                    f"{turns} turns, {took[0]['rows']} rows: {side.name}",
+                    took[0]["steps"],
+                    took[0]["pads"],
+                    spread([it["before"] for it in took]),
+                    spread(seconds, 2),
+                    spread([a / b for a, b in zip(stock, seconds, strict=True)], 2),
+                    spread([a / b for a, b in zip(plain, seconds, strict=True)], 2),
+                    took[0].get("sharing_factor", 1.0),
+                    median(it["memory_gib"] for it in took),
+                ]
+            )
+    show(
+        "seconds of an update, median (least-most); ratios round by round",
+        ["side", "steps", "pads", "before", "update", "stock / side", "plan / side", "sharing factor", "GiB"],
+        lines,
+    )
+    show(
+        f"{len(plans)} random batches, median (least-most)",
+        ["", "slowest rank / bound", "sharing factor", "pads"],
+        [
+            [
+                name,
+                *(spread([it[f"{prefix}{figure}"] for it in plans]) for figure in ("over_bound", "sharing_factor")),
+                spread([it[f"{prefix}pads"] for it in plans], 0),
+            ]
+            for name, prefix in (("chains", ""), ("a plan without them, the same engine", "blind_"))
+        ],
+    )
+    console.print(f"{many['rows']} rows on {MANY_RANKS} ranks: {many['seconds']:.1f} s, {many['over_bound']:.3f}")
+    figures = {"sides": sides, "ratios": ratios, "plans": plans, "many": many}
+    tell(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,74 @@
+"""Which rows of a batch in the real TransferQueue extend each other, against a comparison of every pair."""
+
+import pytest
+import ray
+import transfer_queue as tq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from verl_padding.pads import lineage
+from verl_padding.pads.lineage import find_extensions
+from verl_padding.plan import Rows
+from verl_padding.plan.row_keys import session_of_key
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+
+@pytest.fixture(autouse=True)
+def empty_queue():
+    yield
+    if left := list(queue_content()):
+        tq.kv_clear(keys=left, partition_id=PARTITION)
+
+
+def found(rows) -> list[int | None]:
+    batch = put_grown_sessions(rows)
+    tokens_R = [tag["seq_len"] for tag in batch.tags]
+    extends_R = find_extensions(batch, tokens_R)
+    Rows.from_keys(batch.keys, tokens_R, extends_R)  # the plan takes it
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    return extends_R
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(turns=st.lists(st.integers(1, 5), min_size=1, max_size=5), seed=st.integers(0, 99), draw=st.randoms())
+def test_the_turns_of_a_session_extend_each_other_in_whatever_order_they_come(turns, seed, draw):
+    rows = grown_sessions(turns, prompts=2, seed=seed)
+    keys = list(rows)
+    draw.shuffle(keys)
+    extends_R = found({key: rows[key] for key in keys})
+    for row, (key, earlier) in enumerate(zip(keys, extends_R, strict=True)):
+        whole = [rows[other][0] + rows[other][1] for other in keys]
+        begins = [
+            other
+            for other in range(len(keys))
+            if other != row
+            and session_of_key(keys[other]) == session_of_key(key)
+            and whole[row][: len(whole[other])] == whole[other]
+        ]
+        longest = max(begins, key=lambda other: len(whole[other]), default=None)
+        assert earlier == longest
+
+
+def test_a_large_batch_is_compared_by_ray_tasks_with_the_same_result(monkeypatch):
+    rows = grown_sessions([4, 3, 1, 5, 2, 4], prompts=3)
+    want = found(rows)
+    remote, asked = ray.remote, []
+
+    def counted_remote(**options):
+        asked.append(options)
+        return remote(**options)
+
+    monkeypatch.setattr(lineage, "TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr(lineage.ray, "remote", counted_remote)
+    assert found(rows) == want
+    assert asked
+    assert sum(earlier is not None for earlier in want) == 13
+
+
+def test_a_batch_of_one_row_sessions_is_not_read(monkeypatch):
+    batch = put_grown_sessions(grown_sessions([1, 1, 1], prompts=2))
+    monkeypatch.setattr(lineage, "read_fields_of_some", lambda *_: pytest.fail("rows were read"))
+    assert find_extensions(batch, [tag["seq_len"] for tag in batch.tags]) == [None] * 3

@@ -1,0 +1,173 @@
+"""Tips of micro-batches, and outputs expanded to all rows; on verl's engine, before it has anything to run."""
+
+import inspect
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.utils import prepare_micro_batches
+
+from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.pads.columns import IS_PADDING, MICRO_BATCH
+from verl_padding.patches.plan_packer import follow_plan
+from verl_padding.patches.shared_prefixes import TIPS, share_in, tips_of
+
+CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
+"""Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
+
+
+def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
+    rows = []
+    for number, row in enumerate(tokens):
+        ids = torch.tensor(row)
+        rows.append(
+            {"input_ids": ids, "position_ids": torch.arange(len(row))}
+            | {name: values[number] for name, values in fields.items()}
+        )
+    return list_of_dict_to_tensordict(rows)
+
+
+def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it():
+    assert tips_of(rows_of(CHAIN)) == (3, 1, 3, 3, 4)
+
+
+def test_equal_rows_are_computed_once_and_rows_that_part_share_with_one_of_them():
+    assert tips_of(rows_of([[1, 2], [1, 2], [1, 2]])) == (2, 2, 2)
+    tip_R = tips_of(rows_of([[1, 2], [1, 2, 3], [1, 2, 4]]))
+    assert tip_R[1:] == (1, 2)
+    assert tip_R[0] in (1, 2)
+
+
+def test_a_token_is_told_from_the_bytes_of_others():
+    assert tips_of(rows_of([[1], [257], [65536, 1]])) == (0, 1, 2)
+
+
+def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
+    data = rows_of([[3, 3], [3, 3], [3, 3, 4]])
+    data[IS_PADDING] = torch.tensor([True, True, False])
+    assert tips_of(data) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_ids": [torch.arange(3) + 1, torch.arange(5)]},
+        {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1) + 1]},
+        {"routed_experts": [torch.zeros(3, 2, 2, dtype=torch.int64), torch.ones(5, 2, 2, dtype=torch.int64)]},
+        {"teacher_ids": [torch.zeros(3, 4, dtype=torch.int64), torch.ones(5, 4, dtype=torch.int64)]},
+        {"teacher_logprobs": [torch.zeros(3, 4), torch.ones(5, 4)]},
+        {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {"pixel_values": torch.ones(2, 4)}]},
+        {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {}]},
+        {"temperature": [torch.tensor(1.0), torch.tensor(0.5)]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields):
+    tokens = [[5, 6, 7], [5, 6, 7, 8, 5]]
+    assert tips_of(rows_of(tokens)) == (1, 1)
+    assert tips_of(rows_of(tokens, **fields)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1)]},
+        {"routed_experts": [torch.ones(3, 2, 2, dtype=torch.int64), torch.ones(5, 2, 2, dtype=torch.int64)]},
+        {"multi_modal_inputs": [{"pixel_values": torch.ones(2, 4)}, {"pixel_values": torch.ones(6, 4)}]},
+        {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
+        {"temperature": [torch.tensor(0.5), torch.tensor(0.5)]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
+    assert tips_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
+
+
+class Engine(FSDPEngineWithLMHead):
+    """verl's engine whose model says of each token its own number."""
+
+    def __init__(self):
+        self.seen: list[TensorDict] = []
+
+    def prepare_model_inputs(self, micro_batch):
+        self.seen.append(micro_batch)
+        return {}, {}
+
+    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+        self.seen.append(micro_batch)
+        ids = micro_batch["input_ids"]
+        weight = output
+        return {
+            "log_probs": torch.nested.nested_tensor_from_jagged(ids.values() * weight, ids.offsets()),
+            "values": torch.nested.nested_tensor_from_jagged(ids.values() + 0.5, ids.offsets()),
+            "log_probs_of_nothing": None,
+        }
+
+
+def cell(tokens: list[list[int]], *, budget: int, packed: bool = True) -> TensorDict:
+    data = rows_of(tokens)
+    data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
+    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
+    return data
+
+
+def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_gradient():
+    engine = Engine()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    engine.prepare_model_inputs(micro_batch=micro_batch)
+    weight = torch.tensor(2.0, requires_grad=True)
+    outputs = engine.prepare_model_outputs(
+        output=weight, output_args={}, micro_batch=micro_batch, logits_processor_func=None
+    )
+    for seen in engine.seen:
+        assert [row.tolist() for row in seen["input_ids"].unbind()] == [CHAIN[1], CHAIN[3], CHAIN[4]]
+    assert [row.tolist() for row in outputs["log_probs"].unbind()] == [[2.0 * id for id in row] for row in CHAIN]
+    assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
+    assert outputs["log_probs_of_nothing"] is None
+    outputs["log_probs"].values().sum().backward()
+    assert weight.grad == sum(map(sum, CHAIN))
+    assert torch.equal(outputs["log_probs"].offsets(), micro_batch["input_ids"].offsets())
+
+
+def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
+    engine = Engine()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN[:2], budget=12))
+    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+    engine.prepare_model_inputs(micro_batch=micro_batch)
+    assert engine.seen == [micro_batch]
+
+
+def test_the_budget_counts_computed_tokens():
+    follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    for sharing, budget in [("chains", 11), ("off", 19)]:
+        with pytest.raises(PaddingDataError, match=f"more than the {budget} of this call"):
+            follow_plan(prepare_micro_batches, sharing=sharing)(cell(CHAIN, budget=budget))
+
+
+def test_rows_that_are_not_packed_do_not_share():
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=20, packed=False))
+    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+
+
+def test_it_is_installed_once_and_refuses_other_engines():
+    engine = Engine()
+    share_in(engine)
+    once = Engine.prepare_model_inputs
+    share_in(engine)
+    assert Engine.prepare_model_inputs is once
+    with pytest.raises(PaddingError, match=r"padding.sharing='chains': object is not one of .*Set padding.sharing=off"):
+        share_in(object())
+
+
+def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():
+    """When this fails: see whether verl shares prefixes by itself by now; then delete patches/shared_prefixes.py."""
+    for engine in (FSDPEngineWithLMHead, FSDPEngineWithValueHead):
+        inputs = inspect.signature(inspect.unwrap(engine.prepare_model_inputs)).parameters
+        outputs = inspect.signature(inspect.unwrap(engine.prepare_model_outputs)).parameters
+        assert list(inputs) == ["self", "micro_batch"]
+        assert list(outputs) == ["self", "output", "output_args", "micro_batch", "logits_processor_func"]
