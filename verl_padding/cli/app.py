@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from verl_padding.plan import COST_MODELS, STRATEGIES
+from verl_padding.plan import COST_MODELS, STRATEGIES, Sharing
 
 app = typer.Typer(help="Batches of any size for verl: only its workers see the pads.", no_args_is_help=True)
 
@@ -63,6 +63,7 @@ def plan(
     cost_model: Annotated[
         str, typer.Option(help=f"{', '.join(COST_MODELS)}, or a folder with the config.json of a model.")
     ] = "attention",
+    sharing: Annotated[Sharing, typer.Option(help="chains: rows that extend each other are computed once.")] = "off",
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON, and nothing else.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw each step's ranks into this file.")] = None,
@@ -80,6 +81,7 @@ def plan(
         strategy=strategy,
         cost_model=cost_model,
         tokenizer=tokenizer,
+        sharing=sharing,
     )
     sys.exit(show_plan(request, compare=compare, as_json=json, picture=picture))
 

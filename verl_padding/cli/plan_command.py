@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,23 @@ from verl_padding.cli.plan_table import comparison_table, step_table
 from verl_padding.cli.rows_file import CountTokens, RowsFile, read_rows_file
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, PlanError, TransformerCost, Update, plan_batch
+from verl_padding.plan import (
+    COST_MODELS,
+    BatchPlan,
+    Job,
+    Pass,
+    PlanError,
+    Rows,
+    Sharing,
+    TransformerCost,
+    Update,
+    plan_batch,
+)
 from verl_padding.plan.batch_plan import layout_as_json
+from verl_padding.plan.chains import chain_of_rows
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.prices import Prices
-from verl_padding.plan.step_costs import StepCost, micro_batches_of, step_costs
+from verl_padding.plan.step_costs import RowsMDK, StepCost, micro_batches_of, step_costs
 from verl_padding.stock.layout import VERL_PAD_TOKENS, refuse_what_verl_refuses, verl_layout
 from verl_padding.verl_job.calls import ACTOR
 
@@ -43,6 +55,7 @@ class PlanRequest:
     """Name in ``COST_MODELS``, or a folder with the config.json of a model."""
     tokenizer: str | None
     """Hugging Face name or folder, to count the tokens of a rollout dump."""
+    sharing: Sharing = "off"
 
 
 def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Path | None) -> int:
@@ -55,6 +68,7 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         plan = _plan(request, batch, cost_model)
         seconds = time.perf_counter() - started
         tokens_R = [*batch.rows.tokens_R, *[MIN_PAD_LENGTH] * plan.n_pads]
+        prices = _prices(request, batch.rows, cost_model, MIN_PAD_LENGTH, request.sharing)
         if compare:
             refuse_what_verl_refuses(
                 len(batch.rows),
@@ -67,7 +81,7 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
             from verl_padding.cli.plan_picture import draw_plan
 
             draw_plan(
-                micro_batches_of(plan.layouts[ACTOR]),
+                _computed(micro_batches_of(plan.layouts[ACTOR]), prices),
                 tokens_R,
                 n_rows=len(batch.rows),
                 cost_model=cost_model,
@@ -76,11 +90,9 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
     except (PaddingDataError, PlanError) as refusal:
         notes.print(str(refusal), style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
-    for note in [*_notes(batch), *plan.warnings]:
+    for note in [*_notes(batch, request.sharing), *plan.warnings]:
         notes.print(note, markup=False, highlight=False, soft_wrap=True)
-    steps = step_costs(
-        micro_batches_of(plan.layouts[ACTOR]), _prices(request, batch.rows.tokens_R, cost_model, MIN_PAD_LENGTH)
-    )
+    steps = step_costs(micro_batches_of(plan.layouts[ACTOR]), prices)
     if as_json:
         told = layout_as_json(plan.layouts[ACTOR], plan.figures[ACTOR], batch.lines_R)
         told["figures"]["plan_seconds"] = seconds
@@ -89,7 +101,7 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         Console().print(step_table(steps, title=f"{request.path.name}: {request.dp_size} ranks, {request.strategy}"))
         Console().print(f"planned in {seconds:.2f} s; cost model: {request.cost_model}", highlight=False)
     if compare:
-        stock = _stock_steps(request, batch.rows.tokens_R, cost_model, notes)
+        stock = _stock_steps(request, batch.rows, cost_model, notes)
         (notes if as_json else Console()).print(comparison_table(stock, steps))
     if picture is not None:
         notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
@@ -150,6 +162,7 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
             updates={ACTOR: update},
             inference={},
             packer="plan",
+            sharing=request.sharing,
             pad_tokens=MIN_PAD_LENGTH,
         )
     except PlanError as refusal:
@@ -160,30 +173,49 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
     return plan_batch(batch.rows, job)
 
 
-def _notes(batch: RowsFile) -> Iterable[str]:
+def _notes(batch: RowsFile, sharing: Sharing) -> Iterable[str]:
+    if sharing == "chains" and batch.rows.extends_R is None:
+        yield (
+            "--sharing chains: no row says which one it extends, so nothing is shared. Give rows token_ids or "
+            "extends, or take a rollout dump"
+        )
     if batch.counted:
         yield "rollout dump: the lengths are an estimate, the tokenizer's counts of input and output"
     if batch.pads:
         yield f"rollout dump: pads of stock verl are left out ({batch.pads})"
 
 
-def _stock_steps(
-    request: PlanRequest, tokens_R: tuple[int, ...], cost_model: CostModel, notes: Console
-) -> list[StepCost]:
+def _stock_steps(request: PlanRequest, rows: Rows, cost_model: CostModel, notes: Console) -> list[StepCost]:
     stock = verl_layout(
-        tokens_R,
+        rows.tokens_R,
         dp_size=request.dp_size,
         mini_batch_rows=request.mini_batch * request.n,
         token_budget=request.budget,
         track=lambda numbers: track(list(numbers), "verl's packer", console=notes, transient=True),
     )
-    return step_costs(stock.micro_batches_MD, _prices(request, tokens_R, cost_model, VERL_PAD_TOKENS))
+    return step_costs(stock.micro_batches_MD, _prices(request, rows, cost_model, VERL_PAD_TOKENS, "off"))
 
 
-def _prices(request: PlanRequest, tokens_R: Sequence[int], cost_model: CostModel, pad_tokens: int) -> Prices:
+def _computed(rows_MDK: RowsMDK, prices: Prices) -> RowsMDK:
+    """The same micro-batches, with the rows that the engine computes."""
+    n_rows = prices.n_rows
+    return [
+        [
+            [
+                [*prices.computed([row for row in rows if row < n_rows]).tolist(), *[r for r in rows if r >= n_rows]]
+                for rows in rows_K
+            ]
+            for rows_K in rows_DK
+        ]
+        for rows_DK in rows_MDK
+    ]
+
+
+def _prices(request: PlanRequest, rows: Rows, cost_model: CostModel, pad_tokens: int, sharing: Sharing) -> Prices:
     return Prices(
         call=Pass(dp_size=request.dp_size, token_budget=request.budget),
-        tokens_R=np.array(tokens_R, dtype=np.int64),
+        tokens_R=np.array(rows.tokens_R, dtype=np.int64),
         cost_model=cost_model,
         pad_tokens=pad_tokens,
+        chain_R=None if sharing == "off" or rows.extends_R is None else chain_of_rows(rows.extends_R),
     )

@@ -16,9 +16,11 @@ MOST_LINES = 20
 def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
     """One line per step, the middle ones folded if there are many, and a line for all steps."""
     table = Table(title=title, title_justify="left", show_footer=True)
-    total = _line(steps)
-    headings = ("step", "rows", "pads", "tokens", "micro-\nbatches", "slowest /\nmean rank", "over lower\nbound")
-    for heading, text in zip(headings, ["all", *total], strict=True):
+    shares = any(step.computed_tokens < step.real_tokens for step in steps)
+    headings = ["step", "rows", "pads", "tokens", "micro-\nbatches", "slowest /\nmean rank", "over lower\nbound"]
+    if shares:
+        headings.insert(4, "computed\ntokens")
+    for heading, text in zip(headings, ["all", *_line(steps, shares)], strict=True):
         # Not wrapped: rich would cut digits off in narrow columns.
         table.add_column(heading, footer=text, justify="right", no_wrap=True)
     shown = list(range(len(steps)))
@@ -27,18 +29,19 @@ def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
     for step in shown:
         if step < 0:
             hidden = steps[MOST_LINES - 2 : -1]
-            table.add_row(f"{len(hidden)} more", *_line(hidden))
+            table.add_row(f"{len(hidden)} more", *_line(hidden, shares))
         else:
-            table.add_row(str(step), *_line([steps[step]]))
+            table.add_row(str(step), *_line([steps[step]], shares))
     return table
 
 
-def _line(steps: Sequence[StepCost]) -> list[str]:
+def _line(steps: Sequence[StepCost], shares: bool) -> list[str]:
     slowest = sum(step.micro_slowest for step in steps)
     return [
         f"{sum(step.real_rows for step in steps):,}",
         f"{sum(step.pads for step in steps):,}",
         f"{sum(step.tokens for step in steps):,}",
+        *([f"{sum(step.tokens - step.real_tokens + step.computed_tokens for step in steps):,}"] if shares else []),
         f"{sum(step.micro_batches for step in steps):,}",
         f"{slowest * steps[0].ranks / sum(step.cost for step in steps):.3f}",
         f"{slowest / max(sum(step.micro_bound for step in steps), 1):.3f}",
@@ -67,6 +70,7 @@ def _totals(steps: Sequence[StepCost]) -> dict[str, str]:
         "rows": f"{sum(real):,}",
         "pads": f"{sum(step.pads for step in steps):,}",
         "tokens": f"{sum(step.tokens for step in steps):,}",
+        "computed tokens": f"{sum(step.tokens - step.real_tokens + step.computed_tokens for step in steps):,}",
         "micro-batches": f"{sum(step.micro_batches for step in steps):,}",
         "slowest / mean rank, per step": f"{mini / mean:.3f}",
         "slowest / mean rank, per micro-batch": f"{micro / mean:.3f}",

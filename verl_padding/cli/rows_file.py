@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
 
     Either ``{"prompt": str, "session": int, "tokens": int}``, or ``prompt_tokens`` and ``response_tokens`` instead of
     ``tokens``; or a line of a dump (``trainer.rollout_data_dir``): ``uid`` (the row's key), ``input`` and ``output``.
+    A row of the first two kinds may say which row it extends, ``"extends": <its line, from 0>``, or bring ``token_ids``
+    instead of lengths; then, as in a dump, rows of a session are compared.
 
     Args:
         count_tokens: counts the tokens of a text; needed for a rollout dump.
@@ -49,6 +52,8 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
     sessions: list[str] = []
     tokens: list[int] = []
     lines: list[int] = []
+    named: list[tuple[str, int | None]] = []
+    wholes: list[str | list[int] | None] = []
     met: dict[tuple[str, int], int] = {}
     pads = number = 0
     counted = False
@@ -71,16 +76,24 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
                     "session and index are whole numbers from 0."
                 )
             prompt, session, _ = parts
-            length = count_tokens(_text(line, "input", where)) + count_tokens(_text(line, "output", where))
+            asked, answered = _text(line, "input", where), _text(line, "output", where)
+            length = count_tokens(asked) + count_tokens(answered)
+            whole: str | list[int] | None = asked + answered
         else:
             prompt, session = _text(line, "prompt", where), str(_count(line, "session", where, least=0))
-            if "tokens" in line:
+            whole = None
+            if "token_ids" in line:
+                whole = _token_ids(line, where)
+                length = len(whole)
+            elif "tokens" in line:
                 length = _count(line, "tokens", where, least=1)
             else:
                 length = sum(_count(line, f"{part}_tokens", where, least=0) for part in ("prompt", "response"))
             index = met.get((prompt, int(session)), 0)
             met[prompt, int(session)] = index + 1
             key = row_key(prompt, session, index)
+        named.append((where, _count(line, "extends", where, least=0) if line.get("extends") is not None else None))
+        wholes.append(whole)
         keys.append(key)
         prompts.append(prompt)
         sessions.append(session_name(prompt, session))
@@ -89,8 +102,50 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
         number += 1
     if not keys:
         raise PaddingDataError(f"{path}: holds no row. One JSON object per line is needed.")
-    rows = Rows(key_R=tuple(keys), prompt_R=tuple(prompts), session_R=tuple(sessions), tokens_R=tuple(tokens))
+    extends = _extensions(sessions, wholes)
+    row_of_line = {line: row for row, line in enumerate(lines)}
+    for row, (where, extended) in enumerate(named):
+        if extended is not None:
+            earlier = row_of_line.get(extended)
+            if earlier is None or (tokens[earlier], earlier) >= (tokens[row], row):
+                raise PaddingDataError(
+                    f"{where}: extends={extended}, but the line of a row with fewer tokens is needed, or of one with "
+                    "as many before it; lines are counted from 0."
+                )
+            extends[row] = earlier
+    known = any(whole is not None for whole in wholes) or any(extended is not None for _, extended in named)
+    rows = Rows(
+        key_R=tuple(keys),
+        prompt_R=tuple(prompts),
+        session_R=tuple(sessions),
+        tokens_R=tuple(tokens),
+        extends_R=tuple(extends) if known else None,
+    )
     return RowsFile(rows=rows, lines_R=tuple(lines), pads=pads, counted=counted)
+
+
+def _extensions(session_R: Sequence[str], whole_R: Sequence[str | list[int] | None]) -> list[int | None]:
+    """Number of the row that each row extends, by text or token ids, among the rows of its session."""
+    extends_R: list[int | None] = [None] * len(session_R)
+    rows_of: dict[str, list[int]] = {}
+    for row, session in enumerate(session_R):
+        if whole_R[row]:
+            rows_of.setdefault(session, []).append(row)
+    for rows in rows_of.values():
+        # In this order a row comes right before one that extends it, if there is any.
+        order = sorted(rows, key=lambda row: (whole_R[row], row))
+        for shorter, longer in pairwise(order):
+            begin, whole = whole_R[shorter], whole_R[longer]
+            if begin is not None and whole is not None and whole[: len(begin)] == begin:
+                extends_R[longer] = shorter
+    return extends_R
+
+
+def _token_ids(line: dict[str, Any], where: str) -> list[int]:
+    ids = line["token_ids"]
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        raise PaddingDataError(f"{where}: token_ids={str(ids)[:40]}, but a list of whole numbers is needed.")
+    return ids
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -25,6 +25,8 @@ class StepCost:
     pads: int
     tokens: int
     """Tokens of the rows and pads, as they are, not as an engine pads them."""
+    real_tokens: int
+    """Tokens of the real rows."""
     computed_tokens: int
     """Tokens of the real rows that are computed: of each chain in a micro-batch, its tip's."""
     real_cost: int
@@ -95,6 +97,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
         real_rows=len(real),
         pads=n_pads,
         tokens=int(prices.tokens_R[real].sum()) + n_pads * prices.pad_tokens,
+        real_tokens=int(prices.tokens_R[real].sum()),
         computed_tokens=sum(
             int(prices.tokens_R[_computed(rows, prices)].sum()) for rows_K in rows_DK for rows in rows_K
         ),
