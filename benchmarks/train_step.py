@@ -148,10 +148,23 @@ def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize) -> dict[str, 
     padded = PPOTrainer._balance_batch(trainer, batch, metrics={})
     ready = time.perf_counter()
     padded.extra_info.update(size.extra_info())
+    _complete_stock_pads(padded)
+    begun = time.perf_counter()
     output = workers.update_actor(padded)
     done = time.perf_counter()
     tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
-    return {"before": ready - started, "update": done - ready, "pads": len(padded) - n_rows, "steps": _steps(output)}
+    return {"before": ready - started, "update": done - begun, "pads": len(padded) - n_rows, "steps": _steps(output)}
+
+
+def _complete_stock_pads(padded: KVBatchMeta) -> None:
+    """Gives verl's pads what its passes would have written for them: they are copies of a row of another length."""
+    pads = [key for key, tag in zip(padded.keys, padded.tags, strict=True) if tag.get("is_padding", False)]
+    if pads:
+        rows = tq.kv_batch_get(keys=pads, partition_id=padded.partition_id, select_fields=["responses"])
+        lengths = [len(row) for row in rows["responses"].unbind()]
+        column = torch.nested.as_nested_tensor([torch.full((n,), -5.5) for n in lengths], layout=torch.jagged)
+        fields = TensorDict({name: column.clone() for name in TRAINED}, batch_size=len(pads))
+        tq.kv_batch_put(keys=pads, partition_id=padded.partition_id, fields=fields)
 
 
 def planned_update(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize) -> dict[str, float]:
