@@ -151,3 +151,34 @@ class ManyRows(AgentLoopBase):
             outputs[-1].reward_score = draw.random()
             outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
         return outputs
+
+
+class GrowingContext(AgentLoopBase):
+    """Each model call is a row that begins with the whole row before it, as a gateway records them."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
+        draw = random.Random(_hash("grow", index, session, step))
+        context = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
+        outputs: list[AgentLoopOutput] = []
+        for _ in range(draw.randint(1, MOST_TURNS)):
+            answer = await self.server_manager.generate(
+                request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
+            )
+            ids = answer.token_ids[: self.rollout_config.response_length]
+            outputs.append(
+                AgentLoopOutput(
+                    prompt_ids=list(context),
+                    response_ids=ids,
+                    response_mask=[1] * len(ids),
+                    response_logprobs=answer.log_probs[: len(ids)] if answer.log_probs else None,
+                    num_turns=2,
+                    metrics={},
+                    extra_fields=dict(answer.extra_fields),
+                )
+            )
+            context = context + ids + [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
+        text = self.tokenizer.decode(outputs[-1].response_ids, skip_special_tokens=True)
+        outputs[-1].reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
+        outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
+        return outputs

@@ -30,4 +30,11 @@ def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
         yield name, f"{told}, {counted(update.dp_size, 'data-parallel rank')}, micro-batches of at most {budget}"
     for name, inference in job.inference.items():
         yield name, counted(inference.dp_size, "data-parallel rank")
+    if padding.sharing != "off":
+        yield "shared prefixes", "rows that extend each other are computed once"
+    if config.actor_rollout_ref.model.get("use_prefix_grouper"):
+        yield (
+            "actor_rollout_ref.model.use_prefix_grouper",
+            "True, but no engine of verl 0.9.1 reads it; padding.sharing=chains computes shared prefixes once",
+        )
     yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {padding.denominator}"

@@ -1,0 +1,53 @@
+"""A job whose rows extend each other, with shared prefixes and without: the same rollouts, rewards and metrics."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.jobs import JobFacts, run_job
+from tests.end_to_end.test_runs_repeat import rollouts
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+STEPS = 3
+MEASURED = re.compile(r"timing|seconds|memory|perf/(mfu|throughput|time)")
+OF_THE_PLAN = re.compile(r"^padding/|^global_seqlen/")
+"""What the two plans are meant to differ in."""
+
+
+def run(folder: Path, sharing: str, *overrides: str) -> JobFacts:
+    return run_job(
+        folder,
+        "+padding=prompt",
+        "padding.packer=plan",
+        f"padding.sharing={sharing}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        *overrides,
+        steps=STEPS,
+    )
+
+
+@pytest.mark.parametrize("overrides", [[], ["algorithm.adv_estimator=gae"]], ids=["grpo", "gae"])
+def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(overrides, tmp_path):
+    shared, plain = run(tmp_path / "shared", "chains", *overrides), run(tmp_path / "plain", "off", *overrides)
+    rows = rollouts(plain)
+    assert sorted(rows) == [1, 2, 3]
+    # Later steps draw tokens from weights that differ in their last digits.
+    assert rollouts(shared)[1] == rows[1]
+    for step, metrics in shared.metrics.items():
+        factors = {name: value for name, value in metrics.items() if name.endswith("/sharing_factor")}
+        assert len(factors) == (5 if overrides else 3)
+        assert min(factors.values()) > 1.2, "rows were meant to extend each other"
+        want = plain.metrics[step]
+        compared = [
+            name
+            for name, value in want.items()
+            if isinstance(value, float) and not MEASURED.search(name) and not OF_THE_PLAN.search(name)
+        ]
+        assert len(compared) > 30
+        assert set(compared) <= set(metrics)
+        for name in compared:
+            np.testing.assert_allclose(metrics[name], want[name], rtol=2e-3, atol=2e-5, err_msg=f"step {step}: {name}")
