@@ -32,9 +32,9 @@ def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
         yield name, counted(inference.dp_size, "data-parallel rank")
     if padding.sharing != "off":
         yield "shared prefixes", "rows that extend each other are computed once"
-    if config.actor_rollout_ref.model.get("use_prefix_grouper"):
+    if config.actor_rollout_ref.actor.get("use_prefix_grouper"):
         yield (
-            "actor_rollout_ref.model.use_prefix_grouper",
+            "actor_rollout_ref.actor.use_prefix_grouper",
             "True, but no engine of verl 0.9.1 reads it; padding.sharing=chains computes shared prefixes once",
         )
     yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {padding.denominator}"
