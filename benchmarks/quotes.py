@@ -161,7 +161,9 @@ def _zero_effect(it: Figures) -> Iterator[Quote]:
         "Stock verl is {half} % off in the seq-mean modes",
         {"half": half},
     )
-    yield Quote("README.md", "It is {gpg} % off with the `gpg` estimator and gives {opo} with `opo`;", {"gpg": gpg, "opo": opo})
+    yield Quote(
+        "README.md", "It is {gpg} % off with the `gpg` estimator and gives {opo} with `opo`;", {"gpg": gpg, "opo": opo}
+    )
     yield Quote("docs/why.md", "61 of 120 rows: the gradient is {half} % off", {"half": half})
     yield Quote("docs/why.md", "`opo` gives {opo}, `gpg` is {gpg} % off with 59 pads", {"gpg": gpg, "opo": opo})
 
@@ -204,7 +206,9 @@ def _train_step(it: Figures) -> Iterator[Quote]:
             line | {"gain": f"{median(ratios):.2f}", "least": f"{ratios[0]:.2f}", "most": f"{ratios[-1]:.2f}"},
         )
     planned = [took for name, turns in it["sides"].items() if name != "stock verl" for took in turns]
-    yield Quote("README.md", "Planning and pads took {seconds} s of these.", {"seconds": _seconds(planned, "before", 2)})
+    yield Quote(
+        "README.md", "Planning and pads took {seconds} s of these.", {"seconds": _seconds(planned, "before", 2)}
+    )
 
 
 def _seconds(turns: list[Figures], name: str, digits: int) -> str:

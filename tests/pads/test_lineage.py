@@ -72,3 +72,8 @@ def test_a_batch_of_one_row_sessions_is_not_read(monkeypatch):
     batch = put_grown_sessions(grown_sessions([1, 1, 1], prompts=2))
     monkeypatch.setattr(lineage, "read_fields_of_some", lambda *_: pytest.fail("rows were read"))
     assert find_extensions(batch, [tag["seq_len"] for tag in batch.tags]) == [None] * 3
+
+
+def test_equal_rows_of_two_sessions_are_not_compared():
+    rows = {f"p0_{session}_{turn}": ([1, 2], [3, *range(turn)]) for session in (2, 10) for turn in range(2)}
+    assert found(rows) == [None, 0, None, 2]

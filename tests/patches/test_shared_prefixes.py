@@ -11,7 +11,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import IS_PADDING, MICRO_BATCH
+from verl_padding.pads.columns import CHAIN as CHAIN_COLUMN
+from verl_padding.pads.columns import MICRO_BATCH
 from verl_padding.patches.plan_packer import follow_plan
 from verl_padding.patches.shared_prefixes import TIPS, share_in, tips_of
 
@@ -19,7 +20,8 @@ CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
 
 
-def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
+def rows_of(tokens: list[list[int]], chain: list[int] | None = None, **fields: list) -> TensorDict:
+    """Rows of one micro-batch, by default of one chain as the plan has it."""
     rows = []
     for number, row in enumerate(tokens):
         ids = torch.tensor(row)
@@ -27,18 +29,25 @@ def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
             {"input_ids": ids, "position_ids": torch.arange(len(row))}
             | {name: values[number] for name, values in fields.items()}
         )
-    return list_of_dict_to_tensordict(rows)
+    data = list_of_dict_to_tensordict(rows)
+    data[CHAIN_COLUMN] = torch.tensor(chain or [0] * len(tokens))
+    return data
 
 
 def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it():
-    assert tips_of(rows_of(CHAIN)) == (3, 1, 3, 3, 4)
+    assert tips_of(rows_of(CHAIN, [0, 1, 0, 0, 4])) == (3, 1, 3, 3, 4)
 
 
-def test_equal_rows_are_computed_once_and_rows_that_part_share_with_one_of_them():
+def test_equal_rows_are_computed_once_and_only_rows_of_one_chain_share():
     assert tips_of(rows_of([[1, 2], [1, 2], [1, 2]])) == (2, 2, 2)
-    tip_R = tips_of(rows_of([[1, 2], [1, 2, 3], [1, 2, 4]]))
-    assert tip_R[1:] == (1, 2)
-    assert tip_R[0] in (1, 2)
+    assert tips_of(rows_of([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2])) == (1, 1, 2)
+    data = rows_of([[1, 2], [1, 2]])
+    del data[CHAIN_COLUMN]
+    assert tips_of(data) == (0, 1)
+
+
+def test_a_chain_that_is_none_costs_time_and_nothing_else():
+    assert tips_of(rows_of([[1, 2], [1, 3, 4], [1, 3, 4, 5]])) == (0, 2, 2)
 
 
 def test_a_token_is_told_from_the_bytes_of_others():
@@ -46,8 +55,7 @@ def test_a_token_is_told_from_the_bytes_of_others():
 
 
 def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
-    data = rows_of([[3, 3], [3, 3], [3, 3, 4]])
-    data[IS_PADDING] = torch.tensor([True, True, False])
+    data = rows_of([[3, 3], [3, 3], [3, 3, 4]], [-1, -1, 0])
     assert tips_of(data) == (0, 1, 2)
 
 
@@ -76,6 +84,8 @@ def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields)
     [
         {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1)]},
         {"routed_experts": [torch.ones(3, 2, 2, dtype=torch.int64), torch.ones(5, 2, 2, dtype=torch.int64)]},
+        # verl ends each row's with a line of zeros.
+        {"teacher_logprobs": [torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]])]},
         {"multi_modal_inputs": [{"pixel_values": torch.ones(2, 4)}, {"pixel_values": torch.ones(6, 4)}]},
         {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
         {"temperature": [torch.tensor(0.5), torch.tensor(0.5)]},
@@ -108,7 +118,7 @@ class Engine(FSDPEngineWithLMHead):
 
 
 def cell(tokens: list[list[int]], *, budget: int, packed: bool = True) -> TensorDict:
-    data = rows_of(tokens)
+    data = rows_of(tokens, [0, 1, 0, 0, 4][: len(tokens)])
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
     return data
@@ -131,6 +141,29 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_g
     outputs["log_probs"].values().sum().backward()
     assert weight.grad == sum(map(sum, CHAIN))
     assert torch.equal(outputs["log_probs"].offsets(), micro_batch["input_ids"].offsets())
+
+
+@pytest.mark.parametrize("first", ["actor", "critic"])
+def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
+    class OwnEngine(Engine):
+        prepare_model_inputs = inspect.unwrap(Engine.prepare_model_inputs)
+        prepare_model_outputs = inspect.unwrap(Engine.prepare_model_outputs)
+
+    class OwnCritic(OwnEngine):
+        def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+            outputs = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+            return {"values": outputs["values"]}
+
+    actor, critic = OwnEngine(), OwnCritic()
+    for engine in (actor, critic) if first == "actor" else (critic, actor):
+        share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    for engine in (actor, critic):
+        engine.prepare_model_inputs(micro_batch=micro_batch)
+        outputs = engine.prepare_model_outputs(
+            output=torch.tensor(1.0), output_args={}, micro_batch=micro_batch, logits_processor_func=None
+        )
+        assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
 
 
 def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():

@@ -102,7 +102,7 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
         number += 1
     if not keys:
         raise PaddingDataError(f"{path}: holds no row. One JSON object per line is needed.")
-    extends = _extensions(sessions, wholes)
+    extends = _extensions(sessions, wholes, tokens)
     row_of_line = {line: row for row, line in enumerate(lines)}
     for row, (where, extended) in enumerate(named):
         if extended is not None:
@@ -112,6 +112,9 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
                     f"{where}: extends={extended}, but the line of a row with fewer tokens is needed, or of one with "
                     "as many before it; lines are counted from 0."
                 )
+            begin, whole = wholes[earlier], wholes[row]
+            if begin is not None and whole is not None and whole[: len(begin)] != begin:
+                raise PaddingDataError(f"{where}: extends={extended}, but it does not begin with that line's tokens.")
             extends[row] = earlier
     known = any(whole is not None for whole in wholes) or any(extended is not None for _, extended in named)
     rows = Rows(
@@ -124,19 +127,23 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
     return RowsFile(rows=rows, lines_R=tuple(lines), pads=pads, counted=counted)
 
 
-def _extensions(session_R: Sequence[str], whole_R: Sequence[str | list[int] | None]) -> list[int | None]:
+def _extensions(
+    session_R: Sequence[str], whole_R: Sequence[str | list[int] | None], tokens_R: Sequence[int]
+) -> list[int | None]:
     """Number of the row that each row extends, by text or token ids, among the rows of its session."""
     extends_R: list[int | None] = [None] * len(session_R)
-    rows_of: dict[str, list[int]] = {}
+    rows_of: dict[tuple[str, type], list[int]] = {}
     for row, session in enumerate(session_R):
         if whole_R[row]:
-            rows_of.setdefault(session, []).append(row)
+            rows_of.setdefault((session, type(whole_R[row])), []).append(row)
     for rows in rows_of.values():
         # In this order a row comes right before one that extends it, if there is any.
         order = sorted(rows, key=lambda row: (whole_R[row], row))
         for shorter, longer in pairwise(order):
             begin, whole = whole_R[shorter], whole_R[longer]
-            if begin is not None and whole is not None and whole[: len(begin)] == begin:
+            # By the tokenizer's counts, a text may have fewer tokens than its beginning.
+            follows = (tokens_R[shorter], shorter) < (tokens_R[longer], longer)
+            if begin is not None and whole is not None and whole[: len(begin)] == begin and follows:
                 extends_R[longer] = shorter
     return extends_R
 

@@ -23,12 +23,14 @@ SESSIONS = "mini_batch_sessions"
 """Column (R,) int64 in an update: sessions that have a row in the row's mini-batch."""
 MICRO_BATCH = "micro_batch"
 """Column (R,) int64 in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
+CHAIN = "chain"
+"""Column (R,) int64 in calls that share prefixes: the row's chain, by the number of its first row; -1 for a pad."""
 LOSS_TOKENS = "mini_batch_loss_tokens"
 """Column (R,) int64 in an update after rejection sampling: response tokens of the row's mini-batch that were kept."""
 
 COLUMN_DTYPES = {
     IS_PADDING: torch.bool,
-    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH, LOSS_TOKENS), torch.int64),
+    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH, CHAIN, LOSS_TOKENS), torch.int64),
 }
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
@@ -86,8 +88,12 @@ def pad_column(layout: Layout, n_rows: int) -> dict[str, torch.Tensor]:
     return {IS_PADDING: torch.tensor([row >= n_rows for row in layout.order])}
 
 
-def micro_batch_column(plan: BatchPlan, layout: Layout) -> dict[str, torch.Tensor]:
-    """The number of each row's micro-batch, in the order of ``layout``; nothing if verl's packer cuts them."""
+def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
+    """The number of each row's micro-batch, and its chain if the call shares prefixes, in the order of the layout.
+
+    Nothing if verl's packer cuts the micro-batches.
+    """
+    layout = plan.layouts[call]
     if plan.packer != "plan" or layout.micro_batch_rows is None:
         return {}
     numbers = [
@@ -97,4 +103,8 @@ def micro_batch_column(plan: BatchPlan, layout: Layout) -> dict[str, torch.Tenso
         for number, rows in enumerate(n_rows_DK[rank])
         for _ in range(rows)
     ]
-    return {MICRO_BATCH: torch.tensor(numbers)}
+    columns = {MICRO_BATCH: torch.tensor(numbers)}
+    if call in plan.chains:
+        chain_R = plan.chains[call]
+        columns[CHAIN] = torch.tensor([chain_R[row] if row < len(chain_R) else -1 for row in layout.order])
+    return columns

@@ -1,15 +1,13 @@
 """Which rows extend each other, found from what their outputs may depend on.
 
 Row b extends row a if a's tokens, prompt and response, are the first tokens of b, and position ids, images, recorded
-routes and a teacher's fields are equal there too. The trainer looks for such rows in sessions of several rows, for the
-plan; workers look again in each micro-batch before they share anything.
+routes and a teacher's fields are equal there too. The trainer looks for such rows in each session of several rows, for
+the plan; workers compare the rows of a chain again before they share anything.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import ray
@@ -23,6 +21,8 @@ from verl_padding.plan.row_keys import session_of_key
 PER_TOKEN = ("position_ids", "routed_experts", "teacher_ids", "teacher_logprobs")
 """Fields beside the tokens that outputs may depend on, one value per token: they must agree up to where rows part."""
 TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
+TASKS = 4
+"""Ray tasks at a time: they are short, and each process that runs them imports verl first."""
 TOKENS_AT_ONCE = 1 << 22
 """Tokens that are read at once, by a Ray task if there are more: 32 MiB of token ids."""
 
@@ -36,69 +36,118 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | N
     Args:
         tokens_R: tokens of each row.
     """
-    session_R = [session_of_key(key) for key in batch.keys]
-    rows_of = Counter(session_R)
-    numbers = sorted(
-        (row for row, session in enumerate(session_R) if rows_of[session] > 1), key=lambda row: session_R[row]
+    rows_of: dict[str, list[int]] = {}
+    for row, key in enumerate(batch.keys):
+        rows_of.setdefault(session_of_key(key), []).append(row)
+    parts: list[list[list[int]]] = []
+    read = TOKENS_AT_ONCE
+    for rows in rows_of.values():
+        if len(rows) > 1:
+            if read >= TOKENS_AT_ONCE:
+                parts.append([])
+                read = 0
+            parts[-1].append(rows)
+            read += sum(tokens_R[row] for row in rows)
+    asked = [[[batch.keys[row] for row in rows] for rows in part] for part in parts]
+    found = (
+        _by_tasks(asked, batch.partition_id)
+        if len(parts) > 1
+        else [_extensions_in_queue(part, batch.partition_id) for part in asked]
     )
-    parts: list[list[int]] = []
-    read, last = TOKENS_AT_ONCE, None
-    for row in numbers:
-        if session_R[row] != last and read >= TOKENS_AT_ONCE:
-            parts.append([])
-            read = 0
-        parts[-1].append(row)
-        read, last = read + tokens_R[row], session_R[row]
-    keys = [[batch.keys[row] for row in part] for part in parts]
-    if len(parts) > 1:
-        task = ray.remote(num_cpus=0)(_extensions_in_queue)
-        found = ray.get([task.remote(part, batch.partition_id) for part in keys])
-    else:
-        found = [_extensions_in_queue(part, batch.partition_id) for part in keys]
     extends_R: list[int | None] = [None] * len(batch.keys)
-    for part, extends in zip(parts, found, strict=True):
-        for row, earlier in zip(part, extends, strict=True):
-            extends_R[row] = None if earlier is None else part[earlier]
+    for part, of_part in zip(parts, found, strict=True):
+        for rows, extends in zip(part, of_part, strict=True):
+            for row, earlier in zip(rows, extends, strict=True):
+                extends_R[row] = None if earlier is None else rows[earlier]
     return extends_R
 
 
-def _extensions_in_queue(keys: Sequence[str], partition_id: str) -> list[int | None]:
-    return extensions(read_fields_of_some(keys, partition_id, [TOKENS, IMAGES, *PER_TOKEN]))
+def _by_tasks(parts: Sequence[Sequence[Sequence[str]]], partition_id: str) -> list[list[list[int | None]]]:
+    """What :func:`_extensions_in_queue` says of each part, a few of them at a time."""
+    task = ray.remote(num_cpus=0)(_extensions_in_queue)
+    told: list[Any] = []
+    for part in parts:
+        if len(told) >= TASKS:
+            ray.wait(told, num_returns=len(told) - TASKS + 1, fetch_local=False)
+        told.append(task.remote(part, partition_id))
+    found: list[list[list[int | None]]] = ray.get(told)
+    return found
 
 
-def extensions(data: TensorDict, rows: Sequence[int] | None = None) -> list[int | None]:
-    """Number of the row that each row of some data extends: the longest one, of rows as long the last one.
+def _extensions_in_queue(sessions: Sequence[Sequence[str]], partition_id: str) -> list[list[int | None]]:
+    """For each session, the place of the row that each row extends, among the rows of the session."""
+    keys = [key for session in sessions for key in session]
+    tokens = read_fields_of_some(keys, partition_id, [TOKENS])
+    begins = Inputs(tokens)
+    found: list[list[int | None]] = []
+    first = 0
+    alike: set[int] = set()
+    for session in sessions:
+        rows = range(first, first + len(session))
+        extends = extensions(begins, rows)
+        for row, earlier in enumerate(extends, start=first):
+            if earlier is not None:
+                alike |= {row, earlier}
+        found.append(extends)
+        first += len(session)
+    # Images, routes and a teacher's fields are large: they are read only of rows whose tokens begin alike.
+    rows_read = sorted(alike)
+    if rows_read:
+        rest = read_fields_of_some([keys[row] for row in rows_read], partition_id, [TOKENS, IMAGES, *PER_TOKEN])
+        place = {row: number for number, row in enumerate(rows_read)}
+        inputs, first = Inputs(rest), 0
+        for session, extends in zip(sessions, found, strict=True):
+            known = [row for row in range(first, first + len(session)) if row in place]
+            again = dict(zip(known, extensions(inputs, [place[row] for row in known]), strict=True))
+            for row in range(first, first + len(session)):
+                earlier = again.get(row)
+                extends[row - first] = None if earlier is None else rows_read[earlier] - first
+            first += len(session)
+    return found
+
+
+def extensions(inputs: Inputs, rows: Sequence[int]) -> list[int | None]:
+    """Number of the row that each of some rows extends: the longest of them, and the last of several as long.
+
+    Args:
+        rows: numbers of the rows, rising.
+    """
+    extends: dict[int, int | None] = {}
+    # In this order the rows that begin with a row come right after it.
+    order = sorted(rows, key=lambda row: (inputs.tokens_R[row], row))
+    before: list[int] = []
+    for row in order:
+        while before and not inputs.tokens_R[row].startswith(inputs.tokens_R[before[-1]]):
+            before.pop()
+        extends[row] = next((shorter for shorter in reversed(before) if inputs.agree(shorter, row)), None)
+        before.append(row)
+    return [extends[row] for row in rows]
+
+
+class Inputs:
+    """What the outputs of rows may depend on: tokens, position ids, images, temperature, recorded routes, a teacher.
 
     Args:
         data: rows with ``input_ids``, on the CPU.
-        rows: numbers of the rows that may; None for all.
     """
-    tokens_R = [_bytes(row) for row in data[TOKENS].unbind()]
-    # In this order a row comes right before one that extends it, if there is any.
-    order = sorted(range(len(tokens_R)) if rows is None else rows, key=lambda row: (tokens_R[row], row))
-    inputs: _Inputs | None = None
-    extends: list[int | None] = [None] * len(tokens_R)
-    for shorter, longer in pairwise(order):
-        if tokens_R[longer].startswith(tokens_R[shorter]):
-            inputs = inputs or _Inputs(data)
-            if inputs.agree(shorter, longer):
-                extends[longer] = shorter
-    return extends
-
-
-class _Inputs:
-    """What the outputs of rows may depend on beside their tokens."""
 
     def __init__(self, data: TensorDict):
         names = set(data.keys())
-        self._lengths = [len(row) for row in data[TOKENS].unbind()]
+        tokens = data[TOKENS].unbind()
+        self.tokens_R = [_bytes(row) for row in tokens]
+        """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
+        self._lengths = [len(row) for row in tokens]
         self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in names]
         temperature = data["temperature"] if "temperature" in names else None
         self._temperature = temperature if isinstance(temperature, torch.Tensor) and temperature.dim() else None
         self._images = tu.get(data, IMAGES) if IMAGES in names else None
 
+    def extends(self, longer: int, shorter: int) -> bool:
+        """Whether a row begins with all of another, whatever outputs depend on."""
+        return self.tokens_R[longer].startswith(self.tokens_R[shorter]) and self.agree(shorter, longer)
+
     def agree(self, shorter: int, longer: int) -> bool:
-        """Whether two rows agree in all of it, up to the end of the shorter one."""
+        """Whether two rows agree in all but their tokens, up to the end of the shorter one."""
         length = self._lengths[shorter]
         if self._temperature is not None and self._temperature[shorter] != self._temperature[longer]:
             return False
@@ -106,7 +155,11 @@ class _Inputs:
             # (tokens, ..), and position ids (.., tokens); a field of another length covers something else.
             dim = -1 if name == "position_ids" else 0
             a, b = rows[shorter], rows[longer]
-            if a.shape[dim] != length or b.shape[dim] < length or not torch.equal(a, b.narrow(dim, 0, length)):
+            if a.shape[dim] != length or b.shape[dim] < length:
+                return False
+            # A teacher says nothing of the token after a row's last one: verl fills it in.
+            compared = length - 1 if name.startswith("teacher") else length
+            if not torch.equal(a.narrow(dim, 0, compared), b.narrow(dim, 0, compared)):
                 return False
         return self._images is None or _images_begin_alike(self._images[shorter], self._images[longer])
 

@@ -6,7 +6,7 @@ import logging
 from uuid import uuid4
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_column, pad_column
+from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_columns, pad_column
 from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, tokens_of_masks
 from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
@@ -54,7 +54,7 @@ class PaddedBatch:
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
         columns = pad_column(layout, len(self.batch)) if layout.n_pads else {}
-        put_columns(rows, columns | micro_batch_column(self.plan, layout))
+        put_columns(rows, columns | micro_batch_columns(self.plan, call))
         return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
@@ -68,7 +68,7 @@ class PaddedBatch:
         rows = self._rows_of(layout, batch)
         kept_tokens_R = tokens_of_masks(self.batch) if self._rejects_tokens else None
         columns = loss_columns(layout, self.batch.keys, kept_tokens_R)
-        put_columns(rows, columns | micro_batch_column(self.plan, layout))
+        put_columns(rows, columns | micro_batch_columns(self.plan, call))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = {

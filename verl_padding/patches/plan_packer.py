@@ -49,7 +49,7 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         packed = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tip_R = tips_of(micro_batch) if sharing == "chains" and packed else tuple(range(len(micro_batch)))
-            _check_budget(computed_tokens(micro_batch, tip_R), budget)
+            _check_budget(computed_tokens(micro_batch, tip_R), budget, sharing)
             if len(set(tip_R)) < len(tip_R):
                 tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
         return micro_batches, indices
@@ -70,11 +70,15 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], mult
         )
 
 
-def _check_budget(tokens: int, budget: int) -> None:
+def _check_budget(tokens: int, budget: int, sharing: Sharing) -> None:
     if tokens > budget:
         raise PaddingDataError(
-            f"a micro-batch of {tokens} tokens, more than the {budget} of this call: rows have changed since the plan, "
-            "or do not extend each other as planned. Set padding.packer=verl to have the workers cut them anew."
+            f"a micro-batch of {tokens} tokens, more than the {budget} of this call: rows have changed since the plan"
+            + (
+                ", or do not extend each other as planned. Set padding.sharing=off."
+                if sharing == "chains"
+                else ". Set padding.packer=verl to have the workers cut them anew."
+            )
         )
 
 

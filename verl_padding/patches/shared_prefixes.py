@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,27 +24,36 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
-from verl_padding.pads.columns import IS_PADDING, read_column
-from verl_padding.pads.lineage import extensions
+from verl_padding.pads.columns import CHAIN, read_column
+from verl_padding.pads.lineage import TOKENS, Inputs
 
 TIPS = "tip_of_rows"
 """Non-tensor data of a micro-batch: the number of each row's tip in it."""
 
 
 def tips_of(data: TensorDict) -> tuple[int, ...]:
-    """The number of each row's tip: the longest row that extends it, or itself. Pads are computed as they are.
+    """The number of each row's tip: the longest row of its chain that extends it, or itself.
+
+    The plan says which rows are a chain; here they are compared once more, so that a wrong chain costs time and changes
+    nothing. Pads, and rows of no chain, are computed as they are.
 
     Args:
         data: a micro-batch, on the CPU.
     """
-    marked = IS_PADDING in data.keys()  # noqa: SIM118  (a TensorDict)
-    is_pad_R = read_column(data, IS_PADDING).tolist() if marked else [False] * len(data)
-    extends_R = extensions(data, [row for row, is_pad in enumerate(is_pad_R) if not is_pad])
     tip_R = list(range(len(data)))
-    extended_by = {earlier: row for row, earlier in enumerate(extends_R) if earlier is not None}
-    for row in range(len(data)):
-        while tip_R[row] in extended_by:
-            tip_R[row] = extended_by[tip_R[row]]
+    if CHAIN not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return tuple(tip_R)
+    lengths = data[TOKENS].offsets().diff().tolist()
+    members: dict[int, list[int]] = {}
+    for row, chain in enumerate(read_column(data, CHAIN).tolist()):
+        if chain >= 0:
+            members.setdefault(chain, []).append(row)
+    inputs = Inputs(data)
+    for rows in members.values():
+        rows.sort(key=lambda row: (lengths[row], row))
+        for shorter, longer in reversed(list(pairwise(rows))):
+            if inputs.extends(longer, shorter):
+                tip_R[shorter] = tip_R[longer]
     return tuple(tip_R)
 
 
@@ -66,10 +76,11 @@ def share_in(engine: Any) -> None:
         raise PaddingError(
             f"padding.sharing='chains': {cls.__name__} is not one of verl 0.9's FSDP engines. Set padding.sharing=off."
         )
-    if inspect.unwrap(cls.prepare_model_inputs) is not cls.prepare_model_inputs:
-        return
-    cls.prepare_model_inputs = _of_tips(cls.prepare_model_inputs)
-    cls.prepare_model_outputs = _of_all_rows(cls.prepare_model_outputs)
+    # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
+    for name, wrap in (("prepare_model_inputs", _of_tips), ("prepare_model_outputs", _of_all_rows)):
+        method = getattr(cls, name)
+        if inspect.unwrap(method) is method:
+            setattr(cls, name, wrap(method))
 
 
 def _of_tips(prepare: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,4 +121,7 @@ def _numbers_of_tips(tip_R: Sequence[int]) -> list[int]:
 
 
 def _tips(micro_batch: TensorDict, tip_R: Sequence[int]) -> TensorDict:
-    return tu.index_select_tensor_dict(micro_batch, _numbers_of_tips(tip_R))
+    """The rows that are computed, as a micro-batch with nothing to share."""
+    tips = tu.index_select_tensor_dict(micro_batch, _numbers_of_tips(tip_R))
+    tips.pop(TIPS)
+    return tips

@@ -77,6 +77,9 @@ class BatchPlan:
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
 
+    chains: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of each call that shares prefixes: the chain of each real row, by the number of its first row."""
+
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
 

@@ -50,6 +50,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     chain_R = None if job.sharing == "off" or rows.extends_R is None else chain_of_rows(rows.extends_R)
     if chain_R is not None and len(np.unique(chain_R)) == len(rows):
         chain_R = None  # nothing to share: the plan is that without sharing
+    chains: dict[str, tuple[int, ...]] = {}
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
@@ -77,12 +78,15 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             known = layout, judge(layout, prices)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
+        if chain_R is not None and shares(job, call):
+            chains[name] = tuple(chain_R.tolist())
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,
         sharing=job.sharing,
         layouts=layouts,
         figures=figures,
+        chains=chains,
         warnings=tuple(warnings),
     )
 

@@ -50,7 +50,8 @@ def cut_by_level(
         may_grow: whether cells may hold more rows if that makes the step shorter.
     """
     n_mini, multiple = len(rows_M), prices.call.cell_multiple
-    offers_M = [ways_to_cut(prices, rows, POLISH_PAIRS // n_mini) for rows in rows_M]
+    most = None if may_grow else size
+    offers_M = [ways_to_cut(prices, rows, POLISH_PAIRS // n_mini, most) for rows in rows_M]
     least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
     sizes = {size}
     if may_grow:
@@ -100,12 +101,15 @@ def _fill(
     return best
 
 
-def ways_to_cut(prices: Prices, rows: Sequence[int], max_pairs: int) -> tuple[list[MicroBatches], int]:
+def ways_to_cut(
+    prices: Prices, rows: Sequence[int], max_pairs: int, most_rows: int | None = None
+) -> tuple[list[MicroBatches], int]:
     """Good ways to deal a mini-batch out to ranks that meet at each micro-batch.
 
     Args:
         rows: real rows of the mini-batch.
         max_pairs: how long to polish, in pairs of rows compared.
+        most_rows: the most rows of a cell, and so of the part of a chain that stays together; None for any number.
 
     Returns:
         The ways, the best first, and a time that none can beat.
@@ -113,9 +117,10 @@ def ways_to_cut(prices: Prices, rows: Sequence[int], max_pairs: int) -> tuple[li
     call = prices.call
     assert call.token_budget is not None
     # An item is a row; where chains are computed once, it is a chain, as long as its tip.
-    by_length = prices.dearest_first(prices.computed(rows).tolist())
+    rows_of_tip = _rows_of_tips(prices, rows, most_rows)
+    by_length = prices.dearest_first(list(rows_of_tip))
     tokens_I, cost_I = prices.tokens_R[by_length], prices.cost_R[by_length]
-    rows_of_I = _rows_of_items(prices, rows, by_length.tolist())
+    rows_of_I = [rows_of_tip[tip] for tip in by_length.tolist()]
     packer = LevelPacker(
         tokens_I=tokens_I.tolist(),
         cost_I=cost_I.tolist(),
@@ -142,12 +147,20 @@ def ways_to_cut(prices: Prices, rows: Sequence[int], max_pairs: int) -> tuple[li
     return cuts, bound + least_levels * packer.level_cost
 
 
-def _rows_of_items(prices: Prices, rows: Sequence[int], tips: Sequence[int]) -> list[list[int]]:
-    """The rows of each item: a row by itself, or all rows of the chain that it is the tip of, the tip first."""
+def _rows_of_tips(prices: Prices, rows: Sequence[int], most_rows: int | None) -> dict[int, list[int]]:
+    """The rows of each item by the longest of them, which comes first: a row alone, or a chain.
+
+    A chain of more than ``most_rows`` rows is cut, the shortest rows into a part of their own.
+    """
     if prices.chain_R is None:
-        return [[row] for row in tips]
-    chain_of_tip = {chain[-1]: chain[::-1] for chain in members_of_chains(rows, prices.chain_R, prices.tokens_R)}
-    return [chain_of_tip[tip] for tip in tips]
+        return {row: [row] for row in rows}
+    found = {}
+    for chain in members_of_chains(rows, prices.chain_R, prices.tokens_R):
+        falling = chain[::-1]
+        most = most_rows or len(falling)
+        for first in range(0, len(falling), most):
+            found[falling[first]] = falling[first : first + most]
+    return found
 
 
 def _deal_levels(levels: Levels, cost_I: Sequence[int], rows_of_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
