@@ -315,7 +315,8 @@ def _sharing(it: Figures) -> Iterator[Quote]:
     for turns, ratios in it["ratios"].items():
         yield Quote(
             "README.md",
-            f"| {turns} | {{factor}} | {{plan}} ({{plan_least}} to {{plan_most}}) | {{stock}} ({{least}} to {{most}}) |",
+            f"| {turns} | {{factor}} | {{plan}} ({{plan_least}} to {{plan_most}}) "
+            "| {stock} ({least} to {most}) |",
             {
                 "factor": f"{ratios['sharing_factor']:.2f}",
                 "plan": f"{median(ratios['plan_over_chains']):.2f}",

@@ -72,8 +72,8 @@ class PaddingConfig:
 
     sharing: Sharing = "off"
     """Whether tokens that rows have in common are computed once. ``chains``: if a row's tokens begin with all tokens of
-    another row, prompt and response, only the longer row is computed, and both get its outputs. Nothing but the time
-    changes. It needs ``packer=plan``, dynamic batch sizes and FSDP engines."""
+    another row, prompt and response, only the longer row is computed, and both get its outputs. It needs
+    ``packer=plan``, dynamic batch sizes and FSDP engines."""
 
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""

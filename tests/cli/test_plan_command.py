@@ -365,3 +365,68 @@ def test_a_hundred_thousand_rows_are_planned_and_told_in_a_few_lines(tmp_path):
     numbers = [int(step) for step in steps if step.isdigit()]
     assert all(a < b for a, b in pairwise(numbers))
     assert numbers[-1] == math.ceil(100_000 / 8 / 32) - 1
+
+
+def write_sessions(path: Path, lines: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+CHAINS = [
+    {"prompt": "a", "session": 0, "token_ids": [1, 2, 3]},
+    {"prompt": "a", "session": 0, "token_ids": [1, 2, 3, 4, 5]},
+    {"prompt": "b", "session": 0, "tokens": 4},
+    {"prompt": "b", "session": 0, "tokens": 9, "extends": 2},
+    {"prompt": "b", "session": 1, "tokens": 9},
+]
+SHARED = ("--dp", "1", "--mini-batch", "2", "--n", "2", "--budget", "64", "--sharing", "chains")
+
+
+def test_rows_that_extend_each_other_are_computed_once_with_sharing(tmp_path):
+    path = write_sessions(tmp_path / "rows.jsonl", CHAINS)
+    figures = plan_of(path, *SHARED)["figures"]
+    assert figures["computed_tokens"] == 5 + 9 + 9
+    assert figures["sharing_factor"] == pytest.approx(30 / 23)
+    assert plan_of(path, *SHARED, "--sharing", "off")["figures"]["computed_tokens"] == 30
+    result = run(path, *SHARED, "--picture", tmp_path / "plan.png")
+    assert result.exit_code == 0, result.output
+    assert "computed" in result.stdout
+    assert (tmp_path / "plan.png").stat().st_size > 0
+
+
+def test_a_dump_shares_where_a_text_begins_with_the_one_before_it(tmp_path):
+    model = make_tiny_model("qwen2", tmp_path)
+    dump = write_sessions(
+        tmp_path / "1.jsonl",
+        [
+            {"uid": "p_0_0", "input": "ask", "output": "yes"},
+            {"uid": "p_0_1", "input": "askyes and then", "output": "no"},
+            {"uid": "p_1_0", "input": "ask", "output": "yes"},
+        ],
+    )
+    figures = plan_of(dump, *SHARED, "--tokenizer", model)["figures"]
+    assert figures["sharing_factor"] > 1.2
+
+
+def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_says_so(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path)
+    result = run(path, *SHAPE, "--sharing", "chains", "--json")
+    assert json.loads(result.stdout)["figures"]["sharing_factor"] == 1
+    assert "no row says which one it extends" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"tokens": 9, "extends": 7}, "line 2: extends=7, but the line of a row with fewer tokens"),
+        ({"tokens": 2, "extends": 0}, "line 2: extends=0, but the line of a row with fewer tokens"),
+        ({"tokens": 9, "extends": "a"}, "line 2: extends='a', but a whole number"),
+        ({"token_ids": [7, 2, 3, 4], "extends": 0}, "line 2: extends=0, but it does not begin with that line's tokens"),
+        ({"token_ids": []}, "line 2: token_ids=[], but a list of whole numbers"),
+    ],
+)
+def test_a_wrong_word_on_it_is_refused_with_its_line(line, message, tmp_path):
+    first = {"prompt": "a", "session": 0, "token_ids": [1, 2, 3]}
+    path = write_sessions(tmp_path / "rows.jsonl", [first, {"prompt": "a", "session": 0} | line])
+    assert message in refused(path, *SHARED)

@@ -43,7 +43,7 @@ def tips_of(data: TensorDict) -> tuple[int, ...]:
     tip_R = list(range(len(data)))
     if CHAIN not in data.keys():  # noqa: SIM118  (a TensorDict)
         return tuple(tip_R)
-    lengths = data[TOKENS].offsets().diff().tolist()
+    lengths = [len(row) for row in data[TOKENS].unbind()]
     members: dict[int, list[int]] = {}
     for row, chain in enumerate(read_column(data, CHAIN).tolist()):
         if chain >= 0:
