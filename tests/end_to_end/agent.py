@@ -117,8 +117,8 @@ class ManyRows(AgentLoopBase):
 
     Args:
         most: largest number of rows of a step.
-        fewest: rows that a session has at least, whatever its step has. With 0, a step in which the trainer takes prompts
-            of several steps, as they end, may meet none but empty sessions.
+        fewest: rows that a session has at least, whatever its step has. With 0, a step whose prompts come from
+            several steps may meet none but empty sessions.
     """
 
     def __init__(self, *args: Any, most: int = 500, fewest: int = 0, **kwargs: Any):
