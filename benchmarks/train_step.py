@@ -129,10 +129,23 @@ def stock_update(workers: Any, batch: KVBatchMeta) -> dict[str, float]:
     padded = PPOTrainer._balance_batch(trainer, batch, metrics={})
     ready = time.perf_counter()
     padded.extra_info.update(EXTRA_INFO)
+    _complete_stock_pads(padded)
+    begun = time.perf_counter()
     output = workers.update_actor(padded)
     done = time.perf_counter()
     tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
-    return {"before": ready - started, "update": done - ready, "pads": len(padded) - n_rows, "steps": _steps(output)}
+    return {"before": ready - started, "update": done - begun, "pads": len(padded) - n_rows, "steps": _steps(output)}
+
+
+def _complete_stock_pads(padded: KVBatchMeta) -> None:
+    """Gives verl's pads what its passes would have written for them: they are copies of a row of another length."""
+    pads = [key for key, tag in zip(padded.keys, padded.tags, strict=True) if tag.get("is_padding", False)]
+    if pads:
+        rows = tq.kv_batch_get(keys=pads, partition_id=padded.partition_id, select_fields=["responses"])
+        lengths = [len(row) for row in rows["responses"].unbind()]
+        column = torch.nested.as_nested_tensor([torch.full((n,), -5.5) for n in lengths], layout=torch.jagged)
+        fields = TensorDict({name: column.clone() for name in TRAINED}, batch_size=len(pads))
+        tq.kv_batch_put(keys=pads, partition_id=padded.partition_id, fields=fields)
 
 
 def planned_update(workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, float]:
@@ -177,7 +190,7 @@ def main(
     busy = busy_cores()
     told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.equivalence.workers import start_actor, stop
+        from tests.support.fsdp2_workers import start_actor, stop
         from verl_padding.patches.plan_packer import install_in_worker
         from verl_padding.trainer.losses import wrap_worker_loss
 
