@@ -116,7 +116,7 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What each round of each side took, by turns."""
     told: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.equivalence.workers import start_actor, start_over, stop
+        from tests.support.fsdp2_workers import start_actor, start_over, stop
         from verl_padding.patches.plan_packer import install
         from verl_padding.trainer.losses import wrap_worker_loss
 

@@ -220,7 +220,7 @@ def main(
     busy = busy_cores()
     told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.equivalence.workers import start_actor, stop
+        from tests.support.fsdp2_workers import start_actor, stop
         from verl_padding.patches.plan_packer import install
         from verl_padding.trainer.losses import wrap_worker_loss
 

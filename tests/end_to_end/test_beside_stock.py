@@ -7,7 +7,7 @@ import torch
 
 from tests.end_to_end.agent import rows_of_step
 from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
-from tests.equivalence.updates import ADAM_EPS
+from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

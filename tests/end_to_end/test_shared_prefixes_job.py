@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.jobs import JobFacts, run_job
 from tests.end_to_end.test_runs_repeat import rollouts
-from tests.equivalence.workers import make_value_model
+from tests.support.fsdp2_workers import make_value_model
 from verl_padding.local.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -10,7 +10,6 @@ import transfer_queue as tq
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import (
-    ADAM_EPS,
     BUDGET,
     EPOCHS,
     SEQ_MEAN_MODES,
@@ -22,10 +21,10 @@ from tests.equivalence.updates import (
     update_both_with,
     with_trained_fields,
 )
-from tests.equivalence.workers import padded_and_plain, start_actor, start_over, stop
+from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over, stop
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
-from tests.support.tolerance import RELATIVE_METRIC
+from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import ADAM_EPS, BUDGET, update_both
-from tests.equivalence.workers import make_value_model, padded_and_plain, start_critic, start_over
-from tests.support.tolerance import RELATIVE_METRIC
+from tests.equivalence.updates import BUDGET, update_both
+from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_critic, start_over
+from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

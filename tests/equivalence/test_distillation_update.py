@@ -12,10 +12,10 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import ADAM_EPS, BUDGET, plan_of, put_trained_rows, update_both_with
-from tests.equivalence.workers import padded_and_plain, start_actor
+from tests.equivalence.updates import BUDGET, plan_of, put_trained_rows, update_both_with
+from tests.support.fsdp2_workers import padded_and_plain, start_actor
 from tests.support.rows_in_queue import PARTITION
-from tests.support.tolerance import RELATIVE_METRIC
+from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 

@@ -10,9 +10,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import ADAM_EPS, BUDGET, update_both
-from tests.equivalence.workers import padded_and_plain, start_actor, start_over, weights_of
-from tests.support.tolerance import RELATIVE_METRIC
+from tests.equivalence.updates import BUDGET, update_both
+from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over, weights_of
+from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

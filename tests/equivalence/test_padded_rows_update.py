@@ -3,8 +3,9 @@
 import pytest
 from ray.exceptions import RayTaskError
 
-from tests.equivalence.updates import ADAM_EPS, BUDGET, put_trained_rows, update_both_with
-from tests.equivalence.workers import padded_and_plain, start_actor
+from tests.equivalence.updates import BUDGET, put_trained_rows, update_both_with
+from tests.support.fsdp2_workers import padded_and_plain, start_actor
+from tests.support.tolerance import ADAM_EPS
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.local.tiny_models import make_tiny_model

@@ -10,7 +10,6 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.test_lora_update import RANK, make_adapter
 from tests.equivalence.updates import (
-    ADAM_EPS,
     EPOCHS,
     SEQ_MEAN_MODES,
     BothUpdates,
@@ -18,10 +17,10 @@ from tests.equivalence.updates import (
     update_both_with,
     with_trained_fields,
 )
-from tests.equivalence.workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
+from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
 from tests.support.padded_rows import upsample
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
-from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
+from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import strip

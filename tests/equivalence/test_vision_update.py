@@ -8,9 +8,10 @@ import pytest
 import torch
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import ADAM_EPS, update_both_with, with_trained_fields
-from tests.equivalence.vision_rows import FAMILIES, make_vision_model, put_vision_rows
-from tests.equivalence.workers import padded_and_plain, start_actor, start_over
+from tests.equivalence.updates import update_both_with, with_trained_fields
+from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
+from tests.support.tolerance import ADAM_EPS
+from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.workers import weights_of
+from tests.support.fsdp2_workers import weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import RELATIVE_FLOAT32
@@ -29,9 +29,6 @@ LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (
 EPOCHS = 2
 SEQ_MEAN_MODES = ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 BUDGET = 32
-# AdamW divides a gradient by its own size: without this, elements whose gradient is all but zero move by their
-# rounding errors.
-ADAM_EPS = "override_optimizer_config.eps=1e-5"
 
 
 def put_trained_rows() -> KVBatchMeta:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.jobs import jobs
+from tests.support.drawn_jobs import jobs
 from verl_padding.pads.prompt_order import PLACE_BITS, STEP_BITS, data_order, ordered_uid, place_of
 from verl_padding.plan import Job, Rows, plan_batch
 

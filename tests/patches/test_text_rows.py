@@ -8,7 +8,7 @@ import torch
 import transformers
 from verl.models.transformers import qwen2_vl
 
-from tests.equivalence.vision_rows import make_vision_model
+from tests.support.vision_rows import make_vision_model
 from verl_padding.errors import PaddingError
 from verl_padding.patches import text_rows
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.jobs import batches, jobs
+from tests.support.drawn_jobs import batches, jobs
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Pass, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
 

@@ -19,6 +19,7 @@ from verl.utils.skip import SkipManager
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding import __version__
+from verl_padding.plan import STRATEGIES
 from verl_padding.trainer.mixin import PaddedTrainer
 from verl_padding.verl_job.modes import STOCK_MODES
 
@@ -143,7 +144,7 @@ def test_verls_own_command_checks_a_job_by_the_mode_of_its_primary_config(tmp_pa
 
 def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin(tmp_path):
     # Where the trainer is made, that is: on whichever node Ray puts it. verl resolves the config there first of all.
-    for group in ("prompt", "rows", "lcm"):
+    for group in STRATEGIES:
         config = compose_job(f"+padding={group}")
         assert config.padding.version == __version__
     job = tmp_path / "job.yaml"
