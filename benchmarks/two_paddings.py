@@ -91,6 +91,7 @@ def make_trainer(estimator: str) -> Any:
     trainer = padded_trainer(
         "padding.denominator=rows",
         f"algorithm.adv_estimator={estimator}",
+        "critic.use_dynamic_bsz=true",
         "algorithm.use_kl_in_reward=true",
         "algorithm.rollout_correction.rollout_is=token",
         f"data.train_batch_size={PROMPTS}",
