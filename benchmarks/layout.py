@@ -11,7 +11,7 @@ leaves the micro-batches to verl's packer (``padding.packer=verl``).
 
 Steps are compared like for like, in three ways: both at verl's number of optimizer steps, rows cut evenly in order for
 the plan; both at half as many, which verl must be forced to; and with the very rows in each step that verl puts there.
-Only the last compares nothing but the layout: where one row is dearer than a rank's share, what a step takes is set
+Only the last compares nothing but the layout: where one row is costlier than a rank's share, what a step takes is set
 by its longest row, and it is luck which rows share a step. The plan does not gather long rows in one step to be
 faster: a mean over the tokens of a step would count each of their tokens less than those of short rows.
 """

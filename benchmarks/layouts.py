@@ -109,7 +109,7 @@ def least_loaded(job: BatchJob, steps: int) -> Laid:
 
 
 def first_fit_decreasing(job: BatchJob, steps: int) -> Laid:
-    """Each mini-batch into the micro-batches of first-fit-decreasing, dealt to the ranks from dear to cheap."""
+    """Each mini-batch into the micro-batches of first-fit-decreasing, dealt to the ranks from costly to cheap."""
     bins_MD = []
     for rows in _mini_batches(job, steps):
         bins: Bins = []

@@ -86,8 +86,8 @@ MUTATIONS = [
     Mutation(
         "the batch that advantages are computed from holds pads",
         "verl_padding/trainer/mixin.py",
-        "        return batch\n\n    def _plan(",
-        "        return self._padded_batch.update_call(ACTOR, batch)\n\n    def _plan(",
+        "        return batch\n\n    def _find_extensions(",
+        "        return self._padded_batch.update_call(ACTOR, batch)\n\n    def _find_extensions(",
         "tests/equivalence/test_advantages.py",
     ),
     Mutation(
@@ -374,9 +374,44 @@ MUTATIONS = [
     Mutation(
         "packing efficiency counts pads",
         "verl_padding/trainer/losses.py",
-        "int(tokens_R[real].sum()) / budget",
+        "int(tokens_R[computed].sum()) / budget",
         "int(tokens_R.sum()) / budget",
         "tests/trainer/test_losses.py",
+    ),
+    Mutation(
+        "a row's slice of its tip is off by one",
+        "verl_padding/patches/shared_prefixes.py",
+        "slices = [rows[place[tip]][:length] for",
+        "slices = [rows[place[tip]].roll(1)[:length] for",
+        "tests/patches/test_shared_prefixes.py",
+    ),
+    Mutation(
+        "rows share that do not begin with each other",
+        "verl_padding/patches/shared_prefixes.py",
+        "            if inputs.extends(longer, shorter):\n",
+        "            if True:\n",
+        "tests/patches/test_shared_prefixes.py",
+    ),
+    Mutation(
+        "rows share whose images differ",
+        "verl_padding/pads/lineage.py",
+        "return self._images is None or _images_begin_alike(self._images[shorter], self._images[longer])",
+        "return True",
+        "tests/patches/test_shared_prefixes.py",
+    ),
+    Mutation(
+        "the budget counts all tokens of a chain",
+        "verl_padding/patches/shared_prefixes.py",
+        "return sum(tokens_R[tip] for tip in set(tip_R))",
+        "return sum(tokens_R)",
+        "tests/patches/test_shared_prefixes.py",
+    ),
+    Mutation(
+        "chains are planned as if their rows were computed one by one",
+        "verl_padding/plan/planner.py",
+        "chain_R=chain_R if shares(job, call) else None,",
+        "chain_R=None,",
+        "tests/plan/test_chains.py",
     ),
     Mutation(
         "planning is said to take what pads take too",

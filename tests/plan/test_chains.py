@@ -172,7 +172,7 @@ def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int, levels: int) -> int
     best = None
     order = sorted(range(len(rows)), key=lambda row: -rows.tokens_R[row])
     chain = chain_of_rows(rows.extends_R)
-    # Rows of a chain in one place cost what the longest of them does: look at whole chains only, which are no dearer.
+    # Rows of a chain in one place cost what the longest of them does: look at whole chains only, which are no costlier.
     heads = [row for row in order if all(chain[row] != chain[other] for other in order[: order.index(row)])]
     for places in product(range(n_ranks * levels), repeat=len(heads)):
         load, used = np.zeros(n_ranks * levels, dtype=np.int64), np.zeros(n_ranks * levels, dtype=np.int64)

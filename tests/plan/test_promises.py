@@ -246,7 +246,7 @@ def test_a_uniform_batch_has_no_pads_and_the_same_mini_batches_under_prompt_and_
 
 
 def test_no_rank_is_slower_than_the_greedy_bound_allows():
-    # Graham: list scheduling, dearest first, ends within 4/3 of the best; exchanges only improve on it.
+    # Graham: list scheduling, costliest first, ends within 4/3 of the best; exchanges only improve on it.
     rows = Rows.from_keys([f"p{i}_0_0" for i in range(300)], [2 + (i * 37) % 900 for i in range(300)])
     update = Update(dp_size=8, token_budget=1000, prompts_per_mini_batch=60)
     job = Job(

@@ -84,7 +84,7 @@ class Prices:
         chains = self.chain_R[ordered]
         return ordered[np.append(chains[1:] != chains[:-1], True)]
 
-    def dearest_first(self, rows: Sequence[int]) -> Int64s:
+    def costliest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first."""
         numbers = np.array(rows, dtype=np.int64)
         return numbers[np.argsort(-self.tokens_R[numbers], kind="stable")]

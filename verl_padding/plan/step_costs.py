@@ -82,7 +82,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
     computed = prices.computed(real.tolist())
     tokens_I, cost_I = prices.tokens_R[computed], prices.cost_R[computed]
     mini_bound = mini_batch_bound(cost_I, n_ranks)
-    if call.padded_to == "cell" and len(real):  # one rank has the dearest row, and pads all others to it
+    if call.padded_to == "cell" and len(real):  # one rank has the costliest row, and pads all others to it
         cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
         mini_bound = max(mini_bound, cell * int(cost_I.max()))
     if not with_micro_bound:
@@ -118,8 +118,8 @@ def _loads(rows_K: Sequence[Sequence[int]], prices: Prices) -> list[int]:
     if padded_to == "row":
         return [int(cost.sum()) for cost in cost_K]
     if padded_to == "cell":
-        dearest = max((int(cost.max()) for cost in cost_K if len(cost)), default=0)
-        return [dearest * len(cost) for cost in cost_K]
+        costliest = max((int(cost.max()) for cost in cost_K if len(cost)), default=0)
+        return [costliest * len(cost) for cost in cost_K]
     return [int(cost.max()) * len(cost) if len(cost) else 0 for cost in cost_K]
 
 

@@ -21,7 +21,7 @@ def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
     """
     items_D = []
     for rows in rows_D:
-        by_length = prices.dearest_first(rows)
+        by_length = prices.costliest_first(rows)
         tokens = prices.tokens_R[by_length].tolist()
         pads = size - len(rows)
         # A row may be shorter than a pad: keep falling order.
@@ -58,20 +58,20 @@ def _cut_alike(call: Pass, items_D: list[tuple[list[int], list[int]]]) -> list[l
 
 
 def _split(bins: list[Bin], cost_I: Sequence[int], n_bins: int) -> list[Bin]:
-    """Splits the dearest bins of more than one item until there are ``n_bins``."""
+    """Splits the costliest bins of more than one item until there are ``n_bins``."""
     bins = list(bins)
     while len(bins) < n_bins:
-        dearest = max(
+        costliest = max(
             (number for number, items in enumerate(bins) if len(items) > 1),
             key=lambda number: sum(cost_I[item] for item in bins[number]),
         )
-        items = bins[dearest]
-        bins[dearest] = items[::2]
+        items = bins[costliest]
+        bins[costliest] = items[::2]
         bins.append(items[1::2])
     return bins
 
 
 def _cheap_at_both_ends(bins: list[Bin], cost_I: Sequence[int]) -> list[Bin]:
     """verl's order of micro-batches (``rearrange_micro_batches``): a pipeline fills and drains with cheap ones."""
-    dear_first = sorted(bins, key=lambda items: -sum(cost_I[item] for item in items))
-    return dear_first[::2][::-1] + dear_first[1::2]
+    costly_first = sorted(bins, key=lambda items: -sum(cost_I[item] for item in items))
+    return costly_first[::2][::-1] + costly_first[1::2]

@@ -13,7 +13,7 @@ from verl_padding.plan.prices import Prices
 
 
 def cut_by_rows(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
-    """Cuts the cells of a mini-batch, the dearest micro-batch first.
+    """Cuts the cells of a mini-batch, the costliest micro-batch first.
 
     Micro-batches of about the same cost need the least memory. If they are in the same order on all ranks, ranks that
     meet at each wait least. None holds only pads while there are rows for all.

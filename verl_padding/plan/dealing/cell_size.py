@@ -67,7 +67,7 @@ def _trade_pads_for_balance(prices: Prices, extra_M: list[Int64s], least: int) -
     n_ranks, multiple = prices.call.dp_size, prices.call.cell_multiple
 
     def step_cost(size: int, bins_M: list[Bins]) -> int:
-        return sum(map(_dearest, extra_M, bins_M)) + pads_time(prices, size, len(extra_M))
+        return sum(map(_costliest, extra_M, bins_M)) + pads_time(prices, size, len(extra_M))
 
     bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
     size = up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)
@@ -85,8 +85,8 @@ def _trade_pads_for_balance(prices: Prices, extra_M: list[Int64s], least: int) -
     return best[1], best_bins_M
 
 
-def _dearest(cost_I: Int64s, bins: Bins) -> int:
-    """Cost of the dearest bin."""
+def _costliest(cost_I: Int64s, bins: Bins) -> int:
+    """Cost of the costliest bin."""
     return max(int(cost_I[items].sum()) if items else 0 for items in bins)
 
 

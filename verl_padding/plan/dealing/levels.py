@@ -1,8 +1,8 @@
 """Cuts a mini-batch into levels: micro-batch k of all ranks, which synchronous ranks begin and end together.
 
 FSDP gathers parameters in each micro-batch, so ranks wait for each other in each. The height of a level is the cost of
-its dearest bin; a mini-batch takes the sum of the heights, and a little more for each level. Two things keep that low:
-few levels, and bins of one level that cost the same.
+its costliest bin; a mini-batch takes the sum of the heights, and a little more for each level. Two things keep that
+low: few levels, and bins of one level that cost the same.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Levels:
     """Items of a mini-batch, by level and bin; a bin is a rank's micro-batch, but which rank's is not yet decided."""
 
     bins_KD: list[list[Bin]]
-    """Bins of each level; both levels and the bins in them from dear to cheap."""
+    """Bins of each level; both levels and the bins in them from costly to cheap."""
 
     height: int
-    """Cost of the dearest bin, summed over the levels."""
+    """Cost of the costliest bin, summed over the levels."""
 
     @classmethod
     def of_bins(cls, bins: list[Bin], cost_I: Sequence[int], n_ranks: int, multiple: int) -> Levels:
@@ -105,7 +105,7 @@ class LevelPacker:
     def _pack(self, n_levels: int) -> list[Levels]:
         """Packs into ``n_levels`` levels: heavy ones, as high as their longest row, and light ones of one height.
 
-        A row dearer than the levels' mean makes its level a heavy one. The other bins of a heavy level can be
+        A row costlier than the levels' mean makes its level a heavy one. The other bins of a heavy level can be
         filled as high as it only with long rows, for many short ones exceed the token budget first. Two ways: fill
         heavy levels bin by bin, then the rest into the light ones; or let all bins take turns, which leaves them
         with more equal numbers of rows.

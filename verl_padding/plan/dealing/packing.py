@@ -1,6 +1,6 @@
 """Packs items into bins under a cap on tokens: one bin after another to the brim, or all bins alike.
 
-Items are numbered by falling cost, the dearest is item 0; cost rises with tokens, so they are numbered by falling
+Items are numbered by falling cost, the costliest is item 0; cost rises with tokens, so they are numbered by falling
 tokens as well.
 """
 
@@ -27,7 +27,7 @@ class Shelf:
         self._next_I = list(range(len(tokens_I) + 1))
 
     def first(self, start: int = 0) -> int | None:
-        """The dearest item left from ``start`` on."""
+        """The costliest item left from ``start`` on."""
         item = start
         next_I = self._next_I
         while next_I[item] != item:
@@ -40,7 +40,7 @@ class Shelf:
         self._next_I[item] = item + 1
 
     def take_all(self) -> list[int]:
-        """Takes what is left, dearest first."""
+        """Takes what is left, costliest first."""
         items, item = [], self.first()
         while item is not None:
             items.append(item)
@@ -51,7 +51,7 @@ class Shelf:
     def fill(self, items: Bin, most_tokens: int, most_cost: int | None) -> None:
         """Puts the longest item that fits into a bin, again and again.
 
-        Long items first make a bin as dear as its tokens allow: cost rises faster than tokens.
+        Long items first make a bin as costly as its tokens allow: cost rises faster than tokens.
 
         Args:
             items: what is in the bin; it grows.
@@ -91,13 +91,13 @@ def spread(
     goal_B: Sequence[int],
     token_budget: int,
 ) -> list[Bin] | None:
-    """Shares items out over bins, the dearest first, each to the bin that is farthest below its goal.
+    """Shares items out over bins, the costliest first, each to the bin that is farthest below its goal.
 
     With equal goals this is longest-processing-time first; items of all lengths go everywhere, so that bins hold
     about the same number of them.
 
     Args:
-        items: the items to share out, dearest first.
+        items: the items to share out, costliest first.
         goal_B: cost that each bin should have; it may be exceeded, the token budget may not.
 
     Returns:

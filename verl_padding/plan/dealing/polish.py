@@ -1,4 +1,4 @@
-"""Lowers the levels of a packed mini-batch: one exchange at a time between the dearest bin of a level and any other."""
+"""Lowers the levels of a packed mini-batch, one exchange at a time between the costliest bin and any other."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class _Search:
         return Levels.of_bins(self._bins, packer.cost_I, packer.n_ranks, packer.multiple)
 
     def lower(self, level: int) -> bool:
-        """Makes the exchange that leaves the level's dearest bin, and its partner, cheapest; False if none helps."""
+        """Makes the exchange that leaves the level's costliest bin, and its partner, cheapest; False if none helps."""
         n_ranks, budget = self._n_ranks, self._packer.token_budget
-        dearest = level * n_ranks + int(self._load_B[level * n_ranks : (level + 1) * n_ranks].argmax())
-        load, used = self._load_B[dearest], self._used_B[dearest]
+        costliest = level * n_ranks + int(self._load_B[level * n_ranks : (level + 1) * n_ranks].argmax())
+        load, used = self._load_B[costliest], self._used_B[costliest]
         # In its own level a bin must stay below the height that is to fall, elsewhere it may reach its level's.
         limit_B = self._heights()[self._level_B] - (self._level_B == level)
-        out_J = np.array(self._bins[dearest], dtype=np.int64)
-        back_I = np.flatnonzero(self._bin_I != dearest)
+        out_J = np.array(self._bins[costliest], dtype=np.int64)
+        back_I = np.flatnonzero(self._bin_I != costliest)
         # A bin may also take an item and give none back, unless that leaves the giver empty.
-        takers = np.flatnonzero(np.arange(len(self._bins)) != dearest) if len(out_J) > 1 else out_J[:0]
+        takers = np.flatnonzero(np.arange(len(self._bins)) != costliest) if len(out_J) > 1 else out_J[:0]
         partner_I = np.concatenate([self._bin_I[back_I], takers])
         none_I = np.zeros_like(takers)
         change_JI = self._cost_I[out_J][:, None] - np.concatenate([self._cost_I[back_I], none_I])
@@ -73,15 +73,15 @@ class _Search:
         )
         if not helps_JI.any():
             return False
-        # A bin of another level may fill up unseen, one of this level may become its dearest.
+        # A bin of another level may fill up unseen, one of this level may become its costliest.
         same_I = self._level_B[partner_I] == level
-        dearer_JI = np.maximum(load - change_JI, np.where(same_I, after_JI, 0))
-        dearer_JI[~helps_JI] = np.iinfo(np.int64).max
-        at_out, at_back = divmod(int(dearer_JI.argmin()), len(partner_I))
+        costlier_JI = np.maximum(load - change_JI, np.where(same_I, after_JI, 0))
+        costlier_JI[~helps_JI] = np.iinfo(np.int64).max
+        at_out, at_back = divmod(int(costlier_JI.argmin()), len(partner_I))
         partner = int(partner_I[at_back])
         self._move(int(out_J[at_out]), partner)
         if at_back < len(back_I):
-            self._move(int(back_I[at_back]), dearest)
+            self._move(int(back_I[at_back]), costliest)
         return True
 
     def _heights(self) -> Int64s:

@@ -4,7 +4,7 @@ Call the rows of a micro-batch a *block*: with s rows of which the longest costs
 any other row. Rows are sorted, longest first, pads behind them; blocks of neighbours are then all that is needed. Say
 that some layout has blocks of s_1, s_2, .. rows, in the order of their longest rows. The first k - 1 of them hold at
 most s_1 + .. + s_(k-1) rows, so the longest row of block k is no shorter than the one at that place of the sorted rows,
-which is where block k of the same sizes begins if neighbours are put together. So no block becomes dearer, larger or
+which is where block k of the same sizes begins if neighbours are put together. So no block becomes costlier, larger or
 higher than its level by sorting, whatever the sizes are; what is left to choose is the sizes.
 """
 
@@ -30,7 +30,7 @@ def cut_rectangles(prices: Prices, rows: Sequence[int], size: int) -> FilledCell
         rows: real rows of the mini-batch, no more than the ranks have places for.
         size: rows of a cell, pads among them.
     """
-    by_length = prices.dearest_first(rows)
+    by_length = prices.costliest_first(rows)
     cut = _cut_cells if prices.call.padded_to == "cell" else _cut_levels
     rows_DK, pads_DK = cut(prices, by_length, size)
     return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK)
