@@ -103,6 +103,7 @@ def logged_metrics() -> set[str]:
         updates={name: Update(**calls, prompts_per_mini_batch=2) for name in (ACTOR, CRITIC)},
         inference={name: Pass(**calls) for name in (LOG_PROB, REF, VALUES)},
         packer="plan",
+        sharing="chains",
     )
     told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, updates=[ACTOR, CRITIC], pad_length=2))
     of_workers = {
