@@ -53,6 +53,16 @@ OF_ITS_MICRO_BATCHES = {
     "padding/log_prob/micro_batches": 2,
     "padding/log_prob/packing_efficiency": 105 / (2 * 2 * 60),
 }
+CHAINS = [0, 0, 2, 3, 2]
+"""Rows 0 and 1 are a chain, and rows 4 and 2."""
+OF_SHARING = {
+    "padding/actor/computed_tokens/total": 105,  # no micro-batch has two rows of a chain
+    "padding/actor/sharing_factor": 1,
+    "padding/critic/computed_tokens/total": (20 + 30) + (40 + 5),
+    "padding/critic/sharing_factor": 105 / 95,
+    "padding/log_prob/computed_tokens/total": (10 + 40) + 20 + 30,
+    "padding/log_prob/sharing_factor": 105 / 100,
+}
 OF_THE_WORKERS = {
     "padding/actor/micro_batches": 3.0,
     "padding/actor/packing_efficiency": 0.75,
@@ -72,7 +82,7 @@ OF_THE_DRIVER = {"timing_s/padding/plan", "timing_s/padding/upsample"}
 """Their values: test_planning_and_pads_are_timed_each_by_itself in test_mixin.py."""
 
 
-def hand_made(packer) -> BatchPlan:
+def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
     layouts = {
         call: Layout(
             n_rows=len(TOKENS), cells=cells, micro_batch_rows=MICRO_BATCH_ROWS[call] if packer == "plan" else None
@@ -87,17 +97,24 @@ def hand_made(packer) -> BatchPlan:
                 tokens_R=np.array(TOKENS),
                 cost_model=COST_MODELS["tokens"],
                 pad_tokens=PAD_TOKENS,
+                chain_R=None if chains is None else np.array(chains),
             ),
         )
         for call, layout in layouts.items()
     }
-    return BatchPlan(n_rows=len(TOKENS), packer=packer, layouts=layouts, figures=figures)
+    sharing = "off" if chains is None else "chains"
+    return BatchPlan(n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures)
 
 
 @pytest.mark.parametrize(("packer", "want"), [("verl", OF_THE_PLAN), ("plan", OF_THE_PLAN | OF_ITS_MICRO_BATCHES)])
 def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
     told = plan_metrics(hand_made(packer), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
     assert told == pytest.approx(want, rel=1e-12)
+
+
+def test_what_is_shared_is_counted_by_micro_batch():
+    told = plan_metrics(hand_made("plan", CHAINS), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
+    assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
 
 
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
@@ -146,7 +163,7 @@ def test_each_metric_has_its_value_asserted_for_each_call_that_it_may_be_told_of
     of_workers = {step_metrics.MICRO_BATCHES, step_metrics.PACKING_EFFICIENCY}  # as they name them
     constants = [constant for constant in constants if constant not in of_workers]
     assert len(constants) >= 17
-    told = OF_THE_PLAN.keys() | OF_ITS_MICRO_BATCHES.keys() | OF_THE_WORKERS.keys() | OF_THE_DRIVER
+    told = OF_THE_PLAN.keys() | OF_ITS_MICRO_BATCHES.keys() | OF_SHARING.keys() | OF_THE_WORKERS.keys() | OF_THE_DRIVER
     shown = set()
     for constant in constants:
         names = {constant.format(update=call, call=call) for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)}
