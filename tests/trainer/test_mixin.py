@@ -13,6 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.padded_batch import PaddedBatch
@@ -117,6 +118,26 @@ def test_planning_and_pads_are_timed_each_by_itself(monkeypatch):
     trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), metrics)
     assert metrics["timing_s/padding/plan"] == 3.0
     assert metrics["timing_s/padding/upsample"] == 5.0
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_finding_out_which_rows_extend_each_other_is_timed_and_reaches_the_plan(monkeypatch):
+    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
+    find = mixin.find_extensions
+
+    def find_for_two_seconds(batch, tokens_R):
+        clock.now += 2
+        return find(batch, tokens_R)
+
+    monkeypatch.setattr(mixin, "time", clock)
+    monkeypatch.setattr(mixin, "find_extensions", find_for_two_seconds)
+    trainer, metrics = padded_trainer("padding.packer=plan", "padding.sharing=chains"), {}
+    batch = put_grown_sessions(grown_sessions([3, 1, 2], prompts=3))
+    trainer._balance_batch(batch, metrics)
+    assert metrics["timing_s/padding/lineage"] == 2.0
+    assert metrics["timing_s/padding/plan"] == 2.0
+    assert metrics["padding/actor/sharing_factor"] > 1
+    assert set(trainer._padded_batch.plan.chains) == set(trainer._padded_batch.plan.layouts)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
