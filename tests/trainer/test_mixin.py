@@ -288,7 +288,7 @@ def test_what_a_checkpoint_of_stock_verl_carries_along_is_cleared_once_it_is_loa
         set_up(padded_trainer())
     assert queue_content() == {}
     told = "\n".join(record.getMessage() for record in caplog.records)
-    assert "cleared 1 pads" in told
+    assert "cleared 1 pad" in told
     assert "cleared 2 rows whose prompt has been sampled already" in told
 
 
