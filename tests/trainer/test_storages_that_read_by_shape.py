@@ -23,6 +23,7 @@ VALUES = {
     "mini_batch_session_rows": [1, 0, 2, 0],
     "mini_batch_sessions": [2] * 4,
     "micro_batch": [0, 0, 1, 1],
+    "chain": [0, -1, 2, -1],
     "mini_batch_loss_tokens": [5] * 4,
 }
 

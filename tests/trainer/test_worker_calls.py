@@ -204,5 +204,5 @@ def test_in_another_process_everything_works_but_what_the_trainer_must_plan(work
     there = pickle.loads(pickle.dumps(group))
     assert there.world_size == 2
     batch = KVBatchMeta(keys=["a_0_0"], tags=[{"seq_len": 3}], partition_id=PARTITION)
-    with pytest.raises(PaddingDataError, match=r"'compute_log_prob' with 1 rows \(the first: \['a_0_0'\]\)"):
+    with pytest.raises(PaddingDataError, match=r"'compute_log_prob' with 1 row \(the first: \['a_0_0'\]\)"):
         there.compute_log_prob(batch)

@@ -114,7 +114,10 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
                 )
             begin, whole = wholes[earlier], wholes[row]
             if begin is not None and whole is not None and whole[: len(begin)] != begin:
-                raise PaddingDataError(f"{where}: extends={extended}, but it does not begin with that line's tokens.")
+                raise PaddingDataError(
+                    f"{where}: extends={extended}, but it does not begin with that line's tokens. Name another line, "
+                    "or leave extends out."
+                )
             extends[row] = earlier
     known = any(whole is not None for whole in wholes) or any(extended is not None for _, extended in named)
     rows = Rows(
