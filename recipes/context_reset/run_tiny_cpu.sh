@@ -4,7 +4,7 @@
 #   SEED=1 bash run_tiny_cpu.sh              another model, other data, other draws
 #   PADDING=+padding=rows bash run_tiny_cpu.sh another strategy
 #   PADDING= bash run_tiny_cpu.sh              stock verl
-#   IMAGES=1 bash   run_tiny_cpu.sh            sessions that start with an image
+#   IMAGES=1 bash run_tiny_cpu.sh              sessions that start with an image
 set -euo pipefail
 
 out=${OUT:-outputs/context_reset_tiny}

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The recipe on GSM8K: Qwen3-4B, FSDP2 and vLLM on one node of 8 GPUs (configs/recipe/qwen3_4b_gsm8k.yaml). Leave out +padding=prompt for stock verl:
+# The recipe on GSM8K: Qwen3-4B, FSDP2 and vLLM on one node of 8 GPUs (configs/recipe/qwen3_4b_gsm8k.yaml). Leave out
+# +padding=prompt for stock verl:
 #   PADDING= bash run_qwen3_4b_fsdp_vllm.sh
 #   GSM8K in verl's parquet form: python examples/data_preprocess/gsm8k.py, in a checkout of verl
 set -euo pipefail

@@ -20,6 +20,14 @@ def test_the_command_passes_on_its_options_and_the_jobs_exit_code(monkeypatch, t
     assert seen == {"steps": 3, "out": tmp_path / "a", "stock": True, "images": False, "seed": 5}
 
 
+def test_the_old_name_of_an_option_is_taken_and_the_new_one_told(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(demo, "run_demo", lambda **options: seen.update(options) or 0)
+    result = CliRunner().invoke(app, ["demo", "--pictures"])
+    assert seen["images"] is True
+    assert "--pictures is now called --images" in result.stderr
+
+
 def test_a_folder_that_cannot_be_the_demos_is_refused_in_one_line(tmp_path):
     (tmp_path / "afile").write_text("years of work")
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "afile")])

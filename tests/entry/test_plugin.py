@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from verl_padding.entry.loud_failure import asks_for_padding
+from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
 
 # Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports transformers needs this first.
 WITH_TORCHVISION = "import verl_padding.local\n"
@@ -117,6 +118,12 @@ def test_a_job_that_cannot_run_ends_before_ray_starts(flag, tmp_path):
 )
 def test_a_command_line_asks_for_padding_by_its_section_or_by_a_padded_trainer(arguments, found):
     assert asks_for_padding(arguments) == found
+
+
+@pytest.mark.parametrize("mode", STOCK_MODES)
+def test_it_knows_the_padded_name_of_every_mode(mode):
+    argument = f"trainer.v1.trainer_mode={MODE_PREFIX}{mode}"
+    assert asks_for_padding([argument]) == argument
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import transfer_queue as tq
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import (
+    ALL_TERMS,
     BUDGET,
     EPOCHS,
     SEQ_MEAN_MODES,
@@ -24,7 +25,7 @@ from tests.equivalence.updates import (
 from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over, stop
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
-from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
+from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
@@ -36,13 +37,6 @@ from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
-OVERRIDES = (
-    "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.kl_loss_coef=0.1",
-    "actor_rollout_ref.actor.entropy_coeff=0.01",
-    "actor_rollout_ref.actor.loss_scale_factor=16",
-    f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
-)
 BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
     f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
@@ -57,7 +51,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Two ranks that get pads, and one that does not."""
-    with padded_and_plain(start_actor, model, *OVERRIDES, padded=BUDGETS) as both:
+    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=BUDGETS) as both:
         yield both
 
 
@@ -107,7 +101,7 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, actors):
 
 def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, model):
     _, one_rank = actors
-    four_ranks = start_actor(model, 4, *OVERRIDES, *BUDGETS)
+    four_ranks = start_actor(model, 4, *ALL_TERMS, *BUDGETS)
     four_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
     four_ranks.execute_with_func_generator(install())
     lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]

@@ -10,6 +10,7 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.test_lora_update import RANK, make_adapter
 from tests.equivalence.updates import (
+    ALL_TERMS,
     EPOCHS,
     SEQ_MEAN_MODES,
     BothUpdates,
@@ -34,13 +35,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 TURNS = [5, 1, 4, 2, 6, 3, 1, 1]
 BUDGET = 48
-OVERRIDES = (
-    "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.kl_loss_coef=0.1",
-    "actor_rollout_ref.actor.entropy_coeff=0.01",
-    "actor_rollout_ref.actor.loss_scale_factor=16",
-    f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
-)
 BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
     f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
@@ -56,7 +50,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    with padded_and_plain(start_actor, model, *OVERRIDES, padded=BUDGETS) as both:
+    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=BUDGETS) as both:
         both[0].execute_with_func_generator(SHARE)
         yield both
 
@@ -165,7 +159,7 @@ def test_so_do_adapters(model, tmp_path):
         f"actor_rollout_ref.model.lora_rank={RANK}",
         f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(model, tmp_path)}",
     )
-    with padded_and_plain(start_actor, model, *OVERRIDES, *lora, padded=BUDGETS) as both:
+    with padded_and_plain(start_actor, model, *ALL_TERMS, *lora, padded=BUDGETS) as both:
         both[0].execute_with_func_generator(SHARE)
         batch, plan = batch_and_plan()
         assert_shared(plan, "actor")

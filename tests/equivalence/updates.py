@@ -19,7 +19,7 @@ from verl.single_controller.ray import RayWorkerGroup
 from tests.support.fsdp2_workers import weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
-from tests.support.tolerance import RELATIVE_FLOAT32
+from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
@@ -27,6 +27,14 @@ from verl_padding.trainer.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
 
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
 EPOCHS = 2
+ALL_TERMS = (
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "actor_rollout_ref.actor.loss_scale_factor=16",
+    f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+)
+"""An actor's loss with policy, KL and entropy terms."""
 SEQ_MEAN_MODES = ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 BUDGET = 32
 

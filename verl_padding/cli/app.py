@@ -28,11 +28,9 @@ def demo(
     ] = 0,
     stock: Annotated[bool, typer.Option("--stock", help="Use verl's own trainer and padding.")] = False,
     images: Annotated[
-        bool,
-        typer.Option(
-            "--images", "--pictures", help="Train a vision model: sessions start with an image (extra: vision)."
-        ),
+        bool, typer.Option("--images", help="Train a vision model: sessions start with an image (extra: vision).")
     ] = False,
+    pictures: Annotated[bool, typer.Option("--pictures", hidden=True)] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
 
@@ -46,7 +44,9 @@ def demo(
     from verl_padding.errors import PaddingError
 
     try:
-        sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
+        if pictures:
+            Console(stderr=True).print("--pictures is now called --images.")
+        sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images or pictures, seed=seed))
     except PaddingError as refusal:
         Console(stderr=True).print(str(refusal), style="red", markup=False, soft_wrap=True)
         sys.exit(1)
