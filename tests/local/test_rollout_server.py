@@ -164,13 +164,14 @@ def test_an_abort_returns_what_there_is_and_holds_later_requests(model: Any, ser
         # too long to be finished before the abort
         endless = PARAMS | {"max_tokens": 3000, "ignore_eos": True}
         running = [asyncio.create_task(server.generate([n], endless, "")) for n in range(3)]
-        await asyncio.sleep(0.3)
+        while len(server._answers) < 3 or not all(generation.token_ids for generation in server._answers):
+            await asyncio.sleep(0.01)
         with pytest.raises(RuntimeError, match="running"):
             await server.load_weights(weights(model))
 
         report = await server.abort_all_requests()
 
-        outputs = await asyncio.wait_for(asyncio.gather(*running), timeout=10)
+        outputs = await asyncio.wait_for(asyncio.gather(*running), timeout=60)
         assert report["aborted_count"] == 3
         assert all(output.stop_reason == "aborted" for output in outputs)
         assert all(0 < len(o.token_ids) == len(o.log_probs) < 3000 for o in outputs)
@@ -180,7 +181,7 @@ def test_an_abort_returns_what_there_is_and_holds_later_requests(model: Any, ser
         assert not held.done()
         await server.load_weights(weights(model), global_steps=2)
         await server.resume_generation()
-        output = await asyncio.wait_for(held, timeout=10)
+        output = await asyncio.wait_for(held, timeout=60)
         assert output.stop_reason == "completed"
         assert output.extra_fields["global_steps"] == 2
 
@@ -191,7 +192,7 @@ def test_a_server_that_leaves_the_balancer_rejects_at_once(model: Any, serve: An
     async def test(server: TransformersServer) -> None:
         await server.abort_all_requests(reject_request=True)
         await server.sleep()
-        output = await asyncio.wait_for(server.generate([1], PARAMS, ""), timeout=1)
+        output = await asyncio.wait_for(server.generate([1], PARAMS, ""), timeout=60)
         assert (output.stop_reason, output.token_ids, output.log_probs) == ("aborted", [], [])
 
     serve(test)
