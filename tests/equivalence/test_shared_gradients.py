@@ -1,0 +1,276 @@
+"""Prefixes that are computed once give, in float64, the gradients of rows that are each computed alone.
+
+A plan with pads, chains and two ranks goes through verl's engine, which shares, in this process. The reference is
+verl's own engine and loss on all real rows of a mini-batch at once, without a plan, pads or sharing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from verl.models.transformers.dense_common import forward_with_torch_backend
+from verl.utils import tensordict_utils as tu
+
+from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, Seeded
+from tests.support.engine_in_process import (
+    Actor,
+    Critic,
+    Row,
+    Whole,
+    in_float64,
+    micro_batch_of,
+    start_engine,
+    train_as_planned,
+    train_at_once,
+    trained_rows,
+)
+from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
+from tests.support.sessions_that_grow import grown_sessions
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.columns import REAL_ROWS
+from verl_padding.pads.lineage import Inputs, extensions
+from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
+from verl_padding.plan.row_keys import session_of_key
+from verl_padding.trainer.losses import RealRowsLoss
+from verl_padding.trainer.row_means import over_the_mini_batch
+from verl_padding.verl_job.job_reader import NOT_BY_ROWS
+
+BUDGET = 48
+SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
+NOMINAL = 7
+"""Rows of a mini-batch as a configuration would say it: not those that are there."""
+TOP_K = 4
+CALL = "actor"
+
+
+def rows_of_sessions(**fields: Callable[[int], Any]) -> dict[str, Row]:
+    """Rows of which many begin with another; ``fields`` make more of a row's, from its number of tokens."""
+    rows = trained_rows(grown_sessions([4, 1, 3, 2, 5, 1], prompts=4))
+    for row in rows.values():
+        row.update({name: make(len(row["input_ids"])) for name, make in fields.items()})
+    return rows
+
+
+def plan_of(rows: dict[str, Row]) -> BatchPlan:
+    keys, inputs = list(rows), Inputs(micro_batch_of(list(rows.values())))
+    extends_R: list[int | None] = [None] * len(rows)
+    for session in sorted(set(map(session_of_key, keys))):
+        of_session = [row for row, key in enumerate(keys) if session_of_key(key) == session]
+        for row, earlier in zip(of_session, extensions(inputs, of_session), strict=True):
+            extends_R[row] = earlier
+    job = Job(
+        strategy="prompt",
+        prompts=4,
+        sessions_per_prompt=2,
+        updates={CALL: Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=2)},
+        inference={},
+        packer="plan",
+        sharing="chains",
+    )
+    plan = plan_batch(Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extends_R), job)
+    assert plan.figures[CALL].sharing_factor > 1.5
+    assert plan.figures[CALL].pads > 0
+    assert plan.layouts[CALL].n_mini_batches == 2
+    return plan
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return rows_of_sessions()
+
+
+@pytest.fixture(scope="module")
+def plan(rows) -> BatchPlan:
+    return plan_of(rows)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Callable[..., nn.Module]:
+    folder = tmp_path_factory.mktemp("models")
+
+    def load(kind: str, auto: Any = AutoModelForCausalLM, **settings: Any) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of a value head
+            return in_float64(auto.from_pretrained(make_tiny_model(kind, folder), dtype=torch.float64, **settings))
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def engines(models) -> tuple[Whole, Whole]:
+    """One that shares, and verl's own, of one model."""
+    model = models("qwen2")
+    return start_engine(Actor, model, sharing=True), start_engine(Actor, model, sharing=False)
+
+
+def shared_gradients(engine: Whole, rows, plan, loss, **said) -> torch.Tensor:
+    """(M, N) of the plan; only tips and pads are computed."""
+    before, figures = engine.tokens, plan.figures[CALL]
+    gradients = train_as_planned(engine, rows, plan, CALL, loss, token_budget=BUDGET, global_batch_size=NOMINAL, **said)
+    assert engine.tokens - before == figures.computed_tokens + 2 * figures.pads
+    return gradients
+
+
+def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said) -> torch.Tensor:
+    """(M, N) of all real rows of each mini-batch at once."""
+    fields = list(rows.values())
+    mini_batches = [
+        [fields[row] for cell in ranks for row in cell if row < len(fields)] for ranks in plan.layouts[CALL].cells
+    ]
+    return torch.stack(
+        [
+            train_at_once(
+                engine, rows_M, loss, global_batch_size=NOMINAL if denominator == "nominal" else len(rows_M), **said
+            )
+            for rows_M in mini_batches
+        ]
+    )
+
+
+def assert_same_gradients(got: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_FLOAT64) -> None:
+    assert want.norm(dim=1).min() > 1e-3
+    assert ((got - want).norm(dim=1) / want.norm(dim=1)).max() <= tolerance
+
+
+def by_real_rows(loss):
+    """verl's loss with the number of the mini-batch's real rows as its denominator, and nothing else of ours."""
+
+    def told(model_output, data, dp_group=None):
+        tu.assign_non_tensor(data, global_batch_size=int(data[REAL_ROWS][0]))
+        return loss(model_output=model_output, data=data, dp_group=dp_group)
+
+    return told
+
+
+DENOMINATORS = [
+    *[(mode, "rows") for mode in MODES],
+    # no other mode divides by rows
+    *[(mode, "nominal") for mode in SEQ_MEAN_MODES],
+]
+
+
+@pytest.mark.parametrize(("mode", "denominator"), DENOMINATORS)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, mode, denominator, engines, rows, plan):
+    sharing, plain = engines
+    loss = policy_loss(mode, name)
+    if name not in PACKING_MATTERS:
+        got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator))
+        # verl's means of rows divide by the rows that they get, whatever they are told
+        verls = loss if denominator == "rows" else over_the_mini_batch(loss)
+        assert_same_gradients(got, plain_gradients(plain, rows, plan, verls, denominator))
+        return
+    loss = Seeded(loss)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator))
+    verls = by_real_rows(loss) if denominator == "rows" else loss
+    same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
+    assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, verls, **same))
+
+
+@pytest.mark.parametrize("mode", SEQ_MEAN_MODES)
+@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(NOT_BY_ROWS)))
+def test_every_session_weighs_the_same_however_many_of_its_rows_are_computed(name, mode, engines, rows, plan):
+    sharing, plain = engines
+    loss = policy_loss(mode, name)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows", "session"))
+    keys, fields, want = list(rows), list(rows.values()), []
+    for ranks in plan.layouts[CALL].cells:
+        rows_M = [row for cell in ranks for row in cell if row < len(rows)]
+        session_of = {row: session_of_key(keys[row]) for row in rows_M}
+        sessions = list(session_of.values())
+        # 1 / S x 1 / k_s for each row of session s.
+        want.append(
+            sum(
+                train_at_once(plain, [fields[row]], loss, global_batch_size=1)
+                / (len(set(sessions)) * sessions.count(session_of[row]))
+                for row in rows_M
+            )
+        )
+    assert_same_gradients(got, torch.stack(want))
+
+
+def adapted(models) -> nn.Module:
+    model = get_peft_model(models("qwen2"), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(0))
+    return model.double()
+
+
+def checkpointed(models) -> nn.Module:
+    model = models("qwen2")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def fused(models) -> nn.Module:
+    model = models("qwen2")
+    model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something else that an engine computes, or computes in another way."""
+
+    model: Callable[..., nn.Module] = lambda models: models("qwen2")
+    engine: type[Whole] = Actor
+    settings: dict[str, Any] = field(default_factory=dict)
+    said: dict[str, Any] = field(default_factory=dict)
+    loss: Any = field(default_factory=lambda: policy_loss("seq-mean-token-mean"))
+    fields: dict[str, Callable[[int], Any]] = field(default_factory=dict)
+    tolerance: float = RELATIVE_FLOAT64
+    """Float32's where verl or transformers go through float32, as they do in routers, fused kernels and KL of top-k."""
+
+
+def teachers(tokens: int) -> torch.return_types.topk:
+    # The same for every row of as many tokens, and up to there for a longer one, but for the line that verl fills in.
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(200, 256, generator=draw, dtype=torch.float64)[:tokens].log_softmax(-1).topk(TOP_K)
+
+
+CASES = {
+    "another architecture": Case(lambda models: models("qwen3")),
+    "experts": Case(lambda models: models("qwen3_moe", experts_implementation="eager"), tolerance=RELATIVE_FLOAT32),
+    "a critic": Case(
+        lambda models: models("qwen2", AutoModelForTokenClassification, num_labels=1),
+        engine=Critic,
+        said={"calculate_entropy": False},
+        loss=critic_loss("seq-mean-token-mean"),
+    ),
+    "adapters": Case(adapted),
+    "gradient checkpointing": Case(checkpointed),
+    "entropy in chunks": Case(
+        settings={"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
+    ),
+    "entropy checkpointing": Case(settings={"entropy_checkpointing": True}),
+    "fused kernels": Case(fused, said={"use_fused_kernels": True}, tolerance=RELATIVE_FLOAT32),
+    "sum of pi squared": Case(said={"calculate_sum_pi_squared": True}),
+    "a temperature": Case(said={"temperature": 0.7}),
+    "top-k distillation": Case(
+        loss=distilling_loss("token-mean", "forward_kl_topk"),
+        said={"distillation_use_topk": True},
+        fields={
+            "teacher_logprobs": lambda tokens: teachers(tokens).values,
+            "teacher_ids": lambda tokens: teachers(tokens).indices,
+        },
+        tolerance=RELATIVE_FLOAT32,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_so_does_whatever_else_an_engine_computes(case, models):
+    rows = rows_of_sessions(**case.fields)
+    plan, model = plan_of(rows), case.model(models)
+    sharing = start_engine(case.engine, model, sharing=True, **case.settings)
+    plain = start_engine(case.engine, model, sharing=False, **case.settings)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(case.loss, "rows"), **case.said)
+    assert_same_gradients(got, plain_gradients(plain, rows, plan, case.loss, **case.said), case.tolerance)

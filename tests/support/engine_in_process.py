@@ -1,0 +1,192 @@
+"""verl's FSDP engines around a whole model in this process, in float64.
+
+What they make of a micro-batch, and of the model's output, is verl's own code; only their start, which needs a process
+group, is not. transformers computes norms in float32 whatever a model's dtype is: they are torch's own here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from verl.utils import tensordict_utils as tu
+from verl.utils.torch_functional import entropy_from_logits, entropy_from_logits_with_chunking
+from verl.workers.config import FSDPEngineConfig
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.utils import prepare_micro_batches
+
+from tests.support.losses_on_rows import nested
+from verl_padding.pads.columns import IS_PADDING, loss_columns, micro_batch_columns
+from verl_padding.pads.template import PadTemplate
+from verl_padding.patches.plan_packer import follow_plan
+from verl_padding.patches.shared_prefixes import share_in
+from verl_padding.plan import BatchPlan
+
+Row = dict[str, Any]
+Loss = Callable[..., Any]
+
+
+class Whole:
+    """An engine whose model is neither sharded nor on a device; it counts the tokens that the model computes."""
+
+    def __init__(self, module: nn.Module, **settings: Any):
+        self.module = module
+        self.engine_config = FSDPEngineConfig(use_torch_compile=False, **settings)
+        self.pad_to_length = self.use_ulysses_sp = False
+        self._autocast_dtype = torch.float32  # verl's word for no autocast
+        self.compute_entropy_from_logits = (
+            entropy_from_logits_with_chunking
+            if self.engine_config.entropy_from_logits_with_chunking
+            else entropy_from_logits
+        )
+        self.tokens = 0
+
+    def get_data_parallel_group(self) -> None:
+        return None
+
+    def backward(self, micro_batch: TensorDict, loss: Loss) -> None:
+        """One micro-batch, forwards and backwards, as an engine of one of ``dp_size`` ranks does it."""
+        value, _ = self.forward_step(micro_batch, loss, forward_only=False)
+        (value / micro_batch["dp_size"]).backward()  # FSDP averages gradients over the ranks
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
+        inputs, output_args = super().prepare_model_inputs(micro_batch)
+        self.tokens += inputs["input_ids"].numel()
+        return inputs, output_args
+
+    def take_gradient(self) -> torch.Tensor:
+        """All gradients in one vector, and none is left."""
+        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        self.module.zero_grad(set_to_none=True)
+        return torch.cat([gradient.flatten() for gradient in flat])
+
+
+class Actor(Whole, FSDPEngineWithLMHead):
+    """An actor's."""
+
+
+class Critic(Whole, FSDPEngineWithValueHead):
+    """A critic's."""
+
+
+def start_engine(engine: type[Whole], module: nn.Module, *, sharing: bool, **settings: Any) -> Whole:
+    """An engine; with ``sharing``, one of a class of its own that computes the tips of its micro-batches alone."""
+    started = (type(f"Sharing{engine.__name__}", (engine,), {}) if sharing else engine)(module, **settings)
+    if sharing:
+        share_in(started)
+    return started
+
+
+def in_float64(module: nn.Module) -> nn.Module:
+    """The model in float64, norms too."""
+    for name, child in module.named_children():
+        if type(child).__name__.endswith("RMSNorm"):
+            norm = nn.RMSNorm(child.weight.shape[-1], eps=child.variance_epsilon)
+            norm.weight = child.weight
+            setattr(module, name, norm)
+        else:
+            in_float64(child)
+    return module.double()
+
+
+def train_as_planned(
+    engine: Whole,
+    rows: Mapping[str, Row],
+    plan: BatchPlan,
+    call: str,
+    loss: Loss,
+    *,
+    token_budget: int,
+    pads: bool = True,
+    **said: Any,
+) -> torch.Tensor:
+    """Gradients of all mini-batches, (M, N), summed over micro-batches and ranks as verl and FSDP do it.
+
+    Args:
+        engine: plays every rank in turn.
+        rows: fields of each row, by its key.
+        pads: False for the plan's micro-batches without their pads, and none that is empty then.
+        said: non-tensor data of every micro-batch, beside what each update says.
+    """
+    layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
+    pad = PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])).shared
+    columns = loss_columns(layout, keys) | micro_batch_columns(plan, call)
+    cut = follow_plan(prepare_micro_batches, sharing=plan.sharing)
+    gradients = []
+    for mini_batch, ranks in enumerate(layout.cells):
+        tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
+        for rank, cell in enumerate(ranks):
+            first = (rank * layout.n_mini_batches + mini_batch) * layout.rows_per_cell
+            data = micro_batch_of([fields[row] if row < len(rows) else pad for row in cell])
+            for name, column in columns.items():
+                data[name] = column[first : first + len(cell)]
+            budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
+            shape = {"dp_size": layout.dp_size, "batch_num_tokens": tokens}
+            tu.assign_non_tensor(data, **COMMON | budget | shape | said)
+            for micro_batch in cut(data)[0]:
+                if not pads:
+                    real = (~micro_batch[IS_PADDING]).nonzero().flatten().tolist()
+                    if not real:
+                        continue
+                    micro_batch = tu.index_select_tensor_dict(micro_batch, real)
+                engine.backward(micro_batch, loss)
+        gradients.append(engine.take_gradient())
+    return torch.stack(gradients)
+
+
+def train_at_once(
+    engine: Whole, rows: Sequence[Row], loss: Loss, *, global_batch_size: int, **said: Any
+) -> torch.Tensor:
+    """Gradient (N,) of some rows in one micro-batch on one rank."""
+    data = micro_batch_of(rows)
+    shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(rows), "global_batch_size": global_batch_size}
+    tu.assign_non_tensor(data, **COMMON | shape | said)
+    engine.backward(data, loss)
+    return engine.take_gradient()
+
+
+COMMON = {"temperature": 1.0, "use_remove_padding": True, "calculate_entropy": True}
+"""What verl's trainer and workers say to every update."""
+
+
+def micro_batch_of(rows: Sequence[Row]) -> TensorDict:
+    """Rows as verl's workers have them: every field is jagged, even that of a single row."""
+    return TensorDict({name: nested(row[name] for row in rows) for name in rows[0]}, batch_size=len(rows))
+
+
+def loss_tokens(rows: Sequence[Row]) -> int:
+    return int(sum(row["loss_mask"].sum() for row in rows))
+
+
+def trained_rows(texts: Mapping[str, tuple[list[int], list[int]]], seed: int = 0) -> dict[str, Row]:
+    """Rows with all that an update of actor or critic reads, by their keys, in float64.
+
+    Args:
+        texts: tokens of each row's prompt and response.
+    """
+    draw = torch.Generator().manual_seed(seed)
+
+    def column(n: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(n, generator=draw, dtype=torch.float64) * scale
+
+    rows = {}
+    for key, (prompt, response) in texts.items():
+        n, mask = len(response), torch.ones(len(response), dtype=torch.int64)
+        old = column(n, 0.1) - 5.6
+        rows[key] = {
+            "prompts": torch.tensor(prompt),
+            "responses": torch.tensor(response),
+            "input_ids": torch.tensor(prompt + response),
+            "position_ids": torch.arange(len(prompt) + n),
+            "response_mask": mask,
+            "loss_mask": mask,
+            "old_log_probs": old,
+            "ref_log_prob": old + column(n, 0.1),
+            "rollout_log_probs": old + column(n, 0.1),
+            "advantages": column(n),
+            "values": column(n, 0.1),
+            "returns": column(n),
+        }
+    return rows
