@@ -80,6 +80,9 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     return run_job(folder, "+padding=prompt", steps=2, model_kind="qwen3_vl")
 
 
+JOBS = ["grpo", "gae", pytest.param("vision", marks=pytest.mark.slow)]
+
+
 def tensorboard_scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Name -> step -> value."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -203,16 +206,17 @@ def test_failed_sessions_cost_rows_and_nothing_else(grpo):
     assert grpo.metrics[FAILING_STEP]["padding/actor/optimizer_steps/total"] == PROMPTS // MINI
 
 
-@pytest.mark.parametrize("job", ["grpo", "gae", "vision"])
+@pytest.mark.parametrize("job", JOBS)
 def test_nothing_but_a_worker_call_sees_a_pad(job, request):
     assert_no_pad_outside_worker_calls(request.getfixturevalue(job))
 
 
-@pytest.mark.parametrize("job", ["grpo", "gae", "vision"])
+@pytest.mark.parametrize("job", JOBS)
 def test_no_metric_is_nan_and_rollout_and_trainer_agree(job, request):
     assert_finite_and_agreeing(request.getfixturevalue(job))
 
 
+@pytest.mark.slow
 def test_rows_with_and_without_images_train_beside_pads(vision):
     steps = vision.optimizer_steps[ACTOR]
     assert len(steps) == 2 * PROMPTS // MINI

@@ -11,9 +11,9 @@ from verl.single_controller.ray import RayWorkerGroup
 from tests.equivalence.test_lora_update import RANK, make_adapter
 from tests.equivalence.updates import (
     ALL_TERMS,
-    EPOCHS,
     SEQ_MEAN_MODES,
     BothUpdates,
+    assert_packed_as_planned,
     call,
     update_both_with,
     with_trained_fields,
@@ -28,7 +28,6 @@ from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
-from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -96,10 +95,7 @@ def test_two_ranks_that_share_end_with_the_weights_of_one_rank_that_does_not(mod
     assert plan.figures["actor"].sharing_factor > 1.4
     both = update_both_with(*actors, batch, plan, TEMPLATE)
     assert_metrics_agree(both)
-    planned = [len(rows_DK[0]) for rows_DK in both.layout.micro_batch_rows]
-    assert both.padded[MICRO_BATCHES] == planned * EPOCHS
-    efficiency = np.dot(both.padded[PACKING_EFFICIENCY][: len(planned)], planned) / sum(planned)
-    assert efficiency == pytest.approx(plan.figures["actor"].packing_efficiency)
+    assert_packed_as_planned(both)
 
 
 @pytest.mark.parametrize("policy_loss", ["gspo", "geo_mean", "sapo", "cispo"])
@@ -138,6 +134,7 @@ def read(output) -> dict[str, list[torch.Tensor]]:
     return {name: [row.clone() for row in rows[name].unbind()] for name in names}
 
 
+@pytest.mark.slow
 def test_so_does_a_critic(model, tmp_path):
     value_model = make_value_model(model, tmp_path / "critic")
     budget = "+critic.ppo_infer_max_token_len_per_gpu"
@@ -154,6 +151,7 @@ def test_so_does_a_critic(model, tmp_path):
         update_both_with(*both, batch, plan, TEMPLATE, "train_mini_batch")
 
 
+@pytest.mark.slow
 def test_so_do_adapters(model, tmp_path):
     lora = (
         f"actor_rollout_ref.model.lora_rank={RANK}",

@@ -8,10 +8,11 @@ import pytest
 import torch
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import update_both_with, with_trained_fields
+from tests.equivalence.updates import assert_packed_as_planned, update_both_with, with_trained_fields
 from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
 from tests.support.tolerance import ADAM_EPS
-from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
+from tests.support.vision_rows import FAMILIES, make_vision_model, put_grown_vision_rows, put_vision_rows
+from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for
@@ -25,7 +26,10 @@ NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 """Families whose packed attention verl 0.9.1 has for flash-attn alone (models/transformers/qwen2_vl.py)."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(family, marks=pytest.mark.slow if family == "qwen2_vl" else ()) for family in FAMILIES],
+)
 def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
     """Family, config, two ranks that get pads, and one that does not."""
     model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
@@ -34,7 +38,7 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
         overrides.append("actor_rollout_ref.model.use_remove_padding=false")
     config = json.loads((model / "config.json").read_text())
     with padded_and_plain(start_actor, model, *overrides) as both:
-        both[0].execute_with_func_generator(plan_packer.install())  # lets pass what no plan has cut
+        both[0].execute_with_func_generator(plan_packer.install("chains"))  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
             workers.execute_with_func_generator(position_ids.install_in_worker)
             workers.execute_with_func_generator(text_rows.install_in_worker)
@@ -67,3 +71,34 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 1), "one rank was meant to have pads alone"
         template = PadTemplate(eos_token_id=3, length=length, image=image)
         update_both_with(padded_ranks, one_rank, batch, plan, template)
+
+
+def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
+    family, config, sharing, one_rank = actors
+    if family in NEED_FLASH_ATTENTION_TO_PACK:
+        pytest.skip("its rows are not packed here")
+    for workers in (sharing, one_rank):
+        start_over(workers, "seq-mean-token-mean")
+    torch.manual_seed(0)
+    rows = put_grown_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
+    batch = with_trained_fields(rows, torch.Generator().manual_seed(0))
+    tokens_R = [tag["seq_len"] for tag in batch.tags]
+    extends_R = find_extensions(batch, tokens_R)
+    assert extends_R == [None, 0, 1, None, 3, None, None, 6, 7]
+    image = image_for("auto", config, find_images(batch))
+    length = 1 + len(image.token_ids) if image else 2
+    job = Job(
+        strategy="prompt",
+        prompts=4,
+        sessions_per_prompt=1,
+        updates={"actor": Update(dp_size=2, token_budget=64, prompts_per_mini_batch=2)},
+        inference={},
+        pad_tokens=length,
+        packer="plan",
+        sharing="chains",
+    )
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
+    assert plan.figures["actor"].sharing_factor > 1.3
+    template = PadTemplate(eos_token_id=3, length=length, image=image)
+    both = update_both_with(sharing, one_rank, batch, plan, template)
+    assert_packed_as_planned(both)

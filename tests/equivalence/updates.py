@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -23,6 +25,7 @@ from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
+from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.trainer.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
 
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
@@ -160,6 +163,14 @@ def update_both_with(
     assert (reference - before).norm() > 0.1, "the update was meant to move the weights"
     assert (after - reference).norm() <= RELATIVE_FLOAT32 * reference.norm()
     return BothUpdates(layout, plan, got, want)
+
+
+def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:
+    """The workers have computed the tokens that the plan says, in as many micro-batches."""
+    planned = [len(rows_DK[0]) for rows_DK in both.layout.micro_batch_rows]
+    assert both.padded[MICRO_BATCHES] == planned * EPOCHS
+    efficiency = np.dot(both.padded[PACKING_EFFICIENCY][: len(planned)], planned) / sum(planned)
+    assert efficiency == pytest.approx(both.plan.figures[update].packing_efficiency)
 
 
 def _metrics(answer: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads import lineage
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.plan import Rows
@@ -77,3 +78,34 @@ def test_a_batch_of_one_row_sessions_is_not_read(monkeypatch):
 def test_equal_rows_of_two_sessions_are_not_compared():
     rows = {f"p0_{session}_{turn}": ([1, 2], [3, *range(turn)]) for session in (2, 10) for turn in range(2)}
     assert found(rows) == [None, 0, None, 2]
+
+
+def said(rows, extends: dict[str, object]) -> list[int | None]:
+    extra = [{"min_global_steps": 1} | ({"extends": extends[key]} if key in extends else {}) for key in rows]
+    batch = put_grown_sessions(rows, extra_fields=extra)
+    return find_extensions(batch, [tag["seq_len"] for tag in batch.tags])
+
+
+def test_what_an_agent_loop_says_is_believed_and_no_token_is_read(monkeypatch):
+    rows = grown_sessions([3, 1, 2], prompts=2)
+    assert list(rows) == ["p0_0_0", "p0_0_1", "p0_0_2", "p1_0_0", "p0_1_0", "p0_1_1"]
+    monkeypatch.setattr(lineage, "_extensions_in_queue", lambda *_: pytest.fail("tokens were read"))
+    extends = {"p0_0_1": 0, "p0_0_2": 0, "p0_1_1": 0}
+    assert said(rows, extends) == [None, 0, 0, None, None, 4]
+
+
+def test_a_session_of_which_nothing_is_said_is_searched():
+    rows = grown_sessions([3, 1, 2], prompts=2)
+    assert said(rows, {"p0_0_2": 1}) == [None, None, 1, None, None, 4]
+
+
+def test_a_row_whose_named_row_is_not_in_the_batch_extends_none():
+    rows = grown_sessions([3, 2], prompts=1)
+    del rows["p0_0_0"]
+    assert said(rows, {"p0_0_1": 0, "p0_0_2": 1, "p0_1_1": 0}) == [None, 0, None, 2]
+
+
+@pytest.mark.parametrize("place", ["0", -1, True, 1.0])
+def test_what_cannot_be_is_refused_with_the_row(place):
+    with pytest.raises(PaddingDataError, match=r"row 'p0_0_1': extra_fields\['extends'\] is .*number of a row of its"):
+        said(grown_sessions([2], prompts=1), {"p0_0_1": place})

@@ -177,9 +177,20 @@ def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
 
 def test_the_budget_counts_computed_tokens():
     follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
-    for sharing, budget in [("chains", 11), ("off", 19)]:
-        with pytest.raises(PaddingDataError, match=f"more than the {budget} of this call"):
-            follow_plan(prepare_micro_batches, sharing=sharing)(cell(CHAIN, budget=budget))
+    with pytest.raises(PaddingDataError, match="12 tokens, more than the 11 of this call"):
+        follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=11))
+    unshared = cell(CHAIN, budget=18)
+    del unshared[CHAIN_COLUMN]
+    with pytest.raises(PaddingDataError, match="20 tokens, more than the 18 of this call"):
+        follow_plan(prepare_micro_batches, sharing="off")(unshared)
+
+
+def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog):
+    wrong = cell([[1, 2, 3], [1, 2, 4], [1, 2, 5, 6]], budget=7)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(wrong)
+    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+    assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 3, 4]
+    assert "a micro-batch of 10 tokens, more than the 7 of this call: its rows do not extend" in caplog.text
 
 
 def test_rows_that_are_not_packed_do_not_share():

@@ -97,7 +97,7 @@ def make_vision_model(family: str, folder: Path) -> Path:
 def put_vision_rows(family: str, config: dict[str, Any], with_image: Sequence[bool]) -> KVBatchMeta:
     """One row a prompt, some with an image of 4 x 4 patches (or a whole one), positions of the family's rank."""
     draw = torch.Generator().manual_seed(0)
-    lengths, rows = [], []
+    rows = []
     for number, has_image in enumerate(with_image):
         ids = torch.randint(5, 200, (4 + number,), generator=draw)
         inputs = {}
@@ -105,20 +105,48 @@ def put_vision_rows(family: str, config: dict[str, Any], with_image: Sequence[bo
             inputs, image_ids = _image(family, config, draw)
             ids = torch.cat([ids, torch.tensor(image_ids), ids[:2]])
         response = torch.randint(5, 200, (3 + number,), generator=draw)
-        lengths.append((len(ids), len(response)))
-        whole = torch.cat([ids, response])
-        positions = torch.arange(len(whole))
-        rows.append(
-            {
-                "prompts": ids,
-                "responses": response,
-                "input_ids": whole,
-                "position_ids": positions if family == "gemma3" else positions.expand(4, -1).clone(),
-                "multi_modal_inputs": inputs,
-            }
-        )
-    keys = [f"{uuid4().hex}_0_0" for _ in rows]
-    return put_rows(lengths, keys, **{name: [row[name] for row in rows] for name in rows[0]})
+        rows.append((ids, response, inputs))
+    return _put(family, [f"{uuid4().hex}_0_0" for _ in rows], rows)
+
+
+def put_grown_vision_rows(family: str, config: dict[str, Any], images: Sequence[Sequence[bool]]) -> KVBatchMeta:
+    """One session a prompt; each of its rows begins with the whole row before it, and may bring one more image.
+
+    Args:
+        images: for each session, whether each of its turns brings an image.
+    """
+    draw = torch.Generator().manual_seed(0)
+    keys, rows = [], []
+    for with_image in images:
+        uid, context, seen = uuid4().hex, torch.randint(5, 200, (4,), generator=draw), {}
+        for turn, brings_image in enumerate(with_image):
+            if brings_image:
+                inputs, image_ids = _image(family, config, draw)
+                seen = {name: torch.cat([seen[name], value]) if seen else value for name, value in inputs.items()}
+                context = torch.cat([context, torch.tensor(image_ids)])
+            context = torch.cat([context, torch.randint(5, 200, (2,), generator=draw)])
+            response = torch.randint(5, 200, (3,), generator=draw)
+            keys.append(f"{uid}_0_{turn}")
+            rows.append((context, response, dict(seen)))
+            context = torch.cat([context, response])
+    return _put(family, keys, rows)
+
+
+def _put(
+    family: str, keys: Sequence[str], rows: Sequence[tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
+) -> KVBatchMeta:
+    """Puts rows of a prompt, a response and ``multi_modal_inputs``."""
+    whole = [torch.cat([prompt, response]) for prompt, response, _ in rows]
+    positions = [torch.arange(len(ids)) for ids in whole]
+    return put_rows(
+        [(len(prompt), len(response)) for prompt, response, _ in rows],
+        keys,
+        prompts=[prompt for prompt, _, _ in rows],
+        responses=[response for _, response, _ in rows],
+        input_ids=whole,
+        position_ids=positions if family == "gemma3" else [ids.expand(4, -1).clone() for ids in positions],
+        multi_modal_inputs=[inputs for _, _, inputs in rows],
+    )
 
 
 def _image(family: str, config: dict[str, Any], draw: torch.Generator) -> tuple[dict[str, torch.Tensor], list[int]]:

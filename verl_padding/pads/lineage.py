@@ -2,7 +2,8 @@
 
 Row b extends row a if a's tokens, prompt and response, are the first tokens of b, and position ids, images, recorded
 routes and a teacher's fields are equal there too. The trainer looks for such rows in each session of several rows, for
-the plan; workers compare the rows of a chain again before they share anything.
+the plan, unless the agent loop has said which they are; workers compare the rows of a chain again before they share
+anything.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, read_fields_of_some
 from verl_padding.plan.row_keys import session_of_key
 
 PER_TOKEN = ("position_ids", "routed_experts", "teacher_ids", "teacher_logprobs")
 """Fields beside the tokens that outputs may depend on, one value per token: they must agree up to where rows part."""
 TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
+EXTRA_FIELDS, EXTENDS = "extra_fields", "extends"
+"""Field of verl's rows, and what an agent loop may say in it: the number, in its session, of the row that this one
+extends. A session with such a row is not searched; its rows without one extend none."""
 TASKS = 4
 """Ray tasks at a time: they are short, and each process that runs them imports verl first."""
 TOKENS_AT_ONCE = 1 << 22
@@ -31,18 +36,27 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | N
     """Number of the row that each row of a batch extends; None for none.
 
     Only sessions of several rows are read, and nothing if no session has more than one. Large batches are read and
-    compared by Ray tasks, so that the driver gets numbers only.
+    compared by Ray tasks, so that the driver gets numbers only. Tokens are not read of sessions whose agent loop has
+    said which rows extend each other (:data:`EXTENDS`).
 
     Args:
         tokens_R: tokens of each row.
+
+    Raises:
+        PaddingDataError: an agent loop has said something that cannot be.
     """
     rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(batch.keys):
         rows_of.setdefault(session_of_key(key), []).append(row)
+    sessions = [rows for rows in rows_of.values() if len(rows) > 1]
+    extends_R: list[int | None] = [None] * len(batch.keys)
+    said = _said_by_agent_loops(batch, sessions)
+    for row, named in said.items():
+        extends_R[row] = named
     parts: list[list[list[int]]] = []
     read = TOKENS_AT_ONCE
-    for rows in rows_of.values():
-        if len(rows) > 1:
+    for rows in sessions:
+        if said.keys().isdisjoint(rows):
             if read >= TOKENS_AT_ONCE:
                 parts.append([])
                 read = 0
@@ -54,12 +68,49 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | N
         if len(parts) > 1
         else [_extensions_in_queue(part, batch.partition_id) for part in asked]
     )
-    extends_R: list[int | None] = [None] * len(batch.keys)
     for part, of_part in zip(parts, found, strict=True):
         for rows, extends in zip(part, of_part, strict=True):
             for row, earlier in zip(rows, extends, strict=True):
                 extends_R[row] = None if earlier is None else rows[earlier]
     return extends_R
+
+
+def _said_by_agent_loops(batch: KVBatchMeta, sessions: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Number of the row that a row extends, for the rows of which an agent loop has said it.
+
+    Agent loops say it of all sessions or of none: if the last row of the first one says nothing, no other row is read.
+    A row whose named row is not in the batch extends none.
+    """
+    number = {key: row for row, key in enumerate(batch.keys)}
+    said: dict[int, int] = {}
+    for rows in ([session[-1] for session in sessions[:1]], [row for session in sessions for row in session]):
+        keys = [batch.keys[row] for row in rows]
+        fields = read_fields_of_some(keys, batch.partition_id, [EXTRA_FIELDS]) if keys else {}
+        if EXTRA_FIELDS not in fields.keys():  # noqa: SIM118  (a TensorDict)
+            return {}
+        of_rows = {
+            row: extra[EXTENDS]
+            for row, extra in zip(rows, tu.get(fields, EXTRA_FIELDS), strict=True)
+            if EXTENDS in extra
+        }
+        if not of_rows:
+            return {}
+        said = {
+            row: number[earlier]
+            for row, place in of_rows.items()
+            if (earlier := _key_in_session(batch.keys[row], place)) in number
+        }
+    return said
+
+
+def _key_in_session(key: str, place: Any) -> str:
+    """The key of another row of a row's session."""
+    if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+        raise PaddingDataError(
+            f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, and must be the number of a row of its session, "
+            "from 0. Have the agent loop say it so, or leave it out."
+        )
+    return f"{session_of_key(key)}_{place}"
 
 
 def _by_tasks(parts: Sequence[Sequence[Sequence[str]]], partition_id: str) -> list[list[list[int | None]]]:

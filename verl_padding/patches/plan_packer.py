@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -19,9 +20,12 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import MICRO_BATCH, read_column
-from verl_padding.patches.shared_prefixes import TIPS, computed_tokens, share_in, tips_of
+from verl_padding.pads.lineage import EXTENDS
+from verl_padding.patches.shared_prefixes import TIPS, computed_tokens, planned_tokens, share_in, tips_of
 from verl_padding.plan import Sharing
 from verl_padding.verl_job.known_verl import KNOWN_VERL
+
+logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
@@ -49,7 +53,9 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         packed = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tip_R = tips_of(micro_batch) if sharing == "chains" and packed else tuple(range(len(micro_batch)))
-            _check_budget(computed_tokens(micro_batch, tip_R), budget, sharing)
+            tokens = computed_tokens(micro_batch, tip_R)
+            if tokens > budget:
+                _tell_of_chains(micro_batch, tokens, budget)
             if len(set(tip_R)) < len(tip_R):
                 tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
         return micro_batches, indices
@@ -70,16 +76,25 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], mult
         )
 
 
-def _check_budget(tokens: int, budget: int, sharing: Sharing) -> None:
-    if tokens > budget:
+def _tell_of_chains(micro_batch: TensorDict, tokens: int, budget: int) -> None:
+    """Warns of a micro-batch over its budget because chains of the plan are none; refuses it if they are not to blame.
+
+    A chain that an agent loop has named wrongly costs time and memory, and changes nothing.
+    """
+    planned = planned_tokens(micro_batch)
+    if planned > budget:
         raise PaddingDataError(
-            f"a micro-batch of {tokens} tokens, more than the {budget} of this call: rows have changed since the plan"
-            + (
-                ", or do not extend each other as planned. Set padding.sharing=off."
-                if sharing == "chains"
-                else ". Set padding.packer=verl to have the workers cut them anew."
-            )
+            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
+            " Set padding.packer=verl to have the workers cut them anew."
         )
+    logger.warning(
+        "verl_padding: a micro-batch of %d tokens, more than the %d of this call: its rows do not extend each other "
+        "as planned, and are computed as they are. Correct extra_fields[%r] of the agent loop, or set "
+        "padding.sharing=off.",
+        tokens,
+        budget,
+        EXTENDS,
+    )
 
 
 def install(sharing: Sharing = "off") -> Callable[[Any], Any]:

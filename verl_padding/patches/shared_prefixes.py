@@ -63,6 +63,21 @@ def computed_tokens(data: TensorDict, tip_R: Sequence[int]) -> int:
     return sum(tokens_R[tip] for tip in set(tip_R))
 
 
+def planned_tokens(data: TensorDict) -> int:
+    """Tokens of the rows that the plan wants computed: the longest of each chain, and rows of none."""
+    tokens_R = data["input_ids"].offsets().diff().tolist()
+    if CHAIN not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return sum(tokens_R)
+    longest: dict[int, int] = {}
+    alone = 0
+    for tokens, chain in zip(tokens_R, read_column(data, CHAIN).tolist(), strict=True):
+        if chain < 0:
+            alone += tokens
+        else:
+            longest[chain] = max(tokens, longest.get(chain, 0))
+    return alone + sum(longest.values())
+
+
 def share_in(engine: Any) -> None:
     """Makes the class of an engine compute the tips of its micro-batches alone.
 

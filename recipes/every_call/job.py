@@ -1,0 +1,43 @@
+"""The recipe on the tiny task, as overrides of a verl job on a CPU: used by the run script and the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_padding.local.seeds import seed_overrides
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.recipes.every_call.make_data import write_tiny_data
+
+HERE = Path(__file__).resolve().parent
+
+
+def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
+    """Makes model and data in ``assets`` if they are not there, and returns the overrides that name them.
+
+    Args:
+        seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed`` is set elsewhere.
+
+    ``configs/recipe/every_call_tiny.yaml`` says what is learned and how.
+    """
+    model = make_tiny_model("qwen2", assets, seed=seed)
+    train, val = write_tiny_data(assets, seed=seed)
+    return [
+        "+recipe=every_call_tiny",
+        f"actor_rollout_ref.model.path={model}",
+        f"data.train_files={train}",
+        f"data.val_files={val}",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
+        *seed_overrides(seed),
+    ]
+
+
+def main(assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], seed: int = 0) -> None:
+    """Makes model and data, and prints the overrides, one per line."""
+    typer.echo("\n".join(tiny_job(assets.resolve(), seed=seed)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,163 @@
+"""The recipe's tasks, agent loop, data and job: everything short of running it."""
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.workers.rollout.replica import TokenOutput
+
+from tests.support.verl_config import compose_job
+from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
+from verl_padding.recipes.every_call.job import tiny_job
+from verl_padding.recipes.every_call.make_data import write_tiny_data
+from verl_padding.recipes.every_call.tasks import GSM8K_SOURCE, TINY_SOURCE, CheckedMath, Doors, task_of
+from verl_padding.verl_job.job_reader import check_job
+
+ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "3"}}
+END = "<|im_end|>"
+FIRST = f"<|im_start|>user\n????????{END}\n<|im_start|>assistant\n"
+NEXT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+class ScriptedServer:
+    """Answers each request with the next reply, and remembers what it was asked."""
+
+    def __init__(self, tokenizer, replies):
+        self.tokenizer, self.replies, self.requests = tokenizer, list(replies), []
+
+    async def generate(self, *, request_id, prompt_ids, sampling_params):
+        self.requests.append((request_id, self.tokenizer.decode(prompt_ids)))
+        ids = self.tokenizer.encode(self.replies.pop(0))
+        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
+
+
+def play(replies, *, max_calls=8, prompt_length=300, response_length=2, row=ROW):
+    """Rows of a session, by default with the prize behind door 3, and the server that was asked."""
+    tokenizer = make_byte_tokenizer()
+    server = ScriptedServer(tokenizer, replies)
+    rollout = {"prompt_length": prompt_length, "response_length": response_length}
+
+    async def run():
+        loop = EveryCallLoop(
+            trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
+            server_manager=server,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=None,
+            data_config=DictConfigWrap(OmegaConf.create({})),
+            max_calls=max_calls,
+        )
+        return await loop.run({}, **row)
+
+    return asyncio.run(run()), server
+
+
+def test_each_call_is_a_row_that_begins_with_the_whole_row_before_it_and_says_so():
+    outputs, server = play([f"1{END}", f"2{END}", f"3{END}"])
+    second = FIRST + f"1{END}" + NEXT.format("1" * 8)
+    third = second + f"2{END}" + NEXT.format("2" * 8)
+    assert [prompt for _, prompt in server.requests] == [FIRST, second, third]
+    assert len({request for request, _ in server.requests}) == 3
+    for before, output in pairwise(outputs):
+        row = before.prompt_ids + before.response_ids
+        assert output.prompt_ids[: len(row)] == row
+    assert [output.extra_fields.get("extends") for output in outputs] == [None, 0, 1]
+    for output in outputs:
+        assert output.response_mask == [1, 1]
+        assert output.response_logprobs == [-0.5, -0.5]
+        assert output.extra_fields["global_steps"] == 3
+    assert [output.reward_score for output in outputs] == [None, None, 1.0]
+    assert outputs[-1].extra_fields["reward_extra_info"] == {"acc": 1.0, "tried": 3.0, "calls": 3.0}
+
+
+def test_calls_are_limited_and_an_empty_reply_ends_the_session():
+    outputs, _ = play(["1", "2", "4"], max_calls=2)
+    assert len(outputs) == 2
+    assert outputs[-1].reward_score == pytest.approx(0.5 * 2 / 6)
+    assert play([""])[0] == []
+    outputs, server = play(["1", ""])
+    assert (len(outputs), len(server.requests)) == (1, 2)
+
+
+def test_a_context_that_outgrows_the_prompt_ends_the_session_and_is_never_cut():
+    outputs, server = play([f"1{END}", f"2{END}", f"4{END}"], prompt_length=len(FIRST) + 10)
+    assert len(outputs) == len(server.requests) < 3
+    with pytest.raises(ValueError, match=r"data\.max_prompt_length=5: row 7 of .* a context of \d+ tokens"):
+        play(["1"], prompt_length=5, row=ROW | {"index": 7})
+
+
+@given(prize=st.sampled_from("123456"), doors=st.permutations("123456"))
+def test_trying_every_door_once_always_finds_the_prize(prize, doors):
+    task = Doors(prize)
+    for door in doors[: doors.index(prize) + 1]:
+        assert not task.done
+        assert task.react(door) == door * 8
+    assert task.done
+    assert task.reward == 1.0
+    assert task.info == {"acc": 1.0, "tried": float(doors.index(prize) + 1)}
+
+
+@pytest.mark.parametrize(
+    ("replies", "reward"), [(["x"], 0.0), ([""], 0.0), (["7"], 0.0), (["1", "1"], 1 / 12), (["1", "2", "1"], 2 / 12)]
+)
+def test_no_door_or_an_empty_one_again_ends_the_search(replies, reward):
+    task = Doors("3")
+    for reply in replies:
+        assert not task.done
+        task.react(reply)
+    assert task.done
+    assert task.reward == pytest.approx(reward)
+    assert task.info["acc"] == 0.0
+
+
+@pytest.mark.parametrize("prize", ["", "0", "7", "12"])
+def test_a_prize_behind_no_door_is_refused(prize):
+    with pytest.raises(ValueError, match="must be the number of a door, 1, 2, 3, 4, 5, 6"):
+        Doors(prize)
+
+
+def test_wrong_answers_are_told_and_cost_a_tenth():
+    task = CheckedMath("How many?", "42")
+    assert "How many?" in task.messages()[0]["content"]
+    assert "not right" in task.react("So it is\n#### 41")
+    assert "no answer in the form" in task.react("six rows of seven")
+    assert not task.done
+    assert task.reward == 0.0
+    task.react("#### 42")
+    assert task.done
+    assert task.reward == pytest.approx(0.8)
+    assert task.info == {"acc": 1.0, "wrong_answers": 2.0}
+
+
+def test_a_task_is_chosen_by_the_data_source():
+    assert isinstance(task_of(ROW), Doors)
+    math = {"data_source": GSM8K_SOURCE, "reward_model": {"ground_truth": "42"}, "raw_prompt": [{"content": "?"}]}
+    assert isinstance(task_of(math), CheckedMath)
+    with pytest.raises(ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/doors, "):
+        task_of({"data_source": "other"})
+
+
+def test_the_data_is_the_same_for_the_same_seed_and_has_prizes_behind_all_doors(tmp_path):
+    first, val = write_tiny_data(tmp_path / "a", train=60, val=4)
+    again, _ = write_tiny_data(tmp_path / "b", train=60, val=4)
+    other, _ = write_tiny_data(tmp_path / "c", train=60, val=4, seed=1)
+    frame = pd.read_parquet(first)
+    assert (len(frame), len(pd.read_parquet(val))) == (60, 4)
+    assert frame.equals(pd.read_parquet(again))
+    assert not frame.equals(pd.read_parquet(other))
+    assert {row["ground_truth"] for row in frame["reward_model"]} == set("123456")
+
+
+def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
+    flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=chains")
+    config = compose_job("+local=cpu", *tiny_job(tmp_path), *flag)
+    assert check_job(config).sharing == "chains"
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "every_call"
+    assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
