@@ -1,0 +1,374 @@
+"""What the pages quote of the benchmarks, word for word, with the figures from the files that are kept.
+
+    python -m benchmarks.quotes [--write]
+
+tells each quote whose figures are not those of its page, and with ``--write`` puts them there: after a benchmark was
+run with ``--keep``. The words are the page's; only what stands between them is written.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.relative_errors import shown, worst
+from benchmarks.results import console, kept, kept_file
+
+ROOT = Path(__file__).parent.parent
+Figures = dict[str, Any]
+
+_FIGURE = r"[^\s|]+?(?: %| to [^\s|]+?)?"
+
+
+@dataclass(frozen=True)
+class Quote:
+    page: str
+    """Path of the page in the repository."""
+    words: str
+    """The page's words, each figure a ``{name}``; a space stands for a line's end as well."""
+    figures: dict[str, str] = field(default_factory=dict)
+    """What stands in the place of each name."""
+
+    def found(self, text: str) -> re.Match[str]:
+        """Where the words stand in a page, with whatever figures.
+
+        Raises:
+            ValueError: nowhere, or more than once.
+        """
+        parts = re.split(r"\{(\w+)\}", self.words)
+        pattern = "".join(
+            f"(?P<{part}>{_FIGURE})" if at % 2 else re.sub(r"(?:\\ )+", r"\\s+", re.escape(part))
+            for at, part in enumerate(parts)
+        )
+        places = list(re.finditer(pattern, text))
+        if len(places) != 1:
+            raise ValueError(f"{self.page}: {len(places)} times, and not once, it says: {self.words}")
+        return places[0]
+
+    def differences(self, text: str) -> dict[str, tuple[str, str]]:
+        """Name -> (what the page says, what was measured), of the figures that differ."""
+        said = self.found(text).groupdict()
+        return {name: (said[name], figure) for name, figure in self.figures.items() if said[name] != figure}
+
+    def written(self, text: str) -> str:
+        """The page with the measured figures."""
+        place = self.found(text)
+        for name in sorted(self.figures, key=place.start, reverse=True):
+            text = text[: place.start(name)] + self.figures[name] + text[place.end(name) :]
+        return text
+
+
+def quotes() -> Iterator[tuple[str, Quote]]:
+    """(benchmark, quote) of all that the pages quote."""
+    for benchmark, function in BENCHMARKS.items():
+        figures = kept(benchmark)
+        for quote in function(figures):
+            yield benchmark, quote
+
+
+def _layout(it: Figures) -> Iterator[Quote]:
+    names = ("1100, 8, 16k", "1100, 8, 32k", "3509, 8, 16k", "700, 16, 32k", "361, 2, 4k")
+    for name, job in zip(names, it["five"], strict=True):
+        per_step, per_micro, count = job["per_mini_batch"], job["per_micro_batch"], job["micro_batches"]
+        yield Quote(
+            "README.md",
+            f"| {name} | {{verl}} | {{plan}} | {{micro}} | {{packed}} | {{own}} | {{theirs}} | {{ours}} |",
+            {
+                "verl": f"{per_step['verl']:.3f}",
+                "plan": f"{per_step['plan+verl']:.3f}",
+                "micro": f"{per_micro['verl']:.3f}",
+                "packed": f"{per_micro['plan+verl']:.3f}",
+                "own": f"{per_micro['plan']:.3f}",
+                "theirs": str(count["verl"]),
+                "ours": str(count["plan"]),
+            },
+        )
+    same, own = it["summary"]["the same rows in each step"], it["summary"]["verl's number of steps"]
+    per_step, per_micro = same["per_mini_batch"]["verl_over_plan+verl"], same["per_micro_batch"]["verl_over_plan"]
+    worse = same["per_mini_batch"]["plan+verl_worse_than_verl"] + same["per_micro_batch"]["plan_worse_than_verl"]
+    yield Quote(
+        "README.md",
+        "On {jobs} random jobs of 2 to 512 ranks, with the same rows in each step as verl has there, verl takes {step} "
+        "times as long as the plan per step at the median ({step_least} to {step_most}), and {micro} times per "
+        "micro-batch ({micro_least} to {micro_most}); the plan is {worse} slower.",
+        {
+            "jobs": str(len(it["random"]["the same rows in each step"]["per_mini_batch"]["verl"])),
+            "step": f"{per_step['median']:.2f}",
+            "step_least": f"{per_step['least']:.2f}",
+            "step_most": f"{per_step['most']:.2f}",
+            "micro": f"{per_micro['median']:.2f}",
+            "micro_least": f"{per_micro['least']:.2f}",
+            "micro_most": f"{per_micro['most']:.2f}",
+            "worse": "never" if not worse else f"{worse} times",
+        },
+    )
+    yield Quote(
+        "README.md",
+        "it is {faster} times faster at the median. Which long rows share a step is then a matter of chance, and the "
+        "plan is slower in {slower} of the {jobs} jobs.",
+        {
+            "faster": f"{own['per_mini_batch']['verl_over_plan+verl']['median']:.2f}",
+            "slower": str(own["per_mini_batch"]["plan+verl_worse_than_verl"]),
+            "jobs": str(len(it["random"]["verl's number of steps"]["per_mini_batch"]["verl"])),
+        },
+    )
+    yield from _layout_in_other_pages(it["five"])
+
+
+def _layout_in_other_pages(five: list[Figures]) -> Iterator[Quote]:
+    stock = sorted(job["per_mini_batch"]["verl"] for job in five)
+    yield Quote(
+        "docs/why.md",
+        "each step | {least} to {most} times the lower bound |",
+        {"least": f"{stock[0]:.2f}", "most": f"{stock[-1]:.2f}"},
+    )
+
+
+def _zero_effect(it: Figures) -> Iterator[Quote]:
+    page = "docs/zero_effect.md"
+    losses_shown, estimators_shown = [], []
+    for line in it["losses"]:
+        stock, ours, name = line["stock verl"], line["verl_padding"], line["loss"]
+        kind, _, bare = name.rpartition(" ")
+        title = name if name == "value loss" else f"{kind} `{bare}`".strip()
+        modes = [stock["token-mean"], stock["seq-mean-token-mean"], worst(list(stock.values()))]
+        losses_shown.append((title, [shown(error) for error in (*modes, worst(list(ours.values())))]))
+    for line in filter(_runs, it["estimators"]):
+        cells = [shown(line[pads][side]["gradient"]) for side in _SIDES for pads in ("59 pads", "1 pads")]
+        estimators_shown.append((f"`{line['estimator']}`", cells))
+    yield _table(page, losses_shown)
+    yield _table(page, estimators_shown)
+    losses = {line["loss"]: line["stock verl"] for line in it["losses"]}
+    estimators = {line["estimator"]: line["59 pads"]["stock verl"] for line in it["estimators"] if _runs(line)}
+    half = f"{100 * losses['vanilla']['seq-mean-token-mean']:.0f}"
+    gpg = f"{100 * estimators['gpg']['gradient']:.0f}"
+    opo = shown(estimators["opo"]["gradient"])
+    kl, off = estimators["grpo"]["kl_coefficient"], estimators["grpo"]["rollout_corr_metrics_off"]
+    yield Quote(
+        page,
+        "controller is {kl} off in stock verl, and {off} of the {metrics} metrics of the rollout correction are off",
+        {"kl": shown(kl), "off": str(off), "metrics": str(estimators["grpo"]["rollout_corr_metrics"])},
+    )
+    yield Quote(
+        "README.md",
+        "Stock verl is {half} % off in the seq-mean modes",
+        {"half": half},
+    )
+    yield Quote(
+        "README.md", "It is {gpg} % off with the `gpg` estimator and gives {opo} with `opo`;", {"gpg": gpg, "opo": opo}
+    )
+    yield Quote("docs/why.md", "61 of 120 rows: the gradient is {half} % off", {"half": half})
+    yield Quote("docs/why.md", "`opo` gives {opo}, `gpg` is {gpg} % off with 59 pads", {"gpg": gpg, "opo": opo})
+
+
+def _table(page: str, lines: list[tuple[str, list[str]]]) -> Quote:
+    """All lines of a table, one below the other: title and figures."""
+    words, figures = [], {}
+    for number, (title, cells) in enumerate(lines):
+        names = {f"line{number}_{place}": cell for place, cell in enumerate(cells)}
+        words.append(f"| {title} | " + " | ".join(f"{{{name}}}" for name in names) + " |")
+        figures |= names
+    return Quote(page, " ".join(words), figures)
+
+
+_SIDES = ("stock verl", "verl_padding")
+
+
+def _runs(estimator: Figures) -> bool:
+    """Whether verl's v1 trainer runs it without pads."""
+    return "without pads" not in estimator["59 pads"]
+
+
+def _train_step(it: Figures) -> Iterator[Quote]:
+    titles = {
+        "stock verl": "stock verl",
+        "lcm, verl's packer": "`+padding=lcm`",
+        "lcm, plan's": "`+padding=lcm padding.packer=plan`",
+        "prompt, plan's": "`+padding=prompt padding.packer=plan`",
+    }
+    stock = [took["update"] for took in it["sides"]["stock verl"]]
+    for name, took in it["sides"].items():
+        ratios = sorted(theirs / turn["update"] for theirs, turn in zip(stock, took, strict=True))
+        line = {"steps": str(took[0]["steps"]), "seconds": _seconds(took, "update", 1)}
+        if name == "stock verl":
+            yield Quote("README.md", f"| {titles[name]} | {{steps}} | {{seconds}} | 1.00 |", line)
+            continue
+        yield Quote(
+            "README.md",
+            f"| {titles[name]} | {{steps}} | {{seconds}} | {{gain}} ({{least}} to {{most}}) |",
+            line | {"gain": f"{median(ratios):.2f}", "least": f"{ratios[0]:.2f}", "most": f"{ratios[-1]:.2f}"},
+        )
+    planned = [took for name, turns in it["sides"].items() if name != "stock verl" for took in turns]
+    yield Quote(
+        "README.md", "Planning and pads took {seconds} s of these.", {"seconds": _seconds(planned, "before", 2)}
+    )
+
+
+def _seconds(turns: list[Figures], name: str, digits: int) -> str:
+    return f"{median(turn[name] for turn in turns):.{digits}f}"
+
+
+def _planning(it: Figures) -> Iterator[Quote]:
+    small, large = ({side: median(taken) for side, taken in batch["seconds"].items()} for batch in it["batches"])
+    packed = sorted(second for cell in it["cells"] for second in cell["seconds"]["plan"])
+    stock = sorted(second for cell in it["cells"] for second in cell["seconds"]["verl"])
+    yield Quote(
+        "README.md",
+        "Planning 8,192 rows for 64 ranks takes {cells} s, or {whole} s with the micro-batches of four passes; verl's "
+        "own balancing takes {verl} s. For 131,072 rows and 512 ranks it is {many_cells} s and {many_whole} s, and "
+        "{many_verl} s for verl (`python -m benchmarks.planning --large`). Packing the 1,024 rows of a rank takes "
+        "{least} to {most} ms; verl's packer takes {verl_least} to {verl_most} s.",
+        {
+            "cells": f"{small['cells']:.2f}",
+            "whole": f"{small['whole plan']:.2f}",
+            "verl": f"{small['verl']:.2f}",
+            "many_cells": f"{large['cells']:.1f}",
+            "many_whole": f"{large['whole plan']:.1f}",
+            "many_verl": f"{large['verl']:.1f}",
+            "least": f"{1e3 * packed[0]:.0f}",
+            "most": f"{1e3 * packed[-1]:.0f}",
+            "verl_least": f"{stock[0]:.1f}",
+            "verl_most": f"{stock[-1]:.1f}",
+        },
+    )
+    for page, words in (
+        ("docs/why.md", "Planning 8,192 rows for 64 ranks takes {seconds} s"),
+        ("docs/metrics.md", "{seconds} s for 8,192 rows and 64 ranks"),
+    ):
+        yield Quote(page, words, {"seconds": f"{small['cells']:.2f}"})
+
+
+def _upsample(it: Figures) -> Iterator[Quote]:
+    seconds = {
+        (turn["rows"], turn["pads"], side): median(turn[side])
+        for turn in it["upsample"]
+        for side in ("verl", "verl_padding")
+    }
+    thousand = f"{seconds['text', 1000, 'verl_padding']:.2f}"
+    yield Quote(
+        "README.md",
+        "Putting 1,000 pads into TransferQueue and clearing them takes {ours} s (verl: {verl} s); 10,000 pads take "
+        "{many_ours} s (verl: {many_verl} s, or {routes} s with routed experts)",
+        {
+            "ours": thousand,
+            "verl": f"{seconds['text', 1000, 'verl']:.2f}",
+            "many_ours": f"{seconds['text', 10000, 'verl_padding']:.1f}",
+            "many_verl": f"{seconds['text', 10000, 'verl']:.1f}",
+            "routes": f"{seconds['routed experts', 10000, 'verl']:.1f}",
+        },
+    )
+    yield Quote(
+        "docs/why.md",
+        "putting 1,000 pads into TransferQueue and clearing them {seconds} s;",
+        {"seconds": thousand},
+    )
+    yield Quote("docs/metrics.md", "about {seconds} s for 1,000 pads", {"seconds": f"{float(thousand):.1f}"})
+
+
+def _import_cost(it: Figures) -> Iterator[Quote]:
+    verl, plugin = (median(it["milliseconds"][name]) for name in ("verl", "plugin"))
+    yield Quote(
+        "README.md",
+        "Importing the plug-in adds {plugin} ms to verl's {verl} s",
+        {"plugin": f"{plugin:.0f}", "verl": f"{verl / 1e3:.1f}"},
+    )
+
+
+def _demo_seeds(it: Figures) -> Iterator[Quote]:
+    padded = it["padded"]
+    yield Quote(
+        "README.md",
+        "Of {runs} seeds, each with a model, data and draws of its own, {learned} end above 0.95 over their last ten "
+        "steps ({least} to {most}, {median} at the median), and none falls below {lowest} once a step has reached 0.95",
+        {
+            "runs": str(padded["runs"]),
+            "learned": str(padded["learned"]),
+            "least": f"{padded['last']['least']:.3f}",
+            "most": f"{padded['last']['most']:.3f}",
+            "median": f"{padded['last']['median']:.3f}",
+            "lowest": f"{padded['lowest']:.3f}",
+        },
+    )
+
+
+def _subagents_seeds(it: Figures) -> Iterator[Quote]:
+    for trainer, title in (("padded", "`+padding=prompt`"), ("stock", "stock verl")):
+        runs = [run for name, run in sorted(it["runs"].items()) if name.startswith(trainer)]
+        steps = [number for run in runs for number in run["optimizer_steps"]]
+        rewards = {f"seed{seed}": f"{run['last']:.2f}" for seed, run in enumerate(runs)}
+        words = " | ".join(f"{{{name}}}" for name in rewards)
+        yield Quote(
+            "recipes/subagents/README.md",
+            f"| {title} | {{steps}} | {words} |",
+            {"steps": str(min(steps)) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}", **rewards},
+        )
+
+
+def _sharing(it: Figures) -> Iterator[Quote]:
+    for turns, ratios in it["ratios"].items():
+        yield Quote(
+            "README.md",
+            f"| {turns} | {{factor}} | {{plan}} ({{plan_least}} to {{plan_most}}) "
+            "| {stock} ({least} to {most}) |",
+            {
+                "factor": f"{ratios['sharing_factor']:.2f}",
+                "plan": f"{median(ratios['plan_over_chains']):.2f}",
+                "plan_least": f"{min(ratios['plan_over_chains']):.2f}",
+                "plan_most": f"{max(ratios['plan_over_chains']):.2f}",
+                "stock": f"{median(ratios['stock_over_chains']):.2f}",
+                "least": f"{min(ratios['stock_over_chains']):.2f}",
+                "most": f"{max(ratios['stock_over_chains']):.2f}",
+            },
+        )
+    yield Quote(
+        "README.md",
+        "On {batches} random batches, the slowest ranks take {ours} times the lower bound at the median; a plan that "
+        "knows nothing of prefixes would take {blind} times, with the same engine. Planning 131,072 rows for 512 ranks "
+        "takes {seconds} s.",
+        {
+            "batches": str(len(it["plans"])),
+            "ours": f"{median(plan['over_bound'] for plan in it['plans']):.3f}",
+            "blind": f"{median(plan['blind_over_bound'] for plan in it['plans']):.3f}",
+            "seconds": f"{it['many']['seconds']:.1f}",
+        },
+    )
+
+
+BENCHMARKS: dict[str, Callable[[Figures], Iterator[Quote]]] = {
+    "layout": _layout,
+    "zero_effect": _zero_effect,
+    "train_step": _train_step,
+    "planning": _planning,
+    "upsample": _upsample,
+    "import_cost": _import_cost,
+    "sharing": _sharing,
+    "demo_seeds": _demo_seeds,
+    "subagents_seeds": _subagents_seeds,
+}
+"""What is quoted of each benchmark. A new one keeps its figures by ``benchmarks.results.tell`` and is named here."""
+
+
+def main(write: Annotated[bool, typer.Option("--write", help="Put the kept figures into the pages.")] = False) -> None:
+    """Tells, or mends, the quotes that are not what was measured."""
+    differ = 0
+    for benchmark, quote in quotes():
+        path = ROOT / quote.page
+        text = path.read_text()
+        differences = quote.differences(text)
+        differ += len(differences)
+        for name, (said, measured) in differences.items():
+            console.print(f"{quote.page}: {name} {said}, measured {measured} ({kept_file(benchmark).name})")
+        if write and differences:
+            path.write_text(quote.written(text))
+    sys.exit(0 if write or not differ else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
