@@ -11,6 +11,9 @@ the update. Memory is the largest resident set of a rank during the update.
 *Plans*: random batches of such sessions on 2 to 512 ranks. The time of the slowest rank of each micro-batch over the
 lower bound; and what a plan that knows nothing of prefixes would take with the same engine, which then shares what
 happens to be in one micro-batch.
+
+*Lineage*: 8,192 rows of about 4,000 tokens in TransferQueue. The time to find which rows extend each other, by token
+ids, and where the agent loop has said it.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ PLAN = Side(name="plan", strategy="prompt", packer="plan")
 CHAINS = Side(name="plan with chains", strategy="prompt", packer="plan", sharing="chains")
 SIDES = (STOCK, PLAN, CHAINS)
 MANY_ROWS, MANY_RANKS = 131_072, 512
+SEARCHED_ROWS, SEARCHED_TURNS, SEARCHED_TOKENS = 8192, 8, 4000
 
 Grown = list[tuple[str, list[int], list[int]]]
 
@@ -241,15 +245,50 @@ def seconds_of_many() -> dict[str, float]:
     }
 
 
+def measure_lineage(repeats: int) -> dict[str, Any]:
+    """Seconds to find out which rows extend each other, round by round."""
+    told: dict[str, Any] = {"rows": SEARCHED_ROWS, "searched": [], "said": []}
+    with ray_and_queue(object_store_bytes=2_000_000_000):
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        from tests.support.rows_in_queue import PARTITION
+        from verl_padding.pads.lineage import EXTENDS, EXTRA_FIELDS, find_extensions
+
+        for name in ("searched", "said"):
+            generator = torch.Generator().manual_seed(0)
+            keys, tokens_R = [], []
+            for session in track(range(SEARCHED_ROWS // SEARCHED_TURNS), f"rows, {name}", console=console):
+                tip = torch.randint(5, 200, (SEARCHED_TOKENS + 50 * SEARCHED_TURNS,), generator=generator)
+                rows = []
+                for turn in range(SEARCHED_TURNS):
+                    tokens = SEARCHED_TOKENS + 50 * (turn + 1 - SEARCHED_TURNS // 2)
+                    extra = {EXTENDS: turn - 1} if turn and name == "said" else {}
+                    ids = {"input_ids": tip[:tokens], "position_ids": torch.arange(tokens)}
+                    rows.append(ids | {EXTRA_FIELDS: extra})
+                    tokens_R.append(tokens)
+                of_session = [f"{session}_0_{turn}" for turn in range(SEARCHED_TURNS)]
+                tq.kv_batch_put(of_session, PARTITION, fields=list_of_dict_to_tensordict(rows), tags=[{}] * len(rows))
+                keys += of_session
+            batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id=PARTITION, fields=None, extra_info={})
+            told["tokens"] = sum(tokens_R)
+            for _ in range(repeats):
+                started = time.perf_counter()
+                extends_R = find_extensions(batch, tokens_R)
+                told[name].append(time.perf_counter() - started)
+                assert extends_R == [row - 1 if row % SEARCHED_TURNS else None for row in range(SEARCHED_ROWS)]
+            tq.kv_clear(keys=keys, partition_id=PARTITION)
+    return told
+
+
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 3,
     batches: Annotated[int, typer.Option(min=1, help="Random batches to plan.")] = 200,
     keep: Keep = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measures updates, then plans."""
+    """Measures plans, lineage and updates."""
     busy = busy_cores()
-    plans, many = measure_plans(batches), seconds_of_many()
+    plans, many, lineage = measure_plans(batches), seconds_of_many(), measure_lineage(repeats)
     sides = measure_updates(repeats)
     lines, ratios = [], {}
     for turns, of_turns in sides.items():
@@ -295,7 +334,11 @@ def main(
         ],
     )
     console.print(f"{many['rows']} rows on {MANY_RANKS} ranks: {many['seconds']:.1f} s, {many['over_bound']:.3f}")
-    figures = {"sides": sides, "ratios": ratios, "plans": plans, "many": many}
+    console.print(
+        f"lineage of {lineage['rows']} rows with {lineage['tokens'] / 1e6:.0f} million tokens: "
+        f"{spread(lineage['searched'], 2)} s, {spread(lineage['said'], 2)} s where the agent loop has said it"
+    )
+    figures = {"sides": sides, "ratios": ratios, "plans": plans, "many": many, "lineage": lineage}
     tell(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 

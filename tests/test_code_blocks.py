@@ -107,7 +107,8 @@ def checkout(tmp_path_factory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     for run, padded in (("runs/stock", False), ("runs/padded", True), ("outputs/stock", False)):
         write_run(folder / run, padded=padded)
-    write_run(folder / "outputs/subagents_tiny", padded=True)
+    for run in ("subagents_tiny", "every_call_tiny", "unshared"):
+        write_run(folder / "outputs" / run, padded=True)
     (folder / "vllm_environment/bin").mkdir(parents=True)
     (folder / "vllm_environment/bin/activate").touch()
     (folder / "my_package").mkdir()

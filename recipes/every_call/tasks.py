@@ -38,7 +38,7 @@ class Task(Protocol):
         ...
 
 
-DOORS = 6
+DOORS = 4
 REPEATS = 8
 """What is told is repeated, so that a tiny attention has more to see."""
 SEARCH_CREDIT = 0.5
@@ -46,7 +46,7 @@ SEARCH_CREDIT = 0.5
 
 
 class Doors:
-    """Find the prize: it is behind one of the doors 1 to 6, and no door may be tried twice.
+    """Find the prize: it is behind one of the doors 1 to 4, and no door may be tried twice.
 
     A reply is the number of a door. An empty one is told, and the search goes on; it ends with the prize, which earns
     1, or with a reply that is no door or an empty one again. That earns 0.5 x the share of the doors that were tried.
@@ -54,7 +54,7 @@ class Doors:
 
     Example:
         Prize ``"3"``: the agent starts with ``????????``. After the reply ``2`` it is told ``22222222``, after ``3`` it
-        has the prize. Replies ``2`` and ``2`` earn 0.5 x 1 / 6.
+        has the prize. Replies ``2`` and ``2`` earn 0.5 x 1 / 4.
     """
 
     def __init__(self, prize: str):
