@@ -6,25 +6,25 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.dealing.levels import LevelPacker, Levels
 from verl_padding.plan.dealing.packing import first_fit, spread
 from verl_padding.plan.dealing.polish import polish
 from verl_padding.plan.lower_bounds import micro_batch_bound
+from verl_padding.plan.prices import Prices
 
 EXAMPLES = settings(max_examples=200, deadline=None)
-LEVEL_COST = int(attention_cost(np.array([256]))[0])
 
 
-def packer_of(tokens: list[int], n_ranks: int, budget: int) -> LevelPacker:
-    falling = np.sort(np.array(tokens, dtype=np.int64))[::-1]
-    return LevelPacker(
-        tokens_I=falling.tolist(),
-        cost_I=attention_cost(falling).tolist(),
-        n_ranks=n_ranks,
-        token_budget=budget,
-        level_cost=LEVEL_COST,
+def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:
+    prices = Prices(
+        call=Pass(dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple),
+        tokens_R=np.array(tokens, dtype=np.int64),
+        cost_model=attention_cost,
+        pad_tokens=2,
     )
+    return LevelPacker(prices=prices, items=prices.costliest_first(range(len(tokens))))
 
 
 def bound_of(packer: LevelPacker) -> int:
@@ -92,7 +92,7 @@ def mini_batches(draw) -> LevelPacker:
 @EXAMPLES
 @given(packer=mini_batches(), multiple=st.integers(1, 3))
 def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_what_it_says(packer, multiple):
-    packer = LevelPacker(**{**packer.__dict__, "multiple": multiple})
+    packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
     bound = bound_of(packer)
     ways = list(packer.candidates(bound))
     assert ways

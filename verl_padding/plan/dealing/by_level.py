@@ -119,17 +119,9 @@ def ways_to_cut(
     # An item is a row; where chains are computed once, it is a chain, as long as its tip.
     rows_of_tip = _rows_of_tips(prices, rows, most_rows)
     by_length = prices.costliest_first(list(rows_of_tip))
-    tokens_I, cost_I = prices.tokens_R[by_length], prices.cost_R[by_length]
     rows_of_I = [rows_of_tip[tip] for tip in by_length.tolist()]
-    packer = LevelPacker(
-        tokens_I=tokens_I.tolist(),
-        cost_I=cost_I.tolist(),
-        n_ranks=call.dp_size,
-        token_budget=call.token_budget,
-        multiple=call.micro_batch_multiple,
-        level_cost=prices.level,
-    )
-    bound = micro_batch_bound(tokens_I, cost_I, call.dp_size, call.token_budget)
+    packer = LevelPacker(prices=prices, items=by_length)
+    bound = micro_batch_bound(prices.tokens_R[by_length], prices.cost_R[by_length], call.dp_size, call.token_budget)
     n_polished = POLISHED if len(rows) <= LARGE else 1
     found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
     polished = [polish(levels, packer, bound, max_pairs // n_polished) for levels in found]
@@ -143,8 +135,8 @@ def ways_to_cut(
         )
         for levels in sorted(polished, key=packer.time)
     ]
-    least_levels = -(-int(tokens_I.sum()) // (call.token_budget * call.dp_size))
-    return cuts, bound + least_levels * packer.level_cost
+    least_levels = -(-sum(packer.tokens_I) // (call.token_budget * call.dp_size))
+    return cuts, bound + least_levels * prices.level
 
 
 def _rows_of_tips(prices: Prices, rows: Sequence[int], most_rows: int | None) -> dict[int, list[int]]:

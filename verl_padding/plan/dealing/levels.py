@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from verl_padding.plan.cost import Int64s
 from verl_padding.plan.dealing.packing import Bin, Shelf, first_fit, spread
+from verl_padding.plan.prices import Prices
 
 MORE_LEVELS = 3
 """How many larger numbers of levels are tried than the least: one more costs its handling, but may fit rows better."""
@@ -58,21 +61,38 @@ class Levels:
 class LevelPacker:
     """Packs the rows of a mini-batch into levels."""
 
-    tokens_I: Sequence[int]
-    """Tokens of each item, falling."""
+    prices: Prices
 
-    cost_I: Sequence[int]
-    """Cost of each item, falling."""
+    items: Int64s
+    """The row of each item, the longest first; of a chain, it is the tip."""
 
-    n_ranks: int
-    token_budget: int
-    """Most tokens of a bin."""
+    @cached_property
+    def tokens_I(self) -> list[int]:
+        """Tokens of each item, falling."""
+        tokens: list[int] = self.prices.tokens_R[self.items].tolist()
+        return tokens
 
-    multiple: int = 1
-    """The number of levels must be a multiple of it."""
+    @cached_property
+    def cost_I(self) -> list[int]:
+        """Cost of each item, falling."""
+        cost: list[int] = self.prices.cost_R[self.items].tolist()
+        return cost
 
-    level_cost: int = 0
-    """What a level costs beside its bins."""
+    @property
+    def n_ranks(self) -> int:
+        return self.prices.call.dp_size
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of a bin."""
+        budget = self.prices.call.token_budget
+        assert budget is not None
+        return budget
+
+    @property
+    def multiple(self) -> int:
+        """The number of levels is a multiple of it."""
+        return self.prices.call.micro_batch_multiple
 
     def candidates(self, bound: int) -> Iterator[Levels]:
         """Good ways to cut the levels, until one is good enough; ``bound`` is the least height there is."""
@@ -85,7 +105,7 @@ class LevelPacker:
         least = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks)) or 1
         n_levels, successes = -(-least // self.multiple) * self.multiple, 0
         while successes <= MORE_LEVELS and n_levels <= len(self.tokens_I) + self.multiple:
-            if best is not None and bound + n_levels * self.level_cost >= best:
+            if best is not None and bound + n_levels * self.prices.level >= best:
                 return  # not even a perfect cut into so many levels would be better
             found = self._pack(n_levels)
             yield from found
@@ -97,7 +117,7 @@ class LevelPacker:
 
     def time(self, levels: Levels) -> int:
         """What a mini-batch costs, cut like this."""
-        return levels.height + len(levels.bins_KD) * self.level_cost
+        return levels.height + len(levels.bins_KD) * self.prices.level
 
     def _levels(self, bins: list[Bin]) -> Levels:
         return Levels.of_bins(bins, self.cost_I, self.n_ranks, self.multiple)
