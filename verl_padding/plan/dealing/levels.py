@@ -78,18 +78,18 @@ class LevelPacker:
         cost: list[int] = self.prices.cost_R[self.items].tolist()
         return cost
 
-    @property
+    @cached_property
     def n_ranks(self) -> int:
         return self.prices.call.dp_size
 
-    @property
+    @cached_property
     def token_budget(self) -> int:
         """Most tokens of a bin."""
         budget = self.prices.call.token_budget
         assert budget is not None
         return budget
 
-    @property
+    @cached_property
     def multiple(self) -> int:
         """The number of levels is a multiple of it."""
         return self.prices.call.micro_batch_multiple
