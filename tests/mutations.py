@@ -407,6 +407,20 @@ MUTATIONS = [
         "tests/patches/test_shared_prefixes.py",
     ),
     Mutation(
+        "rows that have changed since the plan are taken for chains that are none",
+        "verl_padding/patches/plan_packer.py",
+        "    if planned > budget:",
+        "    if False:",
+        "tests/patches/test_shared_prefixes.py",
+    ),
+    Mutation(
+        "an agent loop's word on lineage is lost",
+        "verl_padding/pads/lineage.py",
+        "        extends_R[row] = named",
+        "        pass",
+        "tests/pads/test_lineage.py",
+    ),
+    Mutation(
         "chains are planned as if their rows were computed one by one",
         "verl_padding/plan/planner.py",
         "chain_R=chain_R if shares(job, call) else None,",

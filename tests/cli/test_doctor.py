@@ -11,6 +11,7 @@ from rich.console import Console
 from verl_padding.cli import doctor
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
+from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 BREAK_HYDRA_HOOK = "import sys; sys.modules['verl_padding.entry.hydra_search_path'] = None\n"
 BREAK_TRAINERS = "import sys; sys.modules['verl_padding.trainer.mixin'] = None\n"
@@ -111,6 +112,14 @@ def test_a_job_that_can_run_is_told_in_words(job):
     assert "prompt, 8 prompts x 4 sessions per batch" in said
     assert "4 optimizer steps per batch, 2 data-parallel ranks" in said
     assert "verl's own checks" in said
+
+
+def test_a_prefix_grouper_that_verl_ignores_is_told(job):
+    grouper = "actor_rollout_ref.actor.use_prefix_grouper"
+    assert grouper not in diagnose_here(*job, "+padding=prompt")[1]
+    code, said = diagnose_here(*job, "+padding=prompt", f"{grouper}=true")
+    assert code == 0, said
+    assert f"no engine of verl {KNOWN_VERL} reads it; padding.sharing=chains computes shared prefixes once" in said
 
 
 def test_values_that_hydra_knows_only_as_a_job_runs_are_known(job):

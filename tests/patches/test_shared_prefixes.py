@@ -175,8 +175,9 @@ def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
     assert engine.seen == [micro_batch]
 
 
-def test_the_budget_counts_computed_tokens():
+def test_the_budget_counts_computed_tokens(caplog):
     follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    assert caplog.text == ""
     with pytest.raises(PaddingDataError, match="12 tokens, more than the 11 of this call"):
         follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=11))
     unshared = cell(CHAIN, budget=18)

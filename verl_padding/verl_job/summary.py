@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from verl_padding.plan import STRATEGIES
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 
 def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
@@ -35,6 +36,6 @@ def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
     if config.actor_rollout_ref.actor.get("use_prefix_grouper"):
         yield (
             "actor_rollout_ref.actor.use_prefix_grouper",
-            "True, but no engine of verl 0.9.1 reads it; padding.sharing=chains computes shared prefixes once",
+            f"True, but no engine of verl {KNOWN_VERL} reads it; padding.sharing=chains computes shared prefixes once",
         )
     yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {padding.denominator}"
