@@ -1,0 +1,69 @@
+"""The recipe every_call with shared prefixes, on several seeds, and on the first one also without: the same curve, slower.
+
+``python -m benchmarks.every_call_seeds`` takes some eight minutes a run on two cores. Seconds are those of a step's
+update and of its pass without training, in the last steps, where sessions are longest.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
+from benchmarks.results import AsJson, Keep, busy_cores, console, tell
+from verl_padding.cli.demo_folder import ASSETS
+from verl_padding.recipes.every_call.job import GOAL, tiny_job
+from verl_padding.runs.learning import LAST
+from verl_padding.runs.report import read_metrics
+
+RECIPE = "every_call_tiny"
+UNSHARED = ("+padding=prompt", "padding.packer=plan")
+FLAGS = {"shared": (*UNSHARED, "padding.sharing=chains"), "unshared": UNSHARED}
+MEASURED = {"update_s": "timing_s/update_actor", "log_prob_s": "timing_s/old_log_prob", "step_s": "timing_s/step"}
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="How many, from 0 on.")] = 3,
+    unshared: Annotated[int, typer.Option(min=0, help="How many of them also without sharing.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = GOAL.steps,
+    out: Annotated[Path, typer.Option(help="Where the runs go; one that is there is not run again.")] = Path(
+        "outputs/every_call_seeds"
+    ),
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
+    """Runs the recipe for each seed."""
+    busy = busy_cores()
+    runs = {}
+    for side, flags in FLAGS.items():
+        for seed in range(seeds if side == "shared" else unshared):
+            folder = (out / f"{side}_seed{seed}").resolve()
+            job = partial(_job, seed=seed, flags=flags)
+            runs[folder.name] = run_of(job, folder, recipe=RECIPE, steps=steps, goal=GOAL) | _last_steps(folder)
+    figures = {"shared": spread_of([run for name, run in runs.items() if name.startswith("shared")])}
+    show_runs(f"recipes/every_call, {steps} steps: mean reward of a session", runs, GOAL)
+    for name, run in runs.items():
+        console.print(f"{name}: {run['update_s']:.2f} s an update, {run['log_prob_s']:.2f} s a pass")
+    told = {"recipe": recipe_of(RECIPE), "steps": steps}
+    tell(told | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+
+
+def _last_steps(folder: Path) -> dict[str, Any]:
+    """Medians over the last steps."""
+    metrics = [step for _, step in read_metrics(folder)[-LAST:]]
+    factor = [step.get("padding/actor/sharing_factor", 1.0) for step in metrics]
+    return {name: round(median(step[key] for step in metrics), 3) for name, key in MEASURED.items()} | {
+        "sharing_factor": round(median(factor), 3)
+    }
+
+
+def _job(folder: Path, *, seed: int, flags: tuple[str, ...]) -> list[str]:
+    return [*tiny_job(folder / ASSETS, seed=seed), *flags, f"padding.seed={seed}"]
+
+
+if __name__ == "__main__":
+    typer.run(main)
