@@ -1,4 +1,4 @@
-"""The recipe every_call with shared prefixes, on several seeds, and on the first one also without: the same curve, slower.
+"""The recipe every_call with shared prefixes on several seeds, and on the first one also without: the same, slower.
 
 ``python -m benchmarks.every_call_seeds`` takes some eight minutes a run on two cores. Seconds are those of a step's
 update and of its pass without training, in the last steps, where sessions are longest.

@@ -15,14 +15,13 @@ from statistics import fmean, median
 from typing import Annotated, Any
 from unittest import mock
 
-import numpy as np
 import typer
 
 from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, show, tell
-from verl_padding.plan import COST_MODELS, Job, Rows, Update, plan_batch
+from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.dealing import balance, by_level, cell_size, fitting, levels, polish
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.planner import prices_of
 from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 PAD_TOKENS = 2
@@ -85,12 +84,7 @@ def time_of_plan(batch: Batch) -> int:
     """What the search minimizes, counted from the plan's own layout."""
     rows, job, update = batch
     layout = plan_batch(rows, job).layouts["actor"]
-    prices = Prices(
-        call=update,
-        tokens_R=np.array(rows.tokens_R, dtype=np.int64),
-        cost_model=COST_MODELS["attention"],
-        pad_tokens=PAD_TOKENS,
-    )
+    prices = prices_of(rows, job, update)
     slowest = "mini_slowest" if update.ranks_meet == "mini_batch" else "micro_slowest"
     steps = step_costs(micro_batches_of(layout), prices)
     levels_time = sum(getattr(step, slowest) + step.micro_batches * prices.level for step in steps)

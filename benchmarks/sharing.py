@@ -21,11 +21,11 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import transfer_queue as tq
 import typer
@@ -37,9 +37,7 @@ from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, 
 from benchmarks.train_step import BUDGET, RANKS, TRAINED, Side, StepSize, make_model, planned_update, stock_update
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
-from verl_padding.plan.chains import chain_of_rows
-from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.planner import prices_of
 from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 TURNS = (1, 2, 4, 8, 16)
@@ -205,13 +203,8 @@ def measure_plans(batches: int) -> list[dict[str, float]]:
         job = job_of(prompts, sessions, ranks, budget, "off")
         assert rows.extends_R is not None
         blind = plan_batch(rows, job)
-        shared = Prices(
-            call=job.updates["actor"],
-            tokens_R=np.array(rows.tokens_R),
-            cost_model=attention_cost,
-            pad_tokens=job.pad_tokens,
-            chain_R=chain_of_rows(rows.extends_R),
-        )
+        sharing = replace(job, sharing="chains")
+        shared = prices_of(rows, sharing, sharing.updates["actor"])
         steps = step_costs(micro_batches_of(blind.layouts["actor"]), shared)
         told.append(
             {

@@ -3,8 +3,9 @@
     python -m benchmarks.train_step [--keep] [--json]
 
 The rows of ``long_tailed.jsonl``: 24 prompts of 8 sessions, of 1 to 5 rows. Two ranks, a Qwen2 of two layers, verl's
-own worker, engine and loss. Stock verl pads and balances with its trainer's own ``_balance_batch``. Told is the time of
-``update_actor``, and that of planning and of pads beside it. The sides take turns, each on rows of its own, put anew.
+own worker, engine and loss. Stock verl pads and balances with its trainer's own ``_balance_batch``. The time of
+``update_actor`` is reported, with that of planning and of pads beside it. The sides take turns, each on rows of its
+own, put anew.
 
 - At verl's number of optimizer steps: ``padding=lcm``, micro-batches by verl's packer and by the plan.
 - At the configured number, prompts / ppo_mini_batch_size: ``padding=prompt``.

@@ -1,1 +1,4 @@
-"""Runnable recipes, one folder each."""
+"""Runnable recipes, one folder each.
+
+May import: local, pads, plan, runs, trainer.
+"""

@@ -184,7 +184,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint brings rows back that its weights were trained on",
         "verl_padding/trainer/mixin.py",
-        'set_aside(batches if self.trainer_mode != "sync" else [])',
+        "set_aside(batches if self.trainer_mode != SYNC else [])",
         "set_aside([])",
         "tests/trainer/test_mixin.py",
     ),
@@ -423,7 +423,7 @@ MUTATIONS = [
     Mutation(
         "chains are planned as if their rows were computed one by one",
         "verl_padding/plan/planner.py",
-        "chain_R=chain_R if shares(job, call) else None,",
+        "chain_R=rows.chain_R if shares(job, call) else None,",
         "chain_R=None,",
         "tests/plan/test_chains.py",
     ),

@@ -83,6 +83,6 @@ class PaddingSettings(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Told by Sphinx as it loads the extension."""
+    """Called by Sphinx as it loads the extension."""
     app.add_directive("padding-settings", PaddingSettings)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

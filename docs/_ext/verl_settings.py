@@ -69,6 +69,6 @@ class VerlSettings(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Told by Sphinx as it loads the extension."""
+    """Called by Sphinx as it loads the extension."""
     app.add_directive("verl-settings", VerlSettings)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -149,7 +149,7 @@ def test_rows_in_a_queue_of_nobody_known_are_not_touched_but_refused():
     put_batch()
     content = queue_content()
     refusal = ray.get(other.claim.remote())
-    assert f"partition 'train' holds {len(content)} prompts and rows" in refusal
+    assert f"partition 'train' holds prompts and rows, {len(content)} in all" in refusal
     assert queue_content() == content
 
     tq.kv_clear(keys=list(content), partition_id=PARTITION)

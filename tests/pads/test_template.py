@@ -97,7 +97,9 @@ def test_numpy_arrays_stay_numpy_arrays():
 
 def test_a_field_that_fits_two_roles_or_none_is_refused_with_its_name_shapes_and_the_setting():
     alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4)}]
-    with pytest.raises(PaddingDataError, match=r"^field 'custom': role unclear.* \[\(4,\)\].* fit prompt and response"):
+    with pytest.raises(
+        PaddingDataError, match=r"^field 'custom': its role is unclear.* \[\(4,\)\].* fit prompt and response"
+    ):
         pad_of(alike)
     odd = rows_with(custom=lambda p, r: torch.ones(p * r))
     with pytest.raises(

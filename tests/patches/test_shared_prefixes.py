@@ -205,7 +205,10 @@ def test_it_is_installed_once_and_refuses_other_engines():
     once = Engine.prepare_model_inputs
     share_in(engine)
     assert Engine.prepare_model_inputs is once
-    with pytest.raises(PaddingError, match=r"padding.sharing='chains': object is not one of .*Set padding.sharing=off"):
+    with pytest.raises(
+        PaddingError,
+        match=r"chains': object is not one of the FSDP engines of .*Set padding.sharing=off",
+    ):
         share_in(object())
 
 

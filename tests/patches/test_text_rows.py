@@ -55,7 +55,8 @@ def test_another_version_of_verl_is_refused_only_where_such_a_model_is_loaded(mo
     monkeypatch.setattr(text_rows.verl, "__version__", "0.10.0")
     monkeypatch.setitem(sys.modules, text_rows.MODULE, ModuleType(text_rows.MODULE))
     with pytest.raises(
-        PaddingError, match=r"verl 0\.10\.0: .*_get_input_embeds of 0\.9\.x fails .*that of this version is not known"
+        PaddingError,
+        match=r"verl 0\.10\.0: .*_get_input_embeds of verl 0\.9\.x fails .*that of this version is not known",
     ):
         text_rows.install_in_worker(SimpleNamespace())
     monkeypatch.delitem(sys.modules, text_rows.MODULE)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_padding.plan import Job, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan import STRATEGIES, Job, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.chains import chain_of_rows
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.lower_bounds import micro_batch_bound
@@ -67,7 +67,7 @@ def tips(rows: Rows, numbers) -> list[int]:
 @settings(max_examples=150, deadline=None)
 @given(
     rows=forests(),
-    strategy=st.sampled_from(["prompt", "rows", "lcm"]),
+    strategy=st.sampled_from(list(STRATEGIES)),
     dp_size=st.sampled_from([1, 2, 4]),
 )
 def test_every_micro_batch_holds_the_budget_in_computed_tokens_and_the_figures_are_those_of_the_tips(

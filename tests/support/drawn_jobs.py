@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from verl_padding.plan import Job, Pass, Rows, Update
+from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update
 
 
 @st.composite
@@ -11,8 +11,8 @@ def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 
     n_prompts = draw(st.integers(1, max_prompts))
     keys = []
     for prompt in range(n_prompts):
-        rows_S = draw(st.lists(st.integers(0, max_rows), min_size=1, max_size=max_sessions))
-        keys += [f"p{prompt}_{session}_{index}" for session, rows in enumerate(rows_S) for index in range(rows)]
+        n_rows = draw(st.lists(st.integers(0, max_rows), min_size=1, max_size=max_sessions))
+        keys += [f"p{prompt}_{session}_{index}" for session, n in enumerate(n_rows) for index in range(n)]
     if not keys:
         keys = ["p0_0_0"]
     keys = draw(st.permutations(keys))
@@ -21,7 +21,7 @@ def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 
 
 
 @st.composite
-def jobs(draw, strategies=("prompt", "rows", "lcm")) -> Job:
+def jobs(draw, strategies=tuple(STRATEGIES)) -> Job:
     """Any job that fits batches of up to 12 prompts and 400 tokens a row."""
     strategy = draw(st.sampled_from(strategies))
     prompts = draw(st.sampled_from([12, 24]))

@@ -105,7 +105,7 @@ def compare(
         Console(stderr=True).print(str(refusal), style="red", markup=False)
         sys.exit(1)
     console.print(table_of(curves))
-    console.print(f"picture {picture}")
+    console.print(f"The picture is in {picture}.")
 
 
 @app.command()

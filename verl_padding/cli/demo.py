@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verl_padding.cli.demo_folder import ASSETS, HYDRA, PICTURE, demo_folder
 from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.plan.counted import counted
 from verl_padding.runs.curves import CONFIG
 from verl_padding.runs.learning import LAST, Learning
 from verl_padding.runs.report import (
@@ -41,13 +42,13 @@ COLUMNS = {
     "row reward": (ROW_REWARD, ".3f"),
     "rows": (REAL_ROWS_TOTAL, ".0f"),
     "pads": (PAD_ROWS_TOTAL, ".0f"),
-    "updates": (OPTIMIZER_STEPS.format(update=ACTOR), ".0f"),
+    "steps taken": (OPTIMIZER_STEPS.format(update=ACTOR), ".0f"),
     "fewest rows": (REAL_ROWS_MIN.format(update=ACTOR), ".0f"),
     "grad norm": (GRAD_NORM, ".3f"),
     "seconds": (STEP_SECONDS, ".1f"),
 }
 """Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
-smallest optimizer step ("update"). Stock verl has no ``padding/`` metrics."""
+smallest optimizer step. Stock verl has no ``padding/`` metrics."""
 
 
 def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
@@ -98,9 +99,12 @@ def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
     learning = Learning.of([step.reward for step in rows], IMAGES_GOAL if images else GOAL)
     console.print(
         f"The mean reward of a session is {learning.first:.3f} at the first step and {learning.last:.3f} over the last "
-        f"{min(LAST, len(rows))}. {len(rows)} steps took {minutes:.1f} minutes, start included."
+        f"{counted(min(LAST, len(rows)), 'step')}. The run took {minutes:.1f} minutes, start included."
     )
-    console.print(f"picture {out / PICTURE}\nmetrics {out / METRICS}\nrollouts {out / ROLLOUTS}\nlog {out / LOG}")
+    console.print(
+        f"The picture is in {out / PICTURE}, the metrics are in {out / METRICS}, the rollouts in {out / ROLLOUTS}, and "
+        f"what the job said is in {out / LOG}."
+    )
     failed = learning.learned is False
     console.print(str(learning), style="red" if failed else "green" if learning.learned else None)
     return NOT_LEARNED if failed else 0

@@ -8,12 +8,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -103,7 +104,8 @@ def _platform() -> Finding:
 def versions() -> Iterator[Finding]:
     """Versions of Python and of the packages that the plug-in needs."""
     python = platform.python_version()
-    yield Finding("Python", python, "3.11 or 3.12", python.startswith(("3.11.", "3.12.")), "Use one of these.")
+    wanted = metadata(PACKAGE)["Requires-Python"]
+    yield Finding("Python", python, wanted, SpecifierSet(wanted).contains(python), "Use one of these.")
     requirements = [Requirement(line) for line in requires(PACKAGE) or []]
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
     for requirement in sorted(needed, key=lambda each: [*STACK, each.name].index(each.name)):

@@ -6,10 +6,9 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 
@@ -19,9 +18,7 @@ from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import (
     COST_MODELS,
-    BatchPlan,
     Job,
-    Pass,
     PlanError,
     Rows,
     Sharing,
@@ -30,8 +27,9 @@ from verl_padding.plan import (
     plan_batch,
 )
 from verl_padding.plan.batch_plan import layout_as_json
-from verl_padding.plan.chains import chain_of_rows
 from verl_padding.plan.cost import CostModel
+from verl_padding.plan.counted import counted
+from verl_padding.plan.planner import prices_of
 from verl_padding.plan.prices import Prices
 from verl_padding.plan.step_costs import RowsMDK, StepCost, micro_batches_of, step_costs
 from verl_padding.stock.layout import VERL_PAD_TOKENS, refuse_what_verl_refuses, verl_layout
@@ -65,10 +63,11 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         cost_model = _cost_model(request.cost_model)
         batch = read_rows_file(request.path, _token_counter(request.tokenizer))
         started = time.perf_counter()
-        plan = _plan(request, batch, cost_model)
+        job = _job(request, batch, cost_model)
+        plan = plan_batch(batch.rows, job)
         seconds = time.perf_counter() - started
         tokens_R = [*batch.rows.tokens_R, *[MIN_PAD_LENGTH] * plan.n_pads]
-        prices = _prices(request, batch.rows, cost_model, MIN_PAD_LENGTH, request.sharing)
+        prices = prices_of(batch.rows, job, job.updates[ACTOR])
         if compare:
             refuse_what_verl_refuses(
                 len(batch.rows),
@@ -98,13 +97,13 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         told["figures"]["plan_seconds"] = seconds
         sys.stdout.write(json.dumps(told) + "\n")
     else:
-        Console().print(step_table(steps, title=f"{request.path.name}: {request.dp_size} ranks, {request.strategy}"))
-        Console().print(f"planned in {seconds:.2f} s; cost model: {request.cost_model}", highlight=False)
+        Console().print(step_table(steps, title=_title(request)))
+        Console().print(f"Planning took {seconds:.2f} s. The cost model is {request.cost_model}.", highlight=False)
     if compare:
-        stock = _stock_steps(request, batch.rows, cost_model, notes)
+        stock = _stock_steps(request, batch.rows, job, notes)
         (notes if as_json else Console()).print(comparison_table(stock, steps))
     if picture is not None:
-        notes.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+        notes.print(f"The picture is in {picture}.", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -145,7 +144,11 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0]
 
 
-def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> BatchPlan:
+def _title(request: PlanRequest) -> str:
+    return f"{request.path.name}: {counted(request.dp_size, 'rank')}, {request.strategy}"
+
+
+def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:
     prompts = len(set(batch.rows.prompt_R))
     try:
         update = Update(
@@ -155,7 +158,7 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
             cost_model=cost_model,
             budget_setting="--budget",
         )
-        job = Job(
+        return Job(
             strategy=request.strategy,
             prompts=-(-prompts // request.mini_batch) * request.mini_batch,
             sessions_per_prompt=request.n,
@@ -170,7 +173,6 @@ def _plan(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Batch
             f"{refusal} (strategy: --strategy; dp_size: --dp; prompts_per_mini_batch: --mini-batch; "
             "sessions_per_prompt: --n; token_budget: --budget)"
         ) from refusal
-    return plan_batch(batch.rows, job)
 
 
 def _notes(batch: RowsFile, sharing: Sharing) -> Iterable[str]:
@@ -180,12 +182,13 @@ def _notes(batch: RowsFile, sharing: Sharing) -> Iterable[str]:
             "extends, or take a rollout dump"
         )
     if batch.counted:
-        yield "rollout dump: the lengths are an estimate, the tokenizer's counts of input and output"
+        yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
     if batch.pads:
-        yield f"rollout dump: pads of stock verl are left out ({batch.pads})"
+        yield f"{counted(batch.pads, 'pad')} of stock verl in the rollout dump: left out of the plan."
 
 
-def _stock_steps(request: PlanRequest, rows: Rows, cost_model: CostModel, notes: Console) -> list[StepCost]:
+def _stock_steps(request: PlanRequest, rows: Rows, job: Job, notes: Console) -> list[StepCost]:
+    verls = replace(job, sharing="off", pad_tokens=VERL_PAD_TOKENS)
     stock = verl_layout(
         rows.tokens_R,
         dp_size=request.dp_size,
@@ -193,7 +196,7 @@ def _stock_steps(request: PlanRequest, rows: Rows, cost_model: CostModel, notes:
         token_budget=request.budget,
         track=lambda numbers: track(list(numbers), "verl's packer", console=notes, transient=True),
     )
-    return step_costs(stock.micro_batches_MD, _prices(request, rows, cost_model, VERL_PAD_TOKENS, "off"))
+    return step_costs(stock.micro_batches_MD, prices_of(rows, verls, verls.updates[ACTOR]))
 
 
 def _computed(rows_MDK: RowsMDK, prices: Prices) -> RowsMDK:
@@ -209,13 +212,3 @@ def _computed(rows_MDK: RowsMDK, prices: Prices) -> RowsMDK:
         ]
         for rows_DK in rows_MDK
     ]
-
-
-def _prices(request: PlanRequest, rows: Rows, cost_model: CostModel, pad_tokens: int, sharing: Sharing) -> Prices:
-    return Prices(
-        call=Pass(dp_size=request.dp_size, token_budget=request.budget),
-        tokens_R=np.array(rows.tokens_R, dtype=np.int64),
-        cost_model=cost_model,
-        pad_tokens=pad_tokens,
-        chain_R=None if sharing == "off" or rows.extends_R is None else chain_of_rows(rows.extends_R),
-    )

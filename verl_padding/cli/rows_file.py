@@ -12,6 +12,7 @@ from typing import Any
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import MOST_TOKENS, Rows
+from verl_padding.plan.chains import may_extend
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, row_key, session_name
 
 CountTokens = Callable[[str], int]
@@ -107,7 +108,7 @@ def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
     for row, (where, extended) in enumerate(named):
         if extended is not None:
             earlier = row_of_line.get(extended)
-            if earlier is None or (tokens[earlier], earlier) >= (tokens[row], row):
+            if earlier is None or not may_extend(tokens, row, earlier):
                 raise PaddingDataError(
                     f"{where}: extends={extended}, but the line of a row with fewer tokens is needed, or of one with "
                     "as many before it; lines are counted from 0."
@@ -145,7 +146,7 @@ def _extensions(
         for shorter, longer in pairwise(order):
             begin, whole = whole_R[shorter], whole_R[longer]
             # By the tokenizer's counts, a text may have fewer tokens than its beginning.
-            follows = (tokens_R[shorter], shorter) < (tokens_R[longer], longer)
+            follows = may_extend(tokens_R, longer, shorter)
             if begin is not None and whole is not None and whole[: len(begin)] == begin and follows:
                 extends_R[longer] = shorter
     return extends_R

@@ -132,8 +132,9 @@ def _refuse_rows_of_unknown_owner() -> None:
         if keys := sorted(tags_of(partition_id)):
             let_go()
             raise PaddingConfigError(
-                f"TransferQueue's partition {partition_id!r} holds {len(keys)} prompts and rows ({keys[0]}, ..) that "
-                "were put there before this trainer started, in a queue that another process of this job has made. "
+                f"TransferQueue's partition {partition_id!r} holds prompts and rows, {len(keys)} in all ({keys[0]}, "
+                "..), that were put there before this trainer started, in a queue that another process of this job has "
+                "made. "
                 "They may be in use: only a padded trainer says when it has ended. They were not touched. Clear "
                 f"the partition if they are not in use. Otherwise {_OWN_CLUSTER[0].lower()}{_OWN_CLUSTER[1:]}."
             )

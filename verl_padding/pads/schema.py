@@ -63,7 +63,7 @@ class Schema:
     def _unclear(self, name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
         shapes = [_shape(row[name]) for row in rows]
         return PaddingDataError(
-            f"field {name!r}: role unclear. Its shapes {shapes} in rows of (prompt, response) lengths "
+            f"field {name!r}: its role is unclear. Its shapes {shapes} in rows of (prompt, response) lengths "
             f"{[_lengths(row) for row in rows]} {what} Set its role on the command line, "
             f"+padding.fields.{name}=response (or prompt, sequence, row, object), or do not put it into the rows."
         )

@@ -23,6 +23,7 @@ from verl_padding.pads.columns import MICRO_BATCH, read_column
 from verl_padding.pads.lineage import EXTENDS
 from verl_padding.patches.shared_prefixes import TIPS, computed_tokens, planned_tokens, share_in, tips_of
 from verl_padding.plan import Sharing
+from verl_padding.plan.counted import counted
 from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], mult
         )
     if multiple is not None and len(indices) % multiple:
         raise PaddingDataError(
-            f"{len(indices)} micro-batches: the engine's schedule needs a multiple of {multiple}. Set "
+            f"{counted(len(indices), 'micro-batch')}: the engine's schedule needs a multiple of {multiple}. Set "
             "padding.packer=verl."
         )
 
@@ -123,8 +124,7 @@ def _patch(engine: Any, sharing: Sharing) -> None:
     if prepare is None:
         raise PaddingError(
             f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
-            f"verl {KNOWN_VERL} do. Set "
-            "padding.packer=verl."
+            f"verl {KNOWN_VERL} do. Set padding.packer=verl."
         )
     if inspect.unwrap(prepare) is prepare:
         module[PATCHED] = follow_plan(prepare, sharing=sharing)

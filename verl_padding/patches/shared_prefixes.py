@@ -26,6 +26,7 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingError
 from verl_padding.pads.columns import CHAIN, read_column
 from verl_padding.pads.lineage import TOKENS, Inputs
+from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 TIPS = "tip_of_rows"
 """Non-tensor data of a micro-batch: the number of each row's tip in it."""
@@ -89,7 +90,8 @@ def share_in(engine: Any) -> None:
     cls = type(engine)
     if not isinstance(engine, FSDPEngineWithLMHead):
         raise PaddingError(
-            f"padding.sharing='chains': {cls.__name__} is not one of verl 0.9's FSDP engines. Set padding.sharing=off."
+            f"padding.sharing='chains': {cls.__name__} is not one of the FSDP engines of verl {KNOWN_VERL}. Set "
+            "padding.sharing=off."
         )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
     for name, wrap in (("prepare_model_inputs", _of_tips), ("prepare_model_outputs", _of_all_rows)):

@@ -54,8 +54,8 @@ def install_in_worker(worker: Any) -> Any:
         return DataProto()
     if not is_known(verl.__version__) or own is None:
         raise PaddingError(
-            f"verl {verl.__version__}: {MODULE}.{REPLACED} of {KNOWN_VERL} fails at micro-batches without an image "
-            f"and is replaced; that of this version is not known. Install verl {KNOWN_VERL}."
+            f"verl {verl.__version__}: {MODULE}.{REPLACED} of verl {KNOWN_VERL} fails at micro-batches without an "
+            f"image and is replaced; that of this version is not known. Install verl {KNOWN_VERL}."
         )
 
     def get_input_embeds(

@@ -21,7 +21,7 @@ class LayoutFigures:
     over_lower_bound: float
     """Cost of the slowest rank over the least it could be, each summed over the mini-batches.
 
-    No rank can have less than the costliest row, and not all ranks can have less than the mean of the real rows.
+    The slowest rank cannot cost less than the costliest row, nor less than the mean of the ranks.
     """
 
     micro_batches: int | None

@@ -14,8 +14,8 @@ PaddedTo = Literal["row", "micro_batch", "cell"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
-    """One kind of worker call over the whole batch, such as the log-probs of the reference."""
+class Call:
+    """What a worker call requires, whether it trains or not."""
 
     dp_size: int
     """Data-parallel ranks; each gets the same number of rows."""
@@ -60,7 +60,12 @@ class Pass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Update(Pass):
+class Pass(Call):
+    """A worker call that does not train and gets the whole batch, such as the log-probs of the reference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(Call):
     """A worker call that trains: its rows are cut into mini-batches, one optimizer step each."""
 
     prompts_per_mini_batch: int
@@ -74,7 +79,7 @@ class Update(Pass):
         refuse_below_one(self, "prompts_per_mini_batch")
 
 
-def setting_of(call: Pass) -> str:
+def setting_of(call: Call) -> str:
     """What raises the token budget of a call, in words for a message."""
     return call.budget_setting or "its token_budget"
 

@@ -15,6 +15,11 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.errors import PlanError
 
 
+def may_extend(tokens_R: Sequence[int], row: int, earlier: int) -> bool:
+    """Whether a row may extend another one, as far as lengths tell: of two rows as long, the later one may."""
+    return (tokens_R[earlier], earlier) < (tokens_R[row], row)
+
+
 def refuse_wrong_extensions(key_R: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None]) -> None:
     """
     Raises:
@@ -23,7 +28,7 @@ def refuse_wrong_extensions(key_R: Sequence[str], tokens_R: Sequence[int], exten
     for row, earlier in enumerate(extends_R):
         if earlier is None:
             continue
-        if not 0 <= earlier < len(key_R) or (tokens_R[earlier], earlier) >= (tokens_R[row], row):
+        if not 0 <= earlier < len(key_R) or not may_extend(tokens_R, row, earlier):
             of = key_R[earlier] if 0 <= earlier < len(key_R) else None
             raise PlanError(
                 f"row {key_R[row]!r} extends row {earlier} ({of!r}): it must be another one, with fewer tokens or with "

@@ -3,7 +3,9 @@
 
 def counted(number: int, thing: str) -> str:
     """
-    >>> counted(1, "pad"), counted(1200, "pad")
-    ('1 pad', '1200 pads')
+    >>> counted(1, "pad"), counted(1200, "pad"), counted(2, "micro-batch")
+    ('1 pad', '1200 pads', '2 micro-batches')
     """
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    if number == 1:
+        return f"1 {thing}"
+    return f"{number} {thing}{'es' if thing.endswith('ch') else 's'}"

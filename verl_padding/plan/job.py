@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.calls import Pass, refuse_below_one, refuse_unless_one_of, setting_of
+from verl_padding.plan.calls import Call, Pass, refuse_below_one, refuse_unless_one_of, setting_of
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.step_shape import StepShape
@@ -68,11 +68,11 @@ class Job(StepShape):
                     f"micro-batch of {name!r}; make pads shorter or raise {setting_of(call)}"
                 )
 
-    def calls(self) -> Iterator[tuple[str, Pass]]:
+    def calls(self) -> Iterator[tuple[str, Call]]:
         """Every worker call with its name, updates first."""
         yield from self.updates.items()
         yield from self.inference.items()
 
-    def cost_model_of(self, call: Pass) -> CostModel:
+    def cost_model_of(self, call: Call) -> CostModel:
         """The cost that the ranks of a call are balanced by."""
         return call.cost_model or COST_MODELS[self.cost_model]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
 
 Cell = tuple[int, ...]
@@ -30,10 +31,12 @@ class Layout:
             raise PlanError("a layout has at least one mini-batch and one rank")
         for ranks in self.cells:
             if len(ranks) != len(self.cells[0]):
-                raise PlanError(f"a mini-batch has {len(ranks)} ranks, the first one has {len(self.cells[0])}")
+                n_ranks = counted(len(ranks), "rank")
+                raise PlanError(f"a mini-batch has {n_ranks}, the first one has {len(self.cells[0])}")
             for cell in ranks:
                 if len(cell) != len(self.cells[0][0]):
-                    raise PlanError(f"a cell has {len(cell)} rows, the first one has {len(self.cells[0][0])}")
+                    n_rows = counted(len(cell), "row")
+                    raise PlanError(f"a cell has {n_rows}, the first one has {len(self.cells[0][0])}")
         if self.micro_batch_rows is not None:
             self._check_micro_batches(self.micro_batch_rows)
 

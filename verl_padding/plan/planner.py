@@ -7,8 +7,7 @@ from dataclasses import fields
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.calls import Pass, Update, setting_of
-from verl_padding.plan.chains import chain_of_rows
+from verl_padding.plan.calls import Call, Update, setting_of
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.dealing import deal
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
@@ -43,13 +42,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             "no real row in the batch: every session failed or came back empty. Look for errors of the agent loop, or "
             "let verl replace failed groups (trainer.v1.sampler.sync_refill_failed_groups=True)"
         )
-    tokens_R = np.array(rows.tokens_R, dtype=np.int64)
     for name, call in job.calls():
         _refuse_long_rows(rows, name, call)
         _refuse_costs_past_int64(rows, name, job.cost_model_of(call))
-    chain_R = None if job.sharing == "off" or rows.extends_R is None else chain_of_rows(rows.extends_R)
-    if chain_R is not None and len(np.unique(chain_R)) == len(rows):
-        chain_R = None  # nothing to share: the plan is that without sharing
     chains: dict[str, tuple[int, ...]] = {}
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
@@ -62,24 +57,17 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
                 warnings.append(cut.warning)
         else:
             cut = MiniBatches(rows_M=[list(range(len(rows)))])
-        cost_model = job.cost_model_of(call)
+        prices = prices_of(rows, job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        shape = (cut.rows_M, cut.mini_batch_rows, _less_what_no_layout_depends_on(call, job.packer), cost_model)
+        shape = (cut.rows_M, cut.mini_batch_rows, _less_what_no_layout_depends_on(call, job.packer), prices.cost_model)
         known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
         if known is None:
-            prices = Prices(
-                call=call,
-                tokens_R=tokens_R,
-                cost_model=cost_model,
-                pad_tokens=job.pad_tokens,
-                chain_R=chain_R if shares(job, call) else None,
-            )
             layout = deal(prices, job.packer, cut)
             known = layout, judge(layout, prices)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
-        if chain_R is not None and shares(job, call):
-            chains[name] = tuple(chain_R.tolist())
+        if prices.chain_R is not None:
+            chains[name] = tuple(prices.chain_R.tolist())
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,
@@ -91,7 +79,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     )
 
 
-def shares(job: Job, call: Pass) -> bool:
+def shares(job: Job, call: Call) -> bool:
     """Whether the rows of a chain that are in one micro-batch of a call are computed once.
 
     Not where micro-batches are cut by rows, nor where the engine pads rows to the longest one beside them, nor where
@@ -105,16 +93,27 @@ def shares(job: Job, call: Pass) -> bool:
     )
 
 
-def _less_what_no_layout_depends_on(call: Pass, packer: Packer) -> Pass:
-    compared = {field.name: getattr(call, field.name) for field in fields(Pass)}
+def prices_of(rows: Rows, job: Job, call: Call) -> Prices:
+    """What everything that deals the rows of a call reckons with."""
+    return Prices(
+        call=call,
+        tokens_R=np.array(rows.tokens_R, dtype=np.int64),
+        cost_model=job.cost_model_of(call),
+        pad_tokens=job.pad_tokens,
+        chain_R=rows.chain_R if shares(job, call) else None,
+    )
+
+
+def _less_what_no_layout_depends_on(call: Call, packer: Packer) -> Call:
+    compared = {field.name: getattr(call, field.name) for field in fields(Call)}
     compared |= {"budget_setting": "", "cost_model": None}  # a label, and what is compared beside it
     if packer == "verl" and call.token_budget is not None:
         # Micro-batches are cut in the workers: the plan deals rows to ranks, whatever the budget.
         compared |= {"token_budget": 1, "ranks_meet": "micro_batch", "bucket_tokens": 1}
-    return Pass(**compared)
+    return Call(**compared)
 
 
-def _refuse_long_rows(rows: Rows, name: str, call: Pass) -> None:
+def _refuse_long_rows(rows: Rows, name: str, call: Call) -> None:
     if call.token_budget is None:
         return
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)

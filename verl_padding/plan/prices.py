@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from verl_padding.plan.calls import Pass
+from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s
 
 LEVEL_HANDLING_TOKENS = 256
@@ -30,7 +30,7 @@ of a millisecond, in which a rank trains 8 tokens or so (a model of about a bill
 class Prices:
     """Prices of a worker call, made once for everything that deals its rows."""
 
-    call: Pass
+    call: Call
 
     tokens_R: Int64s
     """Tokens of each real row of the batch."""
@@ -84,7 +84,7 @@ class Prices:
         chains = self.chain_R[ordered]
         return ordered[np.append(chains[1:] != chains[:-1], True)]
 
-    def costliest_first(self, rows: Sequence[int]) -> Int64s:
+    def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first."""
         numbers = np.array(rows, dtype=np.int64)
         return numbers[np.argsort(-self.tokens_R[numbers], kind="stable")]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, SupportsIndex
 
-from verl_padding.plan.chains import refuse_wrong_extensions
+from verl_padding.plan.chains import chain_of_rows, refuse_wrong_extensions
+from verl_padding.plan.cost import Int64s
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
 
@@ -34,6 +36,13 @@ class Rows:
     extends_R: tuple[int | None, ...] | None = None
     """Number of the row that each row extends, None for none: its tokens are the first tokens of this one. None if it
     is not known."""
+
+    @cached_property
+    def chain_R(self) -> Int64s | None:
+        """The chain of each row (:func:`~verl_padding.plan.chains.chain_of_rows`); None if no row extends another."""
+        if self.extends_R is None or all(earlier is None for earlier in self.extends_R):
+            return None
+        return chain_of_rows(self.extends_R)
 
     def __post_init__(self) -> None:
         n_rows = len(self.key_R)

@@ -37,6 +37,7 @@ from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 from verl_padding.verl_job.calls import ACTOR, CALLS
 from verl_padding.verl_job.job_reader import JobReader, check_job
 from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, UPSAMPLE_SECONDS
+from verl_padding.verl_job.modes import SYNC
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -236,7 +237,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         batches = list(self._trained)
         if self._padded_batch is not None:
             batches += [self._padded_batch.batch, self._padded_batch.pads]
-        with set_aside(batches if self.trainer_mode != "sync" else []):
+        with set_aside(batches if self.trainer_mode != SYNC else []):
             super()._save_checkpoint()
 
     def _pad_template(self, batch: KVBatchMeta) -> PadTemplate:

@@ -16,28 +16,28 @@ from verl.trainer.ppo.v1 import (
 from verl_padding.errors import PaddingConfigError
 from verl_padding.patches.stock_guard import COUNTERPARTS
 from verl_padding.trainer.mixin import PaddedTrainer
-from verl_padding.verl_job.modes import MODE_PREFIX
+from verl_padding.verl_job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
 
 
-@register_trainer(MODE_PREFIX + "sync")
+@register_trainer(MODE_PREFIX + SYNC)
 class PaddedTrainerSync(PaddedTrainer, PPOTrainerSync):
     """verl's ``sync`` trainer on batches of any size."""
 
-    extends = "sync"
+    extends = SYNC
 
 
-@register_trainer(MODE_PREFIX + "colocate_async")
+@register_trainer(MODE_PREFIX + COLOCATE_ASYNC)
 class PaddedTrainerColocateAsync(PaddedTrainer, PPOTrainerColocateAsync):
     """verl's ``colocate_async`` trainer on batches of any size."""
 
-    extends = "colocate_async"
+    extends = COLOCATE_ASYNC
 
 
-@register_trainer(MODE_PREFIX + "separate_async")
+@register_trainer(MODE_PREFIX + SEPARATE_ASYNC)
 class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
     """verl's ``separate_async`` trainer on batches of any size."""
 
-    extends = "separate_async"
+    extends = SEPARATE_ASYNC
 
 
 COUNTERPARTS.update(

@@ -113,6 +113,6 @@ def _no_step() -> None:
 def _check_count(call: str, sent: int, came: int) -> None:
     if came != sent:
         raise PaddingDataError(
-            f"worker call {call!r}: {sent} rows were sent and {came} outputs came back. None of them is used. Look "
-            "into the workers' logs for the reason."
+            f"worker call {call!r}: outputs of {came} came back for {counted(sent, 'row')} that were sent. None of "
+            "them is used. Look into the workers' logs for the reason."
         )

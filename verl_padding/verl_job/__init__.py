@@ -1,4 +1,4 @@
-"""What the config of a verl job says: passes, engines, costs, modes.
+"""What is known of a verl job: what its config says, its worker calls, modes and metrics, the version of verl.
 
 May import: config, errors, pads, plan.
 """

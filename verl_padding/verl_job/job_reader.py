@@ -24,7 +24,7 @@ from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
-from verl_padding.verl_job.modes import MODE_PREFIX, stock_mode
+from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
@@ -53,16 +53,16 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     if config.get("async_training") is not None:
         raise PaddingConfigError(
             "async_training=..: verl's fully asynchronous trainer is not one that the padded trainers extend. "
-            "Choose trainer.v1.trainer_mode=separate_async with verl.trainer.main_ppo, or leave +padding out."
+            f"Choose trainer.v1.trainer_mode={SEPARATE_ASYNC} with verl.trainer.main_ppo, or leave +padding out."
         )
     mode = mode or stock_mode(config.trainer.v1.trainer_mode)
     _check_mode_section(config, mode)
     sync_step = parameter_sync_step(config, mode)
-    if sync_step != 1 and mode != "separate_async":
+    if sync_step != 1 and mode != SEPARATE_ASYNC:
         raise PaddingConfigError(
             f"trainer.v1.{mode}.parameter_sync_step={sync_step}: this mode's rollout sleeps from a step's first local "
             "update on, and the next update would wait for it. Set it to 1, or choose "
-            "trainer.v1.trainer_mode=separate_async."
+            f"trainer.v1.trainer_mode={SEPARATE_ASYNC}."
         )
     if config.data.train_batch_size % sync_step:
         raise PaddingConfigError(
@@ -74,15 +74,15 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if has_critic(config):
         _check_loss(config.critic, "critic")
-    roles = JobReader(config, padding, mode)
-    roles.step_job(dp_sizes=roles.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    reader = JobReader(config, padding, mode)
+    reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
     path = model.get("hf_config_path") or model.path
     if path and Path(path).expanduser().is_dir():
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
-            roles.refuse_unknown_vision()
+            reader.refuse_unknown_vision()
     return padding
 
 

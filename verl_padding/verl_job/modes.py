@@ -3,7 +3,7 @@
 from verl_padding.errors import PaddingConfigError
 
 MODE_PREFIX = "padded_"
-STOCK_MODES = ("sync", "colocate_async", "separate_async")
+STOCK_MODES = SYNC, COLOCATE_ASYNC, SEPARATE_ASYNC = "sync", "colocate_async", "separate_async"
 """Trainer modes of verl 0.9 that have a padded counterpart, which answers to ``padded_<mode>`` as well."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl_padding.plan.calls import Pass
+from verl_padding.plan.calls import Call
 from verl_padding.plan.dealing.filled_cells import FilledCells
 from verl_padding.plan.dealing.packing import Bin, first_fit, spread
 from verl_padding.plan.prices import Prices
@@ -21,7 +21,7 @@ def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
     """
     items_D = []
     for rows in rows_D:
-        by_length = prices.costliest_first(rows)
+        by_length = prices.longest_first(rows)
         tokens = prices.tokens_R[by_length].tolist()
         pads = size - len(rows)
         # A row may be shorter than a pad: keep falling order.
@@ -43,7 +43,7 @@ def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
     return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK, time=height + len(load_DK[0]) * prices.level)
 
 
-def _cut_alike(call: Pass, items_D: list[tuple[list[int], list[int]]]) -> list[list[Bin]]:
+def _cut_alike(call: Call, items_D: list[tuple[list[int], list[int]]]) -> list[list[Bin]]:
     """Bins of each rank, equally many on all; those of a rank cost about the same."""
     budget, multiple = call.token_budget, call.micro_batch_multiple
     assert budget is not None

@@ -118,7 +118,7 @@ def ways_to_cut(
     assert call.token_budget is not None
     # An item is a row; where chains are computed once, it is a chain, as long as its tip.
     rows_of_tip = _rows_of_tips(prices, rows, most_rows)
-    by_length = prices.costliest_first(list(rows_of_tip))
+    by_length = prices.longest_first(list(rows_of_tip))
     rows_of_I = [rows_of_tip[tip] for tip in by_length.tolist()]
     packer = LevelPacker(prices=prices, items=by_length)
     bound = micro_batch_bound(prices.tokens_R[by_length], prices.cost_R[by_length], call.dp_size, call.token_budget)

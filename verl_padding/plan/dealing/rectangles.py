@@ -30,7 +30,7 @@ def cut_rectangles(prices: Prices, rows: Sequence[int], size: int) -> FilledCell
         rows: real rows of the mini-batch, no more than the ranks have places for.
         size: rows of a cell, pads among them.
     """
-    by_length = prices.costliest_first(rows)
+    by_length = prices.longest_first(rows)
     cut = _cut_cells if prices.call.padded_to == "cell" else _cut_levels
     rows_DK, pads_DK = cut(prices, by_length, size)
     return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK)

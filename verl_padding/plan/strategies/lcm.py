@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import lcm
 
 from verl_padding.plan.calls import Update
+from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, rows_of_prompts
 from verl_padding.plan.rows import Rows
@@ -43,7 +44,7 @@ class Lcm(Strategy):
                 f"strategy='lcm': a mini-batch of {name!r} has prompts_per_mini_batch="
                 f"{update.prompts_per_mini_batch} x sessions_per_prompt={shape.sessions_per_prompt} = {rows} rows, not "
                 f"a multiple of dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = {unit}; "
-                "change one of them or choose strategy prompt or rows"
+                "change one of them or choose another strategy"
             )
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
@@ -59,4 +60,4 @@ class Lcm(Strategy):
         return cut_evenly(order, total // size, name, mini_batch_rows=size)
 
     def tell_steps(self, shape: StepShape, update: Update) -> str:
-        return f"one optimizer step for {shape.mini_batch_rows(update)} rows"
+        return f"one optimizer step for {counted(shape.mini_batch_rows(update), 'row')}"
