@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.jobs import BatchJob
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan.mini_batch_costs import mini_batch_costs
 from verl_padding.plan.prices import Prices
-from verl_padding.plan.step_costs import step_costs
 from verl_padding.stock.layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
 PAD_TOKENS = 2
@@ -49,7 +49,7 @@ class Laid:
             cost_model=attention_cost,
             pad_tokens=PAD_TOKENS,
         )
-        steps = step_costs(rows_MDK, prices)
+        steps = mini_batch_costs(rows_MDK, prices)
         return cls(
             mini_slowest=sum(step.mini_slowest for step in steps),
             micro_slowest=sum(step.micro_slowest for step in steps),

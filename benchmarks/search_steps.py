@@ -21,8 +21,8 @@ from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, show, tell
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.dealing import balance, by_level, cell_size, fitting, levels, polish
+from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.planner import prices_of
-from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 PAD_TOKENS = 2
 MEETS_ONCE = 4
@@ -86,7 +86,7 @@ def time_of_plan(batch: Batch) -> int:
     layout = plan_batch(rows, job).layouts["actor"]
     prices = prices_of(rows, job, update)
     slowest = "mini_slowest" if update.ranks_meet == "mini_batch" else "micro_slowest"
-    steps = step_costs(micro_batches_of(layout), prices)
+    steps = mini_batch_costs(micro_batches_of(layout), prices)
     levels_time = sum(getattr(step, slowest) + step.micro_batches * prices.level for step in steps)
     return levels_time + layout.n_pads * prices.pad_handling
 

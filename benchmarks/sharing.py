@@ -37,8 +37,8 @@ from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, 
 from benchmarks.train_step import BUDGET, RANKS, TRAINED, Side, StepSize, make_model, planned_update, stock_update
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
+from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.planner import prices_of
-from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 TURNS = (1, 2, 4, 8, 16)
 SIZE = StepSize(prompts=4, sessions=4, mini_prompts=1)
@@ -205,7 +205,7 @@ def measure_plans(batches: int) -> list[dict[str, float]]:
         blind = plan_batch(rows, job)
         sharing = replace(job, sharing="chains")
         shared = prices_of(rows, sharing, sharing.updates["actor"])
-        steps = step_costs(micro_batches_of(blind.layouts["actor"]), shared)
+        steps = mini_batch_costs(micro_batches_of(blind.layouts["actor"]), shared)
         told.append(
             {
                 "rows": len(rows),

@@ -1,7 +1,9 @@
 """Which rows of a batch in the real TransferQueue extend each other, against a comparison of every pair."""
 
+import numpy as np
 import pytest
 import ray
+import torch
 import transfer_queue as tq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -103,6 +105,33 @@ def test_a_row_whose_named_row_is_not_in_the_batch_extends_none():
     rows = grown_sessions([3, 2], prompts=1)
     del rows["p0_0_0"]
     assert said(rows, {"p0_0_1": 0, "p0_0_2": 1, "p0_1_1": 0}) == [None, 0, None, 2]
+
+
+def test_a_silent_row_of_a_session_that_says_it_extends_none_and_so_does_one_that_says_none():
+    rows = grown_sessions([3, 2], prompts=1)
+    assert said(rows, {"p0_0_1": np.int64(0), "p0_1_1": None}) == [None, 0, None, None, None]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_row_that_is_no_longer_than_the_one_it_names_extends_none_and_that_is_told(place, caplog):
+    rows = {"p0_0_0": ([1, 2, 3], [4]), "p0_0_1": ([1, 2], [3])}
+    assert said(rows, {f"p0_0_{1}": place}) == [None, None]
+    assert f"row 'p0_0_1' says that it extends row {place} of its session, which has more tokens" in caplog.text
+
+
+def test_nothing_is_believed_where_rows_have_more_than_tokens():
+    rows = grown_sessions([2], prompts=1)
+    extra = [{}, {"extends": 0}]
+    routes = [
+        torch.full((len(prompt) + len(response), 1, 1), turn) for turn, (prompt, response) in enumerate(rows.values())
+    ]
+    batch = put_grown_sessions(rows, extra_fields=extra, routed_experts=routes)
+    tokens_R = [tag["seq_len"] for tag in batch.tags]
+    assert find_extensions(batch, tokens_R) == [None, None]
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    images = [{"pixel_values": torch.full((1, 2), float(turn))} for turn in range(2)]
+    batch = put_grown_sessions(rows, extra_fields=extra, multi_modal_inputs=images)
+    assert find_extensions(batch, tokens_R, believe=False) == [None, None]
 
 
 @pytest.mark.parametrize("place", ["0", -1, True, 1.0])

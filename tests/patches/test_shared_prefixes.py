@@ -1,5 +1,6 @@
 """Tips of micro-batches, and outputs expanded to all rows; on verl's engine, before it has anything to run."""
 
+import functools
 import inspect
 
 import pytest
@@ -69,6 +70,8 @@ def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
         {"teacher_logprobs": [torch.zeros(3, 4), torch.ones(5, 4)]},
         {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {"pixel_values": torch.ones(2, 4)}]},
         {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {}]},
+        {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(1.0)}]},
+        {"multi_modal_inputs": [{"boxes": [1]}, {"boxes": [1]}]},
         {"temperature": [torch.tensor(1.0), torch.tensor(0.5)]},
     ],
     ids=lambda fields: next(iter(fields)),
@@ -88,6 +91,8 @@ def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields)
         {"teacher_logprobs": [torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]])]},
         {"multi_modal_inputs": [{"pixel_values": torch.ones(2, 4)}, {"pixel_values": torch.ones(6, 4)}]},
         {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
+        {"multi_modal_inputs": [{"mm_token_type_ids": None}, {"mm_token_type_ids": None}]},
+        {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(2.0)}]},
         {"temperature": [torch.tensor(0.5), torch.tensor(0.5)]},
     ],
     ids=lambda fields: next(iter(fields)),
@@ -191,12 +196,25 @@ def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog)
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(wrong)
     assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
     assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 3, 4]
-    assert "a micro-batch of 10 tokens, more than the 7 of this call: its rows do not extend" in caplog.text
+    assert "a micro-batch computes 10 tokens, where 7 were planned and the budget is 7: its rows do not" in caplog.text
 
 
 def test_rows_that_are_not_packed_do_not_share():
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=20, packed=False))
     assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+
+
+def test_a_method_that_somebody_else_has_wrapped_is_wrapped_too():
+    class Profiled(Engine):
+        @functools.wraps(Engine.prepare_model_inputs)
+        def prepare_model_inputs(self, micro_batch):
+            return super().prepare_model_inputs(micro_batch=micro_batch)
+
+    engine = Profiled()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    engine.prepare_model_inputs(micro_batch=micro_batch)
+    assert [len(row) for row in engine.seen[-1]["input_ids"].unbind()] == [2, 6, 4]
 
 
 def test_it_is_installed_once_and_refuses_other_engines():

@@ -33,6 +33,17 @@ def set_up(trainer):
     trainer._setup()
 
 
+@pytest.mark.parametrize("sharing", ["off", "chains"])
+def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
+    asked = []
+    monkeypatch.setattr(mixin.plan_packer, "install", lambda *how: asked.append(how))
+    trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
+    set_up(trainer)
+    release_queue()
+    assert asked == [(sharing,)]
+
+
 def refused(trainer, batch, message):
     content = queue_content()
     with pytest.raises(PaddingDataError, match=message):
@@ -125,9 +136,9 @@ def test_finding_out_which_rows_extend_each_other_is_timed_and_reaches_the_plan(
     clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
     find = mixin.find_extensions
 
-    def find_for_two_seconds(batch, tokens_R):
+    def find_for_two_seconds(*args, **kwargs):
         clock.now += 2
-        return find(batch, tokens_R)
+        return find(*args, **kwargs)
 
     monkeypatch.setattr(mixin, "time", clock)
     monkeypatch.setattr(mixin, "find_extensions", find_for_two_seconds)
@@ -399,7 +410,7 @@ def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_thou
         partition_id=PARTITION,
         fields=TensorDict({"odd": nested([torch.ones(15), torch.ones(8)] * 2)}, batch_size=4),
     )
-    with pytest.raises(PaddingDataError, match=r"^field 'odd': role unclear.* fit no role"):
+    with pytest.raises(PaddingDataError, match=r"^field 'odd': its role is unclear.* fit no role"):
         trainer._balance_batch(batch, {})
     assert queue_content() == content
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
@@ -486,10 +497,10 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
 
     for change in (-1, 1):
         group = PaddedWorkerGroup(SimpleNamespace(**{call: answer_with(change)}), lambda: padded)
-        with pytest.raises(PaddingDataError, match=rf"'{name}': {sent} rows were sent and {sent + change} outputs"):
+        with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)
     group = PaddedWorkerGroup(SimpleNamespace(**{call: lambda rows: None}), lambda: padded)
-    with pytest.raises(PaddingDataError, match=rf"'{name}': {sent} rows were sent and 0 outputs"):
+    with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of 0 came back for {sent} rows"):
         getattr(group, call)(batch)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
@@ -504,6 +515,6 @@ def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
     half = KVBatchMeta(keys=batch.keys[:1], tags=batch.tags[:1], partition_id=PARTITION)
     futures = SimpleNamespace(futures=[ray.put(half), ray.put(half)])
     group = PaddedWorkerGroup(SimpleNamespace(infer_batch=lambda rows: futures), lambda: padded)
-    with pytest.raises(PaddingDataError, match=rf"'values': {sent} rows were sent and 2 outputs"):
+    with pytest.raises(PaddingDataError, match=rf"'values': outputs of 2 came back for {sent} rows"):
         group.infer_batch(batch)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

@@ -378,3 +378,21 @@ def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_sta
     with pytest.raises(PaddingConfigError, match=rf"^padding.multimodal='{choice}': .* type 'mllama' must .*=empty"):
         job_of(*overrides, f"padding.multimodal={choice}")
     assert job_of(*overrides, "padding.multimodal=empty")
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "default"])
+def test_rows_do_not_share_where_a_model_turns_positions_by_the_length_of_its_input(rope_type, tmp_path):
+    model = make_tiny_model("qwen2", tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0} | (
+        {"short_factor": [1.0] * 16, "long_factor": [1.0] * 16} if rope_type == "longrope" else {}
+    )
+    (model / "config.json").write_text(json.dumps(config))
+    sharing = ("padding.packer=plan", "padding.sharing=chains")
+    job = [f"actor_rollout_ref.model.path={model}", "+padding=prompt", *DYNAMIC]
+    check_job(compose_job(*job))
+    if rope_type == "default":
+        check_job(compose_job(*job, *sharing))
+        return
+    with pytest.raises(PaddingConfigError, match=rf"^padding.sharing='chains': .*rope_type='{rope_type}'.*sharing=off"):
+        check_job(compose_job(*job, *sharing))

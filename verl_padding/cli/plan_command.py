@@ -29,9 +29,9 @@ from verl_padding.plan import (
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
+from verl_padding.plan.mini_batch_costs import MiniBatchCost, RowsMDK, micro_batches_of, mini_batch_costs
 from verl_padding.plan.planner import prices_of
 from verl_padding.plan.prices import Prices
-from verl_padding.plan.step_costs import RowsMDK, StepCost, micro_batches_of, step_costs
 from verl_padding.stock.layout import VERL_PAD_TOKENS, refuse_what_verl_refuses, verl_layout
 from verl_padding.verl_job.calls import ACTOR
 
@@ -91,7 +91,7 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
         return 2
     for note in [*_notes(batch, request.sharing), *plan.warnings]:
         notes.print(note, markup=False, highlight=False, soft_wrap=True)
-    steps = step_costs(micro_batches_of(plan.layouts[ACTOR]), prices)
+    steps = mini_batch_costs(micro_batches_of(plan.layouts[ACTOR]), prices)
     if as_json:
         told = layout_as_json(plan.layouts[ACTOR], plan.figures[ACTOR], batch.lines_R)
         told["figures"]["plan_seconds"] = seconds
@@ -187,7 +187,7 @@ def _notes(batch: RowsFile, sharing: Sharing) -> Iterable[str]:
         yield f"{counted(batch.pads, 'pad')} of stock verl in the rollout dump: left out of the plan."
 
 
-def _stock_steps(request: PlanRequest, rows: Rows, job: Job, notes: Console) -> list[StepCost]:
+def _stock_steps(request: PlanRequest, rows: Rows, job: Job, notes: Console) -> list[MiniBatchCost]:
     verls = replace(job, sharing="off", pad_tokens=VERL_PAD_TOKENS)
     stock = verl_layout(
         rows.tokens_R,
@@ -196,7 +196,7 @@ def _stock_steps(request: PlanRequest, rows: Rows, job: Job, notes: Console) -> 
         token_budget=request.budget,
         track=lambda numbers: track(list(numbers), "verl's packer", console=notes, transient=True),
     )
-    return step_costs(stock.micro_batches_MD, prices_of(rows, verls, verls.updates[ACTOR]))
+    return mini_batch_costs(stock.micro_batches_MD, prices_of(rows, verls, verls.updates[ACTOR]))
 
 
 def _computed(rows_MDK: RowsMDK, prices: Prices) -> RowsMDK:

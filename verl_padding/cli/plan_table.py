@@ -7,13 +7,13 @@ from statistics import fmean
 
 from rich.table import Table
 
-from verl_padding.plan.step_costs import StepCost
+from verl_padding.plan.mini_batch_costs import MiniBatchCost
 
 MOST_LINES = 20
 """Most steps that a table shows one by one: of more, only the first ones and the last."""
 
 
-def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
+def step_table(steps: Sequence[MiniBatchCost], *, title: str) -> Table:
     """One line per step, the middle ones folded if there are many, and a line for all steps."""
     table = Table(title=title, title_justify="left", show_footer=True)
     shares = any(step.computed_tokens < step.real_tokens for step in steps)
@@ -35,7 +35,7 @@ def step_table(steps: Sequence[StepCost], *, title: str) -> Table:
     return table
 
 
-def _line(steps: Sequence[StepCost], shares: bool) -> list[str]:
+def _line(steps: Sequence[MiniBatchCost], shares: bool) -> list[str]:
     slowest = sum(step.micro_slowest for step in steps)
     return [
         f"{sum(step.real_rows for step in steps):,}",
@@ -48,7 +48,7 @@ def _line(steps: Sequence[StepCost], shares: bool) -> list[str]:
     ]
 
 
-def comparison_table(stock: Sequence[StepCost], planned: Sequence[StepCost]) -> Table:
+def comparison_table(stock: Sequence[MiniBatchCost], planned: Sequence[MiniBatchCost]) -> Table:
     """Stock verl and the plan side by side. "Perfect" is what the real rows would take on ranks that never wait."""
     table = Table(title="the whole batch, stock verl and the plan", title_justify="left")
     for heading in ("", "verl", "plan"):
@@ -59,7 +59,7 @@ def comparison_table(stock: Sequence[StepCost], planned: Sequence[StepCost]) -> 
     return table
 
 
-def _totals(steps: Sequence[StepCost]) -> dict[str, str]:
+def _totals(steps: Sequence[MiniBatchCost]) -> dict[str, str]:
     perfect = sum(step.real_cost for step in steps) / steps[0].ranks
     mean = sum(step.cost for step in steps) / steps[0].ranks
     mini, micro = sum(step.mini_slowest for step in steps), sum(step.micro_slowest for step in steps)

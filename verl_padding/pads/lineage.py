@@ -8,6 +8,8 @@ anything.
 
 from __future__ import annotations
 
+import logging
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +20,15 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, read_fields_of_some
+from verl_padding.plan.chains import may_extend
+from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import session_of_key
 
-PER_TOKEN = ("position_ids", "routed_experts", "teacher_ids", "teacher_logprobs")
+logger = logging.getLogger(__name__)
+
+RECORDED = ("routed_experts", "teacher_ids", "teacher_logprobs")
+"""Fields that may differ between rows with the same tokens."""
+PER_TOKEN = ("position_ids", *RECORDED)
 """Fields beside the tokens that outputs may depend on, one value per token: they must agree up to where rows part."""
 TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
 EXTRA_FIELDS, EXTENDS = "extra_fields", "extends"
@@ -32,7 +40,7 @@ TOKENS_AT_ONCE = 1 << 22
 """Tokens that are read at once, by a Ray task if there are more: 32 MiB of token ids."""
 
 
-def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | None]:
+def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: bool = True) -> list[int | None]:
     """Number of the row that each row of a batch extends; None for none.
 
     Only sessions of several rows are read, and nothing if no session has more than one. Large batches are read and
@@ -41,6 +49,7 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | N
 
     Args:
         tokens_R: tokens of each row.
+        believe: whether to believe agent loops, who know tokens alone; not where rows may have images.
 
     Raises:
         PaddingDataError: an agent loop has said something that cannot be.
@@ -50,7 +59,7 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | N
         rows_of.setdefault(session_of_key(key), []).append(row)
     sessions = [rows for rows in rows_of.values() if len(rows) > 1]
     extends_R: list[int | None] = [None] * len(batch.keys)
-    said = _said_by_agent_loops(batch, sessions)
+    said = _said_by_agent_loops(batch, tokens_R, sessions) if believe else {}
     for row, named in said.items():
         extends_R[row] = named
     parts: list[list[list[int]]] = []
@@ -75,42 +84,60 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | N
     return extends_R
 
 
-def _said_by_agent_loops(batch: KVBatchMeta, sessions: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Number of the row that a row extends, for the rows of which an agent loop has said it.
+def _said_by_agent_loops(
+    batch: KVBatchMeta, tokens_R: Sequence[int], sessions: Sequence[Sequence[int]]
+) -> dict[int, int | None]:
+    """Number of the row that a row extends, for the rows of which an agent loop has said it; None for none.
 
-    Agent loops say it of all sessions or of none: if the last row of the first one says nothing, no other row is read.
-    A row whose named row is not in the batch extends none.
+    An agent loop that says it says it in each session of several rows: if no row of the first one does, no other row is
+    read. It knows tokens alone, so where rows bring routes or a teacher's fields nothing is believed.
     """
+    if not sessions:
+        return {}
+    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS, *RECORDED])
+    if set(RECORDED) & set(first.keys()) or not any(EXTENDS in extra for extra in _extra_fields(first)):
+        return {}
+    rows = [row for session in sessions for row in session]
+    fields = read_fields_of_some([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])
     number = {key: row for row, key in enumerate(batch.keys)}
-    said: dict[int, int] = {}
-    for rows in ([session[-1] for session in sessions[:1]], [row for session in sessions for row in session]):
-        keys = [batch.keys[row] for row in rows]
-        fields = read_fields_of_some(keys, batch.partition_id, [EXTRA_FIELDS]) if keys else {}
-        if EXTRA_FIELDS not in fields.keys():  # noqa: SIM118  (a TensorDict)
-            return {}
-        of_rows = {
-            row: extra[EXTENDS]
-            for row, extra in zip(rows, tu.get(fields, EXTRA_FIELDS), strict=True)
-            if EXTENDS in extra
-        }
-        if not of_rows:
-            return {}
-        said = {
-            row: number[earlier]
-            for row, place in of_rows.items()
-            if (earlier := _key_in_session(batch.keys[row], place)) in number
-        }
+    said: dict[int, int | None] = {}
+    impossible = []
+    for row, extra in zip(rows, _extra_fields(fields), strict=True):
+        if EXTENDS not in extra:
+            continue
+        said[row] = None
+        if extra[EXTENDS] is not None:
+            # A row that is not in the batch has been left out of it.
+            earlier = number.get(_key_in_session(batch.keys[row], extra[EXTENDS]))
+            if earlier is not None and may_extend(tokens_R, row, earlier):
+                said[row] = earlier
+            elif earlier is not None:
+                impossible.append(row)
+    if impossible:
+        key, named = batch.keys[impossible[0]], _extra_fields(fields)[rows.index(impossible[0])][EXTENDS]
+        logger.warning(
+            "verl_padding: row %r says that it extends row %d of its session, which has more tokens, or as many and "
+            "comes later (%s in all). It is computed as it is. Correct extra_fields[%r] of the agent loop.",
+            key,
+            named,
+            counted(len(impossible), "such row"),
+            EXTENDS,
+        )
     return said
+
+
+def _extra_fields(rows: TensorDict) -> list[Mapping[str, Any]]:
+    return list(tu.get(rows, EXTRA_FIELDS)) if EXTRA_FIELDS in rows.keys() else []  # noqa: SIM118  (a TensorDict)
 
 
 def _key_in_session(key: str, place: Any) -> str:
     """The key of another row of a row's session."""
-    if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+    if isinstance(place, bool) or not hasattr(place, "__index__") or place < 0:
         raise PaddingDataError(
             f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, and must be the number of a row of its session, "
-            "from 0. Have the agent loop say it so, or leave it out."
+            "from 0, or None. Have the agent loop say it so, or leave it out."
         )
-    return f"{session_of_key(key)}_{place}"
+    return f"{session_of_key(key)}_{operator.index(place)}"
 
 
 def _by_tasks(parts: Sequence[Sequence[Sequence[str]]], partition_id: str) -> list[list[list[int | None]]]:
@@ -222,7 +249,13 @@ def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, 
         return False
     for name, a in shorter.items():
         b = longer[name]
-        if not isinstance(a, torch.Tensor) or a.shape[1:] != b.shape[1:] or not torch.equal(a, b[: len(a)]):
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            alike = a is None and b is None
+        elif a.dim() == 0 or b.dim() != a.dim():
+            alike = torch.equal(a, b)
+        else:
+            alike = torch.equal(a, b[: len(a)])
+        if not alike:
             return False
     return True
 

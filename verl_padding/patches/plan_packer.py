@@ -29,6 +29,8 @@ from verl_padding.verl_job.known_verl import KNOWN_VERL
 logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
+FOLLOWS_PLAN = "_verl_padding_follows_plan"
+"""Attribute of a function that is replaced already."""
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
@@ -54,13 +56,12 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         packed = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tip_R = tips_of(micro_batch) if sharing == "chains" and packed else tuple(range(len(micro_batch)))
-            tokens = computed_tokens(micro_batch, tip_R)
-            if tokens > budget:
-                _tell_of_chains(micro_batch, tokens, budget)
+            _check_tokens(computed_tokens(micro_batch, tip_R), planned_tokens(micro_batch), budget)
             if len(set(tip_R)) < len(tip_R):
                 tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
         return micro_batches, indices
 
+    setattr(prepare_micro_batches, FOLLOWS_PLAN, True)
     return prepare_micro_batches
 
 
@@ -77,25 +78,25 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], mult
         )
 
 
-def _tell_of_chains(micro_batch: TensorDict, tokens: int, budget: int) -> None:
-    """Warns of a micro-batch over its budget because chains of the plan are none; refuses it if they are not to blame.
+def _check_tokens(computed: int, planned: int, budget: int) -> None:
+    """Refuses a micro-batch that was not planned like this, and warns of chains that are none.
 
     A chain that an agent loop has named wrongly costs time and memory, and changes nothing.
     """
-    planned = planned_tokens(micro_batch)
     if planned > budget:
         raise PaddingDataError(
             f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
             " Set padding.packer=verl to have the workers cut them anew."
         )
-    logger.warning(
-        "verl_padding: a micro-batch of %d tokens, more than the %d of this call: its rows do not extend each other "
-        "as planned, and are computed as they are. Correct extra_fields[%r] of the agent loop, or set "
-        "padding.sharing=off.",
-        tokens,
-        budget,
-        EXTENDS,
-    )
+    if computed > planned:
+        logger.warning(
+            "verl_padding: a micro-batch computes %d tokens, where %d were planned and the budget is %d: its rows do "
+            "not extend each other as planned. Correct extra_fields[%r] of the agent loop, or set padding.sharing=off.",
+            computed,
+            planned,
+            budget,
+            EXTENDS,
+        )
 
 
 def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
@@ -126,5 +127,5 @@ def _patch(engine: Any, sharing: Sharing) -> None:
             f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
             f"verl {KNOWN_VERL} do. Set padding.packer=verl."
         )
-    if inspect.unwrap(prepare) is prepare:
+    if not hasattr(prepare, FOLLOWS_PLAN):
         module[PATCHED] = follow_plan(prepare, sharing=sharing)

@@ -14,7 +14,6 @@ one than alone, and nothing reads it.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -28,6 +27,8 @@ from verl_padding.pads.columns import CHAIN, read_column
 from verl_padding.pads.lineage import TOKENS, Inputs
 from verl_padding.verl_job.known_verl import KNOWN_VERL
 
+SHARES = "_verl_padding_shares"
+"""Attribute of an engine's method that is wrapped already."""
 TIPS = "tip_of_rows"
 """Non-tensor data of a micro-batch: the number of each row's tip in it."""
 
@@ -96,8 +97,10 @@ def share_in(engine: Any) -> None:
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
     for name, wrap in (("prepare_model_inputs", _of_tips), ("prepare_model_outputs", _of_all_rows)):
         method = getattr(cls, name)
-        if inspect.unwrap(method) is method:
-            setattr(cls, name, wrap(method))
+        if not hasattr(method, SHARES):
+            wrapped = wrap(method)
+            setattr(wrapped, SHARES, True)
+            setattr(cls, name, wrapped)
 
 
 def _of_tips(prepare: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,10 +56,10 @@ def chain_of_rows(extends_R: Sequence[int | None]) -> Int64s:
             extended.add(earlier)
             parent_R[row] = earlier
     for row in range(len(extends_R)):
-        first = row
-        while parent_R[first] >= 0:
-            first = parent_R[first]
-        chain_R[row] = first
+        path = [row]
+        while parent_R[path[-1]] >= 0 and chain_R[path[-1]] == path[-1]:
+            path.append(parent_R[path[-1]])
+        chain_R[path] = chain_R[path[-1]]  # of the first row, or of one whose chain is known
     return chain_R
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.layout import Layout
+from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.prices import Prices
-from verl_padding.plan.step_costs import micro_batches_of, step_costs
 
 
 def judge(layout: Layout, prices: Prices) -> LayoutFigures:
     """The figures of a layout; lower bounds are those of its real rows, cut into its mini-batches."""
     is_cut = layout.micro_batch_rows is not None
-    steps = step_costs(micro_batches_of(layout), prices, with_micro_bounds=is_cut)
+    steps = mini_batch_costs(micro_batches_of(layout), prices, with_micro_bounds=is_cut)
     cost, n_ranks, budget = sum(step.cost for step in steps), layout.dp_size, prices.call.token_budget
     slowest = sum(step.mini_slowest for step in steps)
     micro_slowest = sum(step.micro_slowest for step in steps)

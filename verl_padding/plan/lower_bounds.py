@@ -31,7 +31,7 @@ def equal_blocks_bound(cost_I: Int64s, n_ranks: int, block: int) -> int:
 def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
     """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
 
-    Call the cost of a micro-batch's slowest rank its height, and the sum of these the height. The highest come first.
+    Call the cost of the slowest rank of micro-batch k, for each k, its height. The highest come first.
     Three facts:
 
     - A micro-batch of height h costs the n ranks at most n h together, so the height is at least the mean of the ranks.

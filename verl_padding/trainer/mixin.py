@@ -76,7 +76,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        self._job_reader.refuse_unknown_vision()  # the model is at hand now, and no worker has started
+        self._job_reader.refuse_model()  # the model is at hand now, and no worker has started
 
     def _setup(self) -> None:
         claim_queue()
@@ -178,7 +178,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         return batch
 
     def _find_extensions(self, batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | None] | None:
-        return None if self._padding.sharing == "off" else find_extensions(batch, tokens_R)
+        if self._padding.sharing == "off":
+            return None
+        return find_extensions(batch, tokens_R, believe=not self._job_reader.has_vision)
 
     def _plan(
         self, keys: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None] | None, job: Job

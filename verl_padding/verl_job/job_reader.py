@@ -23,7 +23,7 @@ from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
-from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
+from verl_padding.verl_job.model_cost import read_model_config, read_model_cost, rope_by_length
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
@@ -82,7 +82,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     if path and Path(path).expanduser().is_dir():
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
-            reader.refuse_unknown_vision()
+            reader.refuse_model()
     return padding
 
 
@@ -164,12 +164,21 @@ class JobReader:
         """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
 
-    def refuse_unknown_vision(self) -> None:
-        """Refuses an actor with a vision tower if it is not known what pads must show it.
+    def refuse_model(self) -> None:
+        """Refuses an actor whose outputs pads or shared prefixes would change.
+
+        With a vision tower, it must be known what pads must show it; and rows share only what depends on the tokens up
+        to it.
 
         Raises:
-            PaddingConfigError: it is not known, or the model's config cannot be read.
+            PaddingConfigError: they would, it is not known, or the model's config cannot be read.
         """
+        if self._padding.sharing != "off" and (rope := rope_by_length(self.model_config)):
+            raise PaddingConfigError(
+                f"padding.sharing={self._padding.sharing!r}: the model turns positions by the length of the whole "
+                f"input (rope_type={rope!r}), so a row's outputs are not those of a longer row's first tokens. Set "
+                "padding.sharing=off."
+            )
         if self.has_vision:
             refuse_unknown_type(self._padding.multimodal, self.model_config)
 

@@ -1,7 +1,8 @@
-"""What rows cost the model of a role, by the role's section in a verl config."""
+"""The model of a role, by the role's section in a verl config: its config, and what rows cost it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -40,6 +41,23 @@ def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
         ) from error
     values: dict[str, Any] = config.to_dict()
     return values
+
+
+ROPE_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings of transformers whose angles depend on the longest position of an input."""
+
+
+def rope_by_length(config: Mapping[str, Any]) -> str | None:
+    """The type of a model's rotary embedding if it depends on the length of the input; else None."""
+    for of_model in (config, config.get("text_config") or {}):
+        for name in ("rope_parameters", "rope_scaling"):
+            rope = of_model.get(name) or {}
+            # Some models have one for each kind of layer.
+            for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+                kind = each.get("rope_type") or each.get("type")
+                if kind in ROPE_BY_LENGTH:
+                    return str(kind)
+    return None
 
 
 def read_model_cost(model: DictConfig, section: str) -> TransformerCost:

@@ -17,7 +17,7 @@ RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepCost:
+class MiniBatchCost:
     """One optimizer step of a layout, with its pads unless said otherwise."""
 
     ranks: int
@@ -45,7 +45,7 @@ class StepCost:
     """Least that ``micro_slowest`` can be; 0 if micro-batches are not looked at."""
 
 
-def step_costs(rows_MDK: RowsMDK, prices: Prices, *, with_micro_bounds: bool = True) -> list[StepCost]:
+def mini_batch_costs(rows_MDK: RowsMDK, prices: Prices, *, with_micro_bounds: bool = True) -> list[MiniBatchCost]:
     """Costs of the steps of any layout, also of stock verl's.
 
     Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches ``[[[2], [3]]]`` on rank 0
@@ -73,7 +73,7 @@ def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
     ]
 
 
-def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_micro_bound: bool) -> StepCost:
+def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_micro_bound: bool) -> MiniBatchCost:
     call, n_ranks = prices.call, len(rows_DK)
     numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
     real = numbers[numbers < prices.n_rows]
@@ -92,7 +92,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
     else:
         # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
         micro_bound = micro_batch_bound(tokens_I, cost_I, n_ranks, call.token_budget or int(tokens_I.sum()))
-    return StepCost(
+    return MiniBatchCost(
         ranks=n_ranks,
         real_rows=len(real),
         pads=n_pads,
