@@ -8,6 +8,7 @@ import pytest
 
 from tests.end_to_end.jobs import JobFacts, run_job
 from verl_padding.pads.prompt_order import place_of
+from verl_padding.plan.row_keys import parts_of_key
 from verl_padding.runs.report import ROLLOUTS
 
 pytestmark = pytest.mark.ray
@@ -44,7 +45,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 def row_name(key: str) -> tuple:
     """Step and place of the prompt, session, row: what of a row's key repeats. A prompt of validation has no place."""
-    uid, session, index = key.rsplit("_", 2)
+    uid, session, index = parts_of_key(key)
     return place_of(uid), int(session), int(index)
 
 

@@ -15,6 +15,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS
 from verl_padding.pads.padded_batch import padded_batch, strip
 from verl_padding.pads.template import PadTemplate
+from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -86,7 +87,7 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
         assert torch.equal(data[REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
         assert real_M.min() >= 1
         assert cells.any()
-        session_of = {key: key.rsplit("_", 1)[0] for key in batch.keys}
+        session_of = {key: session_of_key(key) for key in batch.keys}
         for mini_batch in range(layout.n_mini_batches):
             places = [place for place in range(len(rows)) if place // layout.rows_per_cell % 3 == mini_batch]
             sessions = Counter(session_of[rows.keys[place]] for place in places if rows.keys[place] in session_of)

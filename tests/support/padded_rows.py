@@ -3,11 +3,12 @@
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan.row_keys import uid_of_key
 
 
 def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
     rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
-    prompts = len({key.rsplit("_", 2)[0] for key in batch.keys})
+    prompts = len({uid_of_key(key) for key in batch.keys})
     actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512, prompts_per_mini_batch=mini)
     passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512)}
     job = Job(

@@ -8,6 +8,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from verl_padding.plan.row_keys import row_key, uid_of_key
+
 PARTITION = "train"
 
 
@@ -45,9 +47,7 @@ def put_rows(
     """
     rows = [{name: values[i] for name, values in extra_fields.items()} for i in range(len(lengths))]
     keys = default_keys(len(lengths)) if keys is None else list(keys)
-    fields = [
-        row_fields(*length, key.rsplit("_", 2)[0]) | row for length, key, row in zip(lengths, keys, rows, strict=True)
-    ]
+    fields = [row_fields(*length, uid_of_key(key)) | row for length, key, row in zip(lengths, keys, rows, strict=True)]
     tags = [row_tag(*length) for length in lengths]
     meta = tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
     return KVBatchMeta(
@@ -59,7 +59,7 @@ def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) ->
     """Puts rows one by one, as sessions end, each with fields of its own beside those of a text row."""
     keys, tags = default_keys(len(lengths)), [row_tag(*length) for length in lengths]
     for length, key, tag, row in zip(lengths, keys, tags, rows, strict=True):
-        fields = list_of_dict_to_tensordict([row_fields(*length, key.rsplit("_", 2)[0]) | row])
+        fields = list_of_dict_to_tensordict([row_fields(*length, uid_of_key(key)) | row])
         tq.kv_batch_put(keys=[key], partition_id=PARTITION, fields=fields, tags=[tag])
     return KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
 
@@ -67,7 +67,7 @@ def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) ->
 def default_keys(n_rows: int) -> list[str]:
     """Two rows a session and one session a prompt."""
     uids = [uuid4().hex for _ in range(n_rows)]
-    return [f"{uids[i - i % 2]}_0_{i % 2}" for i in range(n_rows)]
+    return [row_key(uids[i - i % 2], 0, i % 2) for i in range(n_rows)]
 
 
 def row_tag(prompt: int, response: int) -> dict:

@@ -192,10 +192,10 @@ def extensions(inputs: Inputs, rows: Sequence[int]) -> list[int | None]:
     """
     extends: dict[int, int | None] = {}
     # In this order the rows that begin with a row come right after it.
-    order = sorted(rows, key=lambda row: (inputs.tokens_R[row], row))
+    order = sorted(rows, key=lambda row: (inputs.bytes_R[row], row))
     before: list[int] = []
     for row in order:
-        while before and not inputs.tokens_R[row].startswith(inputs.tokens_R[before[-1]]):
+        while before and not inputs.bytes_R[row].startswith(inputs.bytes_R[before[-1]]):
             before.pop()
         extends[row] = next((shorter for shorter in reversed(before) if inputs.agree(shorter, row)), None)
         before.append(row)
@@ -212,7 +212,7 @@ class Inputs:
     def __init__(self, data: TensorDict):
         names = set(data.keys())
         tokens = data[TOKENS].unbind()
-        self.tokens_R = [_bytes(row) for row in tokens]
+        self.bytes_R = [_bytes(row) for row in tokens]
         """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
         self._lengths = [len(row) for row in tokens]
         self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in names]
@@ -222,7 +222,7 @@ class Inputs:
 
     def extends(self, longer: int, shorter: int) -> bool:
         """Whether a row begins with all of another, whatever outputs depend on."""
-        return self.tokens_R[longer].startswith(self.tokens_R[shorter]) and self.agree(shorter, longer)
+        return self.bytes_R[longer].startswith(self.bytes_R[shorter]) and self.agree(shorter, longer)
 
     def agree(self, shorter: int, longer: int) -> bool:
         """Whether two rows agree in all but their tokens, up to the end of the shorter one."""

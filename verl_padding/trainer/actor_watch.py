@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 from ray.core.generated.gcs_pb2 import ActorTableData
 
 from verl_padding.errors import LostActorError
+from verl_padding.verl_job.calls import WORKER_GROUPS
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ _SIGNAL = signal.SIGURG
 
 def actors_of(trainer: Any) -> dict[str, list[ActorHandle]]:
     """The actors that a trainer of verl cannot go on without, by what they are."""
-    groups = {name: getattr(trainer, name, None) for name in ("actor_rollout_wg", "critic_wg", "ref_policy_wg")}
+    groups = {name: getattr(trainer, name, None) for name in WORKER_GROUPS}
     agent_loops, rewards = getattr(trainer, "agent_loop_manager", None), getattr(trainer, "reward_loop_manager", None)
     managers = trainer._rollout_server_managers()
     teachers = getattr(trainer, "teacher_model_manager", None)

@@ -34,7 +34,7 @@ from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
-from verl_padding.verl_job.calls import ACTOR, CALLS
+from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.verl_job.job_reader import JobReader, check_job
 from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, UPSAMPLE_SECONDS
 from verl_padding.verl_job.modes import SYNC
@@ -90,12 +90,12 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _wrap_workers(self) -> None:
         wrapped: dict[int, PaddedWorkerGroup] = {}
-        names = ["actor_rollout_wg", *(["critic_wg"] if self.use_critic else [])]
-        for name in names:
-            weighting = self._padding.weighting if name == "actor_rollout_wg" else "row"
-            getattr(self, name).execute_with_func_generator(wrap_worker_loss(self._padding.denominator, weighting))
-        if self.use_reference_policy:
-            names.append("ref_policy_wg")
+        names = [name for name in WORKER_GROUPS if getattr(self, name, None) is not None]
+        for call in CALLS:
+            if call.trains and call.worker_group in names:
+                weighting = self._padding.weighting if call.name == ACTOR else "row"
+                worker_group = getattr(self, call.worker_group)
+                worker_group.execute_with_func_generator(wrap_worker_loss(self._padding.denominator, weighting))
         planned = {role: engine.config for role, engine in self._job_reader.engines.items()}
         for name in names:
             worker_group = getattr(self, name)

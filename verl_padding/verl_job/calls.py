@@ -74,4 +74,6 @@ CALLS = (
         trains=True,
     ),
 )
+WORKER_GROUPS = tuple(dict.fromkeys(call.worker_group for call in CALLS))
+"""Attributes of verl's trainer that hold a worker group, each once."""
 CALL_BY_NAME = {call.name: call for call in CALLS}

@@ -119,7 +119,7 @@ def ways_to_cut(
     # An item is a row; where chains are computed once, it is a chain, as long as its tip.
     rows_of_tip = _rows_of_tips(prices, rows, most_rows)
     by_length = prices.longest_first(list(rows_of_tip))
-    rows_of_I = [rows_of_tip[tip] for tip in by_length.tolist()]
+    rows_I = [rows_of_tip[tip] for tip in by_length.tolist()]
     packer = LevelPacker(prices=prices, items=by_length)
     bound = micro_batch_bound(prices.tokens_R[by_length], prices.cost_R[by_length], call.dp_size, call.token_budget)
     n_polished = POLISHED if len(rows) <= LARGE else 1
@@ -128,8 +128,8 @@ def ways_to_cut(
     cuts = [
         MicroBatches(
             rows_DK=[
-                [[row for item in items for row in rows_of_I[item]] for items in bins_K]
-                for bins_K in _deal_levels(levels, packer.cost_I, [len(rows) for rows in rows_of_I], call.dp_size)
+                [[row for item in items for row in rows_I[item]] for items in bins_K]
+                for bins_K in _deal_levels(levels, packer.cost_I, [len(rows) for rows in rows_I], call.dp_size)
             ],
             time=packer.time(levels),
         )
@@ -155,17 +155,17 @@ def _rows_of_tips(prices: Prices, rows: Sequence[int], most_rows: int | None) ->
     return found
 
 
-def _deal_levels(levels: Levels, cost_I: Sequence[int], rows_of_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
+def _deal_levels(levels: Levels, cost_I: Sequence[int], n_rows_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
     """Gives each rank a bin of each level; ranks with few rows so far get the bins with many.
 
     Args:
-        rows_of_I: rows of each item.
+        n_rows_I: rows of each item.
     """
     dealt: list[list[Bin]] = [[] for _ in range(n_ranks)]
     standing = [(0, 0, rank) for rank in range(n_ranks)]
     for bins in levels.bins_KD:
         weighed = sorted(
-            ((sum(rows_of_I[item] for item in items), sum(cost_I[item] for item in items)), items) for items in bins
+            ((sum(n_rows_I[item] for item in items), sum(cost_I[item] for item in items)), items) for items in bins
         )
         standing.sort(reverse=True)
         for place, ((count, cost), items) in enumerate(weighed):
