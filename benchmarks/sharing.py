@@ -5,8 +5,8 @@
 *Sides*: sessions whose every turn is a row that begins with the whole row before it, of 1, 2, 4, 8 and 16 turns on
 average (long-tailed). A Qwen2 of two layers, verl's own worker, engine and loss; stock verl with its trainer's own
 balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with ``padding.sharing=chains``. The sides
-take turns, each on the same rows, put anew. Finding out which rows extend each other, planning and pads are told beside
-the update. Memory is the largest resident set of a rank during the update.
+take turns, in one order and the other, each on the same rows, put anew. Finding out which rows extend each other,
+planning and pads are told beside the update. Memory is the largest resident set of a rank during the update.
 
 *Plans*: random batches of such sessions on 2 to 512 ranks. The time of the slowest rank of each micro-batch over the
 lower bound; and what a plan that knows nothing of prefixes would take with the same engine, which then shares what
@@ -123,17 +123,14 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
         from verl_padding.trainer.losses import wrap_worker_loss
 
         model = make_model(Path(folder))
-        groups = {}
-        for sharing in ("off", "chains"):
-            workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
-            workers.execute_with_func_generator(wrap_worker_loss("rows"))
-            workers.execute_with_func_generator(install(sharing))
-            groups[sharing] = workers
+        # One group for all sides: workers share only what a plan says.
+        workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
+        workers.execute_with_func_generator(wrap_worker_loss("rows"))
+        workers.execute_with_func_generator(install("chains"))
         for turns in TURNS:
             rows = grown_rows(turns)
             for number in track(range(repeats + 1), f"{turns} turns", console=console):
-                for side in SIDES:
-                    workers = groups[side.sharing]
+                for side in SIDES if number % 2 else reversed(SIDES):
                     start_over(workers, "token-mean")
                     batch = put_batch(rows)
                     workers.execute_with_func_generator(_start_to_watch_memory)
@@ -147,8 +144,7 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
                     took["rows"] = len(rows)
                     if number:  # the first round warms up
                         told[str(turns)][side.name].append(took)
-        for workers in groups.values():
-            stop(workers)
+        stop(workers)
     return told
 
 

@@ -70,7 +70,7 @@ def plan(
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
 ) -> None:
     """Plans a file's rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
-    from verl_padding.cli.plan_command import PlanRequest, show_plan
+    from verl_padding.cli.plan import PlanRequest, show_plan
 
     request = PlanRequest(
         path=rows,
@@ -92,20 +92,9 @@ def compare(
     picture: Annotated[Path, typer.Option(help="File for the picture.")] = Path("runs.png"),
 ) -> None:
     """Draws runs into one picture: reward, optimizer steps, gradient norm and pads of each step."""
-    from rich.console import Console
+    from verl_padding.cli.compare import compare_runs
 
-    from verl_padding.errors import PaddingError
-    from verl_padding.runs.curves import RunCurves, draw, table_of
-
-    console = Console()
-    try:
-        curves = [RunCurves.read(folder) for folder in runs]
-        draw(curves, picture)
-    except PaddingError as refusal:
-        Console(stderr=True).print(str(refusal), style="red", markup=False)
-        sys.exit(1)
-    console.print(table_of(curves))
-    console.print(f"The picture is in {picture}.")
+    sys.exit(compare_runs(runs, picture))
 
 
 @app.command()

@@ -1,0 +1,25 @@
+"""The command ``verl-padding compare``: draws several runs into one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from verl_padding.errors import PaddingError
+from verl_padding.runs.curves import RunCurves, draw, table_of
+
+
+def compare_runs(runs: Sequence[Path], picture: Path) -> int:
+    """Prints a table of some runs and draws them; returns the exit code, 1 for a refusal."""
+    try:
+        curves = [RunCurves.read(folder) for folder in runs]
+        draw(curves, picture)
+    except PaddingError as refusal:
+        Console(stderr=True).print(str(refusal), style="red", markup=False)
+        return 1
+    console = Console()
+    console.print(table_of(curves))
+    console.print(f"The picture is in {picture}.")
+    return 0
