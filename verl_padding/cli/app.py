@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_padding.plan import COST_MODELS, STRATEGIES, Sharing
+from verl_padding.verl_job.composition import PRIMARY
 
 app = typer.Typer(help="Batches of any size for verl: only its workers see the pads.", no_args_is_help=True)
 
@@ -102,7 +103,7 @@ def doctor(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
     ] = None,
-    config_name: Annotated[str, typer.Option(help="Config of verl that the overrides are for.")] = "ppo_trainer",
+    config_name: Annotated[str, typer.Option(help="Config of verl that the overrides are for.")] = PRIMARY,
 ) -> None:
     """Checks whether the plug-in works, and whether a job can run. The exit code is 1 if something is wrong."""
     from rich.console import Console
