@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_padding.plan import COST_MODELS, STRATEGIES, Sharing
-from verl_padding.verl_job.composition import PRIMARY
+from verl_padding.verl_job.known_verl import PRIMARY
 
 app = typer.Typer(help="Batches of any size for verl: only its workers see the pads.", no_args_is_help=True)
 

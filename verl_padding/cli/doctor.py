@@ -19,7 +19,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from verl_padding.verl_job.composition import PRIMARY
+from verl_padding.verl_job.known_verl import PRIMARY
 
 PACKAGE = "verl_padding"
 PLUGIN_GROUP = "verl.plugins"

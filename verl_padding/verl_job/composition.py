@@ -8,8 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-PRIMARY = "ppo_trainer"
-"""The config that verl.trainer.main_ppo starts from, unless ``--config-name`` says otherwise."""
+from verl_padding.verl_job.known_verl import PRIMARY
 
 
 def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictConfig:

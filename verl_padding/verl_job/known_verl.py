@@ -14,6 +14,9 @@ KNOWN = ("0.9",)
 KNOWN_VERL = " or ".join(f"{version}.x" for version in KNOWN)
 """The same, for messages."""
 
+PRIMARY = "ppo_trainer"
+"""The config that verl.trainer.main_ppo starts from, unless ``--config-name`` says otherwise."""
+
 
 def is_known(version: str) -> bool:
     """Whether this is a version of verl whose inner functions may be replaced."""
