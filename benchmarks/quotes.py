@@ -222,8 +222,8 @@ def _planning(it: Figures) -> Iterator[Quote]:
     yield Quote(
         "README.md",
         "Planning 8,192 rows for 64 ranks takes {cells} s, or {whole} s with the micro-batches of four worker calls; "
-        "verl's own balancing takes {verl} s. For 131,072 rows and 512 ranks it is {many_cells} s and {many_whole} s, and "
-        "{many_verl} s for verl (`python -m benchmarks.planning --large`). Packing the 1,024 rows of a rank takes "
+        "verl's own balancing takes {verl} s. For 131,072 rows and 512 ranks it is {many_cells} s and {many_whole} s, "
+        "and {many_verl} s for verl (`python -m benchmarks.planning --large`). Packing the 1,024 rows of a rank takes "
         "{least} to {most} ms; verl's packer takes {verl_least} to {verl_most} s.",
         {
             "cells": f"{small['cells']:.2f}",
