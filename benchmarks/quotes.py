@@ -311,6 +311,14 @@ def _subagents_seeds(it: Figures) -> Iterator[Quote]:
         )
 
 
+def _every_call_seeds(it: Figures) -> Iterator[Quote]:
+    runs = [run for name, run in sorted(it["runs"].items()) if name.startswith("shared")]
+    for title, figure in (("mean reward of a session", "last"), ("tokens / computed tokens", "sharing_factor")):
+        figures = {f"seed{seed}": f"{run[figure]:.2f}" for seed, run in enumerate(runs)}
+        words = " | ".join(f"{{{name}}}" for name in figures)
+        yield Quote("recipes/every_call/README.md", f"| {title} | {words} |", figures)
+
+
 def _sharing(it: Figures) -> Iterator[Quote]:
     for turns, ratios in it["ratios"].items():
         yield Quote(
@@ -351,6 +359,7 @@ BENCHMARKS: dict[str, Callable[[Figures], Iterator[Quote]]] = {
     "sharing": _sharing,
     "demo_seeds": _demo_seeds,
     "subagents_seeds": _subagents_seeds,
+    "every_call_seeds": _every_call_seeds,
 }
 """What is quoted of each benchmark. A new one keeps its figures by ``benchmarks.results.tell`` and is named here."""
 

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.recipe_runs import recipe_of
 from benchmarks.results import kept
 from verl_padding.recipes.context_reset.job import GOAL as DEMO_GOAL
+from verl_padding.recipes.every_call.job import GOAL as EVERY_CALL_GOAL
 from verl_padding.recipes.subagents.job import GOAL as SUBAGENTS_GOAL
 from verl_padding.runs.learning import Goal, Learning
 
@@ -14,7 +15,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "recipe"), [("demo_seeds", "context_reset_tiny"), ("subagents_seeds", "subagents_tiny")]
+    ("benchmark", "recipe"),
+    [
+        ("demo_seeds", "context_reset_tiny"),
+        ("subagents_seeds", "subagents_tiny"),
+        ("every_call_seeds", "every_call_tiny"),
+    ],
 )
 def test_what_is_kept_is_of_the_recipe_as_it_is(benchmark, recipe):
     assert kept(benchmark)["recipe"] == recipe_of(recipe), f"run python -m benchmarks.{benchmark} --keep"
@@ -43,6 +49,17 @@ def test_three_seeds_of_the_subagents_padded_and_stock_are_kept_and_the_padded_o
         assert run["last"] == pytest.approx(learning.last, abs=1e-3)
         assert run["optimizer_steps"] == [4, 4] or name.startswith("stock")
         assert learning.learned is True or name.startswith("stock"), f"{name}: {learning}"
+
+
+def test_three_seeds_of_every_call_are_kept_and_learn_more_than_an_agent_without_memory():
+    runs = [run for name, run in kept("every_call_seeds")["runs"].items() if name.startswith("shared")]
+    assert len(runs) >= 3
+    for run in runs:
+        learning = Learning.of(run["reward"], EVERY_CALL_GOAL)
+        assert len(run["reward"]) == EVERY_CALL_GOAL.steps
+        assert learning.learned is True, learning
+        assert learning.last > 0.7
+        assert run["sharing_factor"] > 1.8
 
 
 def test_the_pages_say_what_is_kept():
