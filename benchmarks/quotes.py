@@ -376,6 +376,8 @@ def main(write: Annotated[bool, typer.Option("--write", help="Put the kept figur
             console.print(f"{quote.page}: {name} {said}, measured {measured} ({kept_file(benchmark).name})")
         if write and differences:
             path.write_text(quote.written(text))
+    if not differ:
+        console.print("The pages say what was measured.")
     sys.exit(0 if write or not differ else 1)
 
 

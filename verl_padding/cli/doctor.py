@@ -54,6 +54,11 @@ class Finding:
     reason: str = ""
 
 
+NOT_ASKED_FOR = Finding(
+    "padding", "not asked for: verl trains as if the plug-in were not there", "+padding=prompt", True
+)
+
+
 def diagnose(overrides: Sequence[str], *, config_name: str, console: Console) -> int:
     """Prints what was found, and returns 1 if something is wrong, else 0.
 
@@ -64,17 +69,19 @@ def diagnose(overrides: Sequence[str], *, config_name: str, console: Console) ->
     looks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [("versions", versions), ("plug-in", registrations)]
     if overrides or config_name != PRIMARY:
         looks.append(("job", lambda: job(overrides, config_name)))
-    wrong = []
+    wrong, asked = [], True
     for title, look in looks:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # verl's, of engines that are not installed
             findings = _all_of(title, look)
         console.print(_table(title, findings))
         wrong += [finding for finding in findings if not finding.ok]
+        asked = asked and NOT_ASKED_FOR not in findings
     for finding in wrong:
         console.print(Group(Text(f"{finding.subject}: {finding.found}", style="red"), Text(finding.reason)))
     if not wrong:
-        console.print("Nothing is wrong." if overrides else "Nothing is wrong. Give a job's overrides to check it too.")
+        rest = "" if overrides else " Give a job's overrides to check it too."
+        console.print(f"Nothing is wrong.{rest}" if asked else "Nothing is wrong, but the job trains without padding.")
     return 1 if wrong else 0
 
 
@@ -198,9 +205,7 @@ def job(overrides: Sequence[str], config_name: str) -> Iterator[Finding]:
     try:
         if not asks_for_padding(config):
             yield Finding("trainer", trainer_mode, "", True)
-            yield Finding(
-                "padding", "not asked for: verl trains as if the plug-in were not there", "+padding=prompt", True
-            )
+            yield NOT_ASKED_FOR
         else:
             trainer = padded_trainer(trainer_mode)
             yield Finding("trainer", f"{trainer_mode}, by {trainer.__name__}", "", True)
