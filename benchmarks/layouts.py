@@ -13,6 +13,7 @@ from benchmarks.jobs import BatchJob
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import mini_batch_costs
 from verl_padding.plan.prices import Prices
+from verl_padding.plan.row_keys import row_key
 from verl_padding.stock.layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
 PAD_TOKENS = 2
@@ -135,7 +136,7 @@ def plan_of(job: BatchJob, steps: int, packer: str, mini_batch_R: Sequence[int] 
         mini_batch_R: the mini-batch that each row must be in; None to let the plan cut them, in order.
     """
     names = range(len(job.tokens_R)) if mini_batch_R is None else mini_batch_R
-    rows = Rows.from_keys([f"{name}_0_{row}" for row, name in enumerate(names)], job.tokens_R)
+    rows = Rows.from_keys([row_key(name, 0, row) for row, name in enumerate(names)], job.tokens_R)
     update = Update(dp_size=job.dp_size, token_budget=job.token_budget, prompts_per_mini_batch=1)
     shape = Job(
         strategy="rows" if mini_batch_R is None else "prompt",

@@ -28,6 +28,7 @@ from verl.utils.seqlen_balancing import (
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, seconds_of, show, spread, tell
 from verl_padding.plan import BatchPlan, Job, Packer, Pass, Rows, Update, plan_batch
+from verl_padding.plan.row_keys import row_key
 
 BUDGET = 16384
 REPEATS = 5
@@ -42,7 +43,7 @@ def lognormal_tokens(rows: int, sigma: float = 0.9) -> list[int]:
 
 
 def rows_of(tokens_R: list[int]) -> Rows:
-    return Rows.from_keys([f"{row}_0_0" for row in range(len(tokens_R))], tokens_R)
+    return Rows.from_keys([row_key(str(row), 0, 0) for row in range(len(tokens_R))], tokens_R)
 
 
 def plan(rows: Rows, ranks: int, packer: Packer, *, passes: bool = True, steps: int = STEPS) -> BatchPlan:

@@ -23,6 +23,7 @@ from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.dealing import balance, by_level, cell_size, fitting, levels, polish
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.planner import prices_of
+from verl_padding.plan.row_keys import row_key
 
 PAD_TOKENS = 2
 MEETS_ONCE = 4
@@ -77,7 +78,7 @@ def _batches(number: int) -> Iterator[Batch]:
             packer="plan",
             pad_tokens=PAD_TOKENS,
         )
-        yield Rows.from_keys([f"{row}_0_0" for row in range(len(job.tokens_R))], job.tokens_R), shape, update
+        yield Rows.from_keys([row_key(str(row), 0, 0) for row in range(len(job.tokens_R))], job.tokens_R), shape, update
 
 
 def time_of_plan(batch: Batch) -> int:

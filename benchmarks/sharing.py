@@ -39,6 +39,7 @@ from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.planner import prices_of
+from verl_padding.plan.row_keys import row_key
 
 TURNS = (1, 2, 4, 8, 16)
 SIZE = StepSize(prompts=4, sessions=4, mini_prompts=1)
@@ -64,7 +65,7 @@ def grown_rows(turns: int) -> Grown:
                 answer = [draw.randrange(5, 200) for _ in range(draw.randrange(20, 90))]
                 if len(context) + len(answer) > BUDGET:
                     break
-                rows.append((f"p{prompt}_{session}_{turn}", list(context), answer))
+                rows.append((row_key(f"p{prompt}", session, turn), list(context), answer))
                 context += answer + [draw.randrange(5, 200) for _ in range(draw.randrange(20, 60))]
     return rows
 
@@ -168,7 +169,7 @@ def grown_lengths(draw: random.Random, prompts: int, sessions: int, turns: int, 
                 length += draw.randint(50, 600)
                 if length > budget:
                     break
-                keys.append(f"p{prompt}_{session}_{turn}")
+                keys.append(row_key(f"p{prompt}", session, turn))
                 tokens.append(length)
                 extends.append(last)
                 last = len(keys) - 1
@@ -255,7 +256,7 @@ def measure_lineage(repeats: int) -> dict[str, Any]:
                     ids = {"input_ids": tip[:tokens], "position_ids": torch.arange(tokens)}
                     rows.append(ids | {EXTRA_FIELDS: extra})
                     tokens_R.append(tokens)
-                of_session = [f"{session}_0_{turn}" for turn in range(SEARCHED_TURNS)]
+                of_session = [row_key(str(session), 0, turn) for turn in range(SEARCHED_TURNS)]
                 tq.kv_batch_put(of_session, PARTITION, fields=list_of_dict_to_tensordict(rows), tags=[{}] * len(rows))
                 keys += of_session
             batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id=PARTITION, fields=None, extra_info={})

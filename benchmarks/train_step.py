@@ -31,6 +31,7 @@ from transfer_queue import KVBatchMeta
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Packer, Sharing
+from verl_padding.plan.row_keys import row_key
 
 ROWS = Path(__file__).parent / "long_tailed.jsonl"
 PROMPTS, SESSIONS, MINI_PROMPTS, RANKS = 24, 8, 8, 2
@@ -98,7 +99,7 @@ def put_batch() -> KVBatchMeta:
     for row in rows:
         session = row["prompt"], row["session"]
         seen[session] = seen.get(session, -1) + 1
-        keys.append(f"{row['prompt']}_{row['session']}_{seen[session]}")
+        keys.append(row_key(row["prompt"], row["session"], seen[session]))
     batch = put_rows(lengths, keys)
 
     def column() -> torch.Tensor:
