@@ -219,7 +219,7 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
     result = run(path, *shape, "--json", "--tokenizer", model)
     plan = json.loads(result.stdout)
     assert "an estimate" in result.stderr
-    assert "1 pad of stock verl in the rollout dump: left out of the plan." in result.stderr
+    assert "The plan leaves out 1 pad of stock verl that the rollout dump holds." in result.stderr
     rows = sorted(row for micro in plan["steps"][0]["ranks"][0]["micro_batches"] for row in micro["rows"])
     assert rows == [0, 1, 3]
     told = run(path, *shape, "--tokenizer", model).stdout

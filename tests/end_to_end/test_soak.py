@@ -9,7 +9,7 @@ from tests.end_to_end.agent import rows_of_step
 from tests.end_to_end.jobs import ACTOR, run_job
 
 STEPS, WARM, LOOK = 100, 40, 20
-MEMORY_GROWTH = 1.1
+MEMORY_GROWTH = 1.05
 """Most that a process may hold in the last steps over the most that it held until it was warm: an allocator lets go of
 some tens of MB and takes them again many steps later."""
 

@@ -75,12 +75,11 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         update_both_with(padded_ranks, one_rank, batch, plan, template)
 
 
+# Two families are not packed here. Gemma's random weights have gradients of norm 2000, whose rounding, added up in
+# another order, moves weights by 1.1e-6.
+@pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
 def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     family, config, sharing, one_rank = actors
-    if family != "qwen3_vl":
-        # Two families are not packed here. Gemma's random weights have gradients of norm 2000, and what is added up in
-        # another order differs by more than the tolerance.
-        pytest.skip("not comparable in float32")
     for workers in (sharing, one_rank):
         start_over(workers, "seq-mean-token-mean")
     torch.manual_seed(0)

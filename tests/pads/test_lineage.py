@@ -119,6 +119,12 @@ def test_a_row_that_is_no_longer_than_the_one_it_names_extends_none_and_that_is_
     assert f"row 'p0_0_1' says that it extends row {place} of its session, which has more tokens" in caplog.text
 
 
+def test_rows_with_something_else_in_their_extra_fields_are_searched():
+    rows = grown_sessions([2], prompts=1)
+    batch = put_grown_sessions(rows, extra_fields=[None, "a word of the user's own"])
+    assert find_extensions(batch, [tag["seq_len"] for tag in batch.tags]) == [None, 0]
+
+
 def test_nothing_is_believed_where_rows_have_more_than_tokens():
     rows = grown_sessions([2], prompts=1)
     extra = [{}, {"extends": 0}]

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.workers.rollout.replica import TokenOutput
 
+from tests.support.scripted_server import ScriptedServer
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
@@ -20,18 +20,6 @@ from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, SYMBOLS, TINY
 from verl_padding.verl_job.job_reader import JobReader, check_job
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "21"}, "raw_prompt": []}
-
-
-class ScriptedServer:
-    """Answers each request with the next reply, and remembers what it was asked."""
-
-    def __init__(self, tokenizer, replies):
-        self.tokenizer, self.replies, self.requests = tokenizer, list(replies), []
-
-    async def generate(self, *, request_id, prompt_ids, sampling_params, image_data):
-        self.requests.append((request_id, self.tokenizer.decode(prompt_ids)))
-        ids = self.tokenizer.encode(self.replies.pop(0))
-        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
 
 
 def play(replies, *, max_turns=8, prompt_length=100, response_length=2, row=None):

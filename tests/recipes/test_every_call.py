@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.workers.rollout.replica import TokenOutput
 
+from tests.support.scripted_server import ScriptedServer
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
@@ -24,18 +24,6 @@ ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "3"}}
 END = "<|im_end|>"
 FIRST = f"<|im_start|>user\n????????{END}\n<|im_start|>assistant\n"
 NEXT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-
-
-class ScriptedServer:
-    """Answers each request with the next reply, and remembers what it was asked."""
-
-    def __init__(self, tokenizer, replies):
-        self.tokenizer, self.replies, self.requests = tokenizer, list(replies), []
-
-    async def generate(self, *, request_id, prompt_ids, sampling_params):
-        self.requests.append((request_id, self.tokenizer.decode(prompt_ids)))
-        ids = self.tokenizer.encode(self.replies.pop(0))
-        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
 
 
 def play(replies, *, max_calls=8, prompt_length=300, response_length=2, row=ROW):

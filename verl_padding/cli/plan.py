@@ -184,7 +184,7 @@ def _notes(batch: RowsFile, sharing: Sharing) -> Iterable[str]:
     if batch.counted:
         yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
     if batch.pads:
-        yield f"{counted(batch.pads, 'pad')} of stock verl in the rollout dump: left out of the plan."
+        yield f"The plan leaves out {counted(batch.pads, 'pad')} of stock verl that the rollout dump holds."
 
 
 def _stock_steps(request: PlanRequest, rows: Rows, job: Job, notes: Console) -> list[MiniBatchCost]:

@@ -127,7 +127,10 @@ def _said_by_agent_loops(
 
 
 def _extra_fields(rows: TensorDict) -> list[Mapping[str, Any]]:
-    return list(tu.get(rows, EXTRA_FIELDS)) if EXTRA_FIELDS in rows.keys() else []  # noqa: SIM118  (a TensorDict)
+    """What agent loops have said beside each row; nothing where a row holds something else there."""
+    if EXTRA_FIELDS not in set(rows.keys()):
+        return [{}] * len(rows)
+    return [extra if isinstance(extra, Mapping) else {} for extra in tu.get(rows, EXTRA_FIELDS)]
 
 
 def _key_in_session(key: str, place: Any) -> str:
