@@ -21,6 +21,7 @@ FLOORS = (
     "runs",
     "local",
     "entry",
+    "doctor",
     "plugin",
     "recipes",
     "cli",

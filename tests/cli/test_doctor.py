@@ -1,16 +1,29 @@
-"""``verl-padding doctor``: what is in, what is not, whether a job can run; in processes of its own."""
+"""``verl-padding doctor``: what is in, what is not, whether a job can start here."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import requires
+from io import StringIO
+from pathlib import Path
 
+import pandas
 import pytest
+from hydra.errors import HydraException
+from packaging.requirements import Requirement
 from rich.console import Console
 
-from verl_padding.cli import doctor
+from verl_padding.cli.doctor import diagnose
+from verl_padding.doctor import installation
+from verl_padding.doctor.finding import Finding, Look
+from verl_padding.doctor.installation import external_modules
+from verl_padding.doctor.job import looks_at_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
+from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 BREAK_HYDRA_HOOK = "import sys; sys.modules['verl_padding.entry.hydra_search_path'] = None\n"
@@ -21,21 +34,21 @@ NO_ENTRY_POINT = (
 )
 
 
-def run_doctor(*overrides: str, before: str = "", **environment: str) -> tuple[int, str]:
+def run_doctor(*arguments: str, before: str = "", **environment: str) -> tuple[int, str]:
     """Exit code and everything that is said, with some Python before it starts."""
     code = f"{before}import sys; sys.argv[0] = 'verl-padding'; from verl_padding.cli.app import app; app()"
     env = os.environ | {"COLUMNS": "200"} | environment
-    command = [sys.executable, "-c", code, "doctor", *overrides]
+    command = [sys.executable, "-c", code, "doctor", *arguments]
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     return result.returncode, result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> list[str]:
-    """Overrides of a job that can run."""
+    """Overrides of a job that can start."""
     folder = tmp_path_factory.mktemp("job")
     model = make_tiny_model("qwen2", folder)
-    (folder / "train.parquet").touch()
+    pandas.DataFrame({"prompt": [[{"role": "user", "content": "1+1"}]] * 16}).to_parquet(folder / "train.parquet")
     return [
         "+local=cpu",
         f"actor_rollout_ref.model.path={model}",
@@ -44,32 +57,33 @@ def job(tmp_path_factory) -> list[str]:
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.rollout.n=4",
         "algorithm.adv_estimator=grpo",
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
     ]
 
 
 def test_where_all_is_well_every_fixed_package_is_listed_with_what_is_supported():
-    code, said = run_doctor()
+    code, said = run_doctor("--verbose")
     assert code == 0, said
-    for package in doctor.STACK:
-        (line,) = [line for line in said.splitlines() if f" {package} " in line]
-        assert "ok" in line
-        (wanted,) = [
-            each for each in requires("verl_padding") or [] if each.startswith(package) and "extra" not in each
-        ]
-        assert any(part in line for part in wanted.removeprefix(package).split(",")), (wanted, line)
+    bounds = {each.name: each.specifier for each in map(Requirement, requires("verl_padding") or []) if not each.marker}
+    for package in installation.STACK:
+        (line,) = [line for line in said.splitlines() if f" {package}: " in line]
+        assert line.startswith("ok")
+        assert f"(needed: {installation.in_order(bounds[package])})" in line
     for found in ("verl_padding.plugin", "registered", "found by Hydra", "Nothing is wrong"):
         assert found in said
 
 
+def test_bounds_are_told_with_the_lower_one_first():
+    assert installation.in_order(Requirement("verl<0.10,>=0.9.1").specifier) == ">=0.9.1,<0.10"
+
+
 def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypatch):
-    monkeypatch.setattr(doctor, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0"))
-    findings = {finding.subject: finding for finding in doctor.versions()}
-    assert not findings["verl"].ok
-    assert findings["verl"].found == "0.8.0"
-    assert "0.9.1" in findings["verl"].wanted
-    assert findings["verl"].reason.startswith("pip install 'verl")
-    assert findings["ray"].found == "missing"
-    assert not findings["wrapt"].ok, "a package that is not always shown is, where it does not fit"
+    monkeypatch.setattr(installation, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0"))
+    findings = {finding.subject: finding for finding in installation.versions()}
+    assert findings["verl"].verdict == "wrong"
+    assert findings["verl"].told == "0.8.0, but >=0.9.1,<0.10 is needed: pip install 'verl>=0.9.1,<0.10'"
+    assert findings["ray"].told.startswith("missing")
+    assert findings["wrapt"].verdict == "wrong", "a package that is not always shown is, where it does not fit"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +114,15 @@ def test_a_missing_entry_point_and_a_policy_that_leaves_it_out_are_told():
 
 def diagnose_here(*overrides: str) -> tuple[int, str]:
     """The same in this process: what a job is told does not depend on how the command was started."""
-    console = Console(width=200, record=True)
-    code = doctor.diagnose(overrides, config_name="ppo_trainer", console=console)
+    console = Console(width=400, record=True, file=StringIO())
+    code = diagnose(JobArguments(overrides=overrides), console=console)
     return code, console.export_text()
+
+
+def findings_of(*overrides: str, platform: str = "cpu") -> list[Finding]:
+    """All that is found about a job; about the installation, only what its environment adds."""
+    looks = [Look.at("plug-in", external_modules), *looks_at_job(JobArguments(overrides=overrides), platform)]
+    return [finding for look in looks for finding in look.findings]
 
 
 def test_a_job_that_can_run_is_told_in_words(job):
@@ -112,6 +132,7 @@ def test_a_job_that_can_run_is_told_in_words(job):
     assert "prompt, 8 prompts x 4 sessions per batch" in said
     assert "4 optimizer steps per batch, 2 data-parallel ranks" in said
     assert "verl's own checks" in said
+    assert "Nothing is wrong." in said
 
 
 def test_a_prefix_grouper_that_verl_ignores_is_told(job):
@@ -146,13 +167,12 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
     [
         ("padding.strategy=promt", f"padding.strategy='promt': not a choice. Choices: {', '.join(STRATEGIES)}."),
         ("actor_rollout_ref.rollout.m=4", "Could not override 'actor_rollout_ref.rollout.m'"),
-        ("data.val_files=/nowhere/val.parquet", "data.val_files: /nowhere/val.parquet"),
         ("trainer.v1.trainer_mode=mine", "trainer.v1.trainer_mode='mine': Unknown trainer 'mine'"),
-        ("actor_rollout_ref.rollout.mode=sync", "verl's rollout: refused"),
+        ("actor_rollout_ref.rollout.mode=sync", "verl's rollout: refuses the job"),
         ("+trainer.v1.sync.parameter_sync_step=2", "trainer.v1.sync.parameter_sync_step=2: this mode's rollout sleeps"),
         (
             "actor_rollout_ref.actor.ppo_mini_batch_size=16",
-            "prompts_per_mini_batch=16 of 'actor' does not divide prompts=8",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=16 of 'actor' does not divide data.train_batch_size=8",
         ),
     ],
 )
@@ -160,6 +180,238 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(job, override, told):
     code, said = diagnose_here(*job, "+padding=prompt", override)
     assert code == 1
     assert told in said.replace("\n", " ") or told in said, said
+
+
+class Machine:
+    """A folder of a user's, and the environment; what a test changes there is a reason why a job cannot start."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder, self.patch = folder, monkeypatch
+
+    def file(self, name: str, text: str = "") -> str:
+        (self.folder / name).write_text(text)
+        return str(self.folder / name)
+
+
+def no_vllm(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.name=vllm"]
+
+
+def no_such_rollout(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.name=vlllm"]
+
+
+def no_megatron(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.strategy=megatron"]
+
+
+def no_logger(machine: Machine) -> list[str]:
+    return ["trainer.logger=[console,clearml]"]
+
+
+def no_cuda(machine: Machine) -> list[str]:
+    machine.patch.delenv("VERL_PLATFORM")
+    return ["trainer.device=cuda"]
+
+
+def no_platform(machine: Machine) -> list[str]:
+    machine.patch.delenv("VERL_PLATFORM")
+    return []
+
+
+def no_model(machine: Machine) -> list[str]:
+    return [f"actor_rollout_ref.model.path={machine.folder}/nowhere"]
+
+
+def a_model_without_weights(machine: Machine) -> list[str]:
+    machine.file("config.json", "{}")
+    return [f"actor_rollout_ref.model.path={machine.folder}"]
+
+
+def a_model_of_a_hub_that_is_out_of_reach(machine: Machine) -> list[str]:
+    from huggingface_hub import constants
+
+    machine.patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    machine.patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    machine.patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
+    return ["actor_rollout_ref.model.path=some/model", "padding.cost_model=model"]
+
+
+def no_training_file(machine: Machine) -> list[str]:
+    return ["data.train_files=/nowhere/train.parquet"]
+
+
+def no_validation_file(machine: Machine) -> list[str]:
+    return ["data.val_files=/nowhere/val.parquet"]
+
+
+def a_training_file_that_is_none(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.file('train.parquet', 'no parquet')}"]
+
+
+def too_few_prompts(machine: Machine) -> list[str]:
+    return ["data.train_batch_size=64"]
+
+
+def another_prompt_column(machine: Machine) -> list[str]:
+    return ["data.prompt_key=question"]
+
+
+def no_reward_file(machine: Machine) -> list[str]:
+    return ["reward.custom_reward_function.path=/nowhere/reward.py"]
+
+
+def no_reward_function(machine: Machine) -> list[str]:
+    return [f"reward.custom_reward_function.path={machine.file('reward.py', 'def reward(): ...')}"]
+
+
+def no_such_agent_loop(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.agent.default_agent_loop=mine"]
+
+
+def no_agent_loop_file(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.agent.agent_loop_config_path=/nowhere/agent.yaml"]
+
+
+def an_agent_loop_without_its_module(machine: Machine) -> list[str]:
+    path = machine.file("agent.yaml", "- name: mine\n  _target_: no_such_package.agent.Mine\n")
+    return [f"actor_rollout_ref.rollout.agent.agent_loop_config_path={path}"]
+
+
+def no_tool(machine: Machine) -> list[str]:
+    path = machine.file(
+        "tools.yaml", "tools:\n  - class_name: verl.tools.base_tool.Hammer\n    config: {type: native}\n"
+    )
+    return [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={path}"]
+
+
+def no_folder_for_the_log(machine: Machine) -> list[str]:
+    machine.patch.setenv("VERL_FILE_LOGGER_PATH", f"{machine.folder}/runs/metrics.jsonl")
+    return []
+
+
+def checkpoints_below_a_file(machine: Machine) -> list[str]:
+    return [f"trainer.default_local_dir={machine.file('checkpoints')}/run"]
+
+
+def no_checkpoint(machine: Machine) -> list[str]:
+    return ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_7"]
+
+
+def no_external_module(machine: Machine) -> list[str]:
+    machine.patch.setenv("VERL_USE_EXTERNAL_MODULES", "json,my_modul")
+    return []
+
+
+def no_rollout_name(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.name=???"]
+
+
+def an_unknown_setting_of_ours(machine: Machine) -> list[str]:
+    return ["padding.strateggy=rows"]
+
+
+CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
+    no_vllm: ("actor_rollout_ref.rollout.name", "vllm: vllm is not installed here"),
+    no_such_rollout: ("actor_rollout_ref.rollout.name", "vlllm: "),
+    no_megatron: ("actor_rollout_ref.actor.strategy", "megatron: megatron-core is not installed here"),
+    no_logger: ("trainer.logger", "clearml: clearml is not installed here"),
+    no_cuda: ("trainer.device", "cuda: torch "),
+    no_platform: ("VERL_PLATFORM", "not set, but trainer.device=cpu"),
+    no_model: ("actor_rollout_ref.model.path", "/nowhere: there is no such folder"),
+    a_model_without_weights: ("actor_rollout_ref.model.path", "the folder has no weights"),
+    a_model_of_a_hub_that_is_out_of_reach: ("actor_rollout_ref.model.path", "http://127.0.0.1:9 cannot be reached"),
+    no_training_file: ("data.train_files", "/nowhere/train.parquet: there is no such file"),
+    no_validation_file: ("data.val_files", "/nowhere/val.parquet: there is no such file"),
+    a_training_file_that_is_none: ("data.train_files", "cannot be read"),
+    too_few_prompts: ("data.train_batch_size", "64: the data set has 16 prompts"),
+    another_prompt_column: ("data.train_files", "has no column 'question' (data.prompt_key), only prompt"),
+    no_reward_file: ("reward.custom_reward_function.path", "there is no such file"),
+    no_reward_function: ("reward.custom_reward_function.path", "has no 'compute_score'"),
+    no_such_agent_loop: ("actor_rollout_ref.rollout.agent.default_agent_loop", "mine: no agent loop of this name"),
+    no_agent_loop_file: ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "there is no such file"),
+    an_agent_loop_without_its_module: (
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+        "_target_: no_such_package.agent.Mine: there is no module 'no_such_package.agent'",
+    ),
+    no_tool: ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "has no 'Hammer'"),
+    no_folder_for_the_log: ("VERL_FILE_LOGGER_PATH", "its folder is not there"),
+    checkpoints_below_a_file: ("trainer.default_local_dir", "checkpoints is a file"),
+    no_checkpoint: ("trainer.resume_from_path", "/nowhere/global_step_7: there is no such folder"),
+    no_external_module: ("VERL_USE_EXTERNAL_MODULES", "json,my_modul: there is no module 'my_modul' here"),
+    no_rollout_name: ("actor_rollout_ref.rollout.name", "???: has to be set"),
+    an_unknown_setting_of_ours: ("overrides", "padding.strateggy: no such setting. Choices: padding.strategy, "),
+}
+"""Why a job cannot start -> the setting that is told, and part of what is."""
+
+
+@pytest.mark.parametrize("reason", CANNOT_START, ids=lambda reason: reason.__name__)
+def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reason, job, tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    overrides = reason(Machine(tmp_path, monkeypatch))
+    setting, told = CANNOT_START[reason]
+    found = findings_of(*job, "+padding=prompt", *overrides, platform=os.environ.get("VERL_PLATFORM", ""))
+    matter = [finding for finding in found if finding.verdict == "wrong"]
+    assert [finding for finding in matter if finding.subject == setting and told in finding.told], matter
+    assert not [finding.details for finding in found if finding.details]
+
+
+def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job):
+    found = findings_of(*job, "+padding=prompt", "algorithm.adv_estimator=gae")
+    assert {finding.verdict for finding in found} == {"ok"}, found
+    subjects = {finding.subject for finding in found}
+    assert subjects >= {"critic.model.path", "data.train_batch_size", "VERL_PLATFORM", "lengths", "actor", "critic"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting", "told"),
+    [
+        (
+            ["data.max_response_length=4000"],
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+            "4096: below data.max_prompt_length + data.max_response_length = 4512",
+        ),
+        (["algorithm.adv_estimator=gae", "critic.forward_micro_batch_size_per_gpu=4"],
+         "critic.forward_micro_batch_size_per_gpu", "4: has no effect: the critic's engine does not read it"),
+        (["custom_reward_function.path=mine.py"], "custom_reward_function.path",
+         "mine.py: has no effect: verl.trainer.main_ppo reads reward.custom_reward_function.path"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_warned_of_and_the_job_can_start(overrides, setting, told, job):
+    found = findings_of(*job, "+padding=prompt", *overrides)
+    assert [each for each in found if (each.verdict, each.subject) == ("warning", setting) and told in each.told], found
+    assert not [each for each in found if each.verdict == "wrong"]
+
+
+def test_folders_and_names_of_configs_of_the_users_own_are_taken_as_hydra_takes_them(job, tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ntrainer:\n  project_name: my_own\n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "big.yaml").write_text("# @package _global_\ntrainer:\n  project_name: bigger\n")
+    folder = str(tmp_path)
+    compose = partial(JobArguments, overrides=tuple(job))
+    assert compose_job(compose(config_dir=folder, config_name="mine")).trainer.project_name == "my_own"
+    with_search_path = (*job, f"hydra.searchpath=[file://{folder}]", "+more=big")
+    assert compose_job(JobArguments(overrides=with_search_path)).trainer.project_name == "bigger"
+    searching = (*job, "hydra.searchpath=[pkg://verl.trainer.config]")
+    assert (
+        compose_job(JobArguments(overrides=searching, config_path=folder, config_name="mine")).trainer.project_name
+        == "my_own"
+    )
+    with pytest.raises(HydraException, match="In 'mine': Could not load 'ppo_trainer'"):
+        compose_job(compose(config_path=folder, config_name="mine"))
+    with pytest.raises(HydraException, match=r"--config-dir=/nowhere: there is no such folder"):
+        compose_job(compose(config_dir="/nowhere"))
+
+
+def test_the_command_takes_hydras_options_and_tells_all_as_json(job, tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ntrainer:\n  logger: [sand]\n")
+    code, said = run_doctor("-cd", str(tmp_path), "--config-name", "mine", "--json", *job, "trainer.logger=[rock]")
+    told = json.loads(said)
+    assert (code, told["ok"]) == (1, False)
+    findings = [finding for look in told["looks"] for finding in look["findings"]]
+    (matter,) = [finding for finding in findings if finding["verdict"] == "wrong"]
+    assert matter["subject"] == "trainer.logger"
+    assert matter["told"].startswith("rock: verl has no logger of this name. Choices: console, file, wandb")
 
 
 @pytest.mark.parametrize("padding", [(), ("+padding=prompt",)], ids=["verl's own", "padded"])
@@ -175,7 +427,7 @@ def test_what_verls_trainer_would_refuse_is_told_with_and_without_the_flag(job, 
     assert code == 0, said
     code, said = diagnose_here(*job, *separate, *padding, "data.train_batch_size=16")
     assert code == 1
-    assert "verl's trainer: refused" in said
+    assert "verl's trainer: refuses the job" in said
     assert "train_batch_size must equal parameter_sync_step * ppo_mini_batch_size" in said.replace("\n", " ")
 
 

@@ -178,7 +178,11 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
     [
         (
             ["data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size=30"],
-            r"prompts_per_mini_batch=30 of 'actor' does not divide prompts=100.* 25 or 50.*ppo_mini_batch_size",
+            r"^actor_rollout_ref.actor.ppo_mini_batch_size=30 of 'actor' does not divide data.train_batch_size=100: ",
+        ),
+        (
+            ["actor_rollout_ref.actor.strategy=megatron"],
+            r"^actor_rollout_ref.actor.strategy=megatron: the section's engine is a FSDPEngineConfig\. .*=megatron\.$",
         ),
         (["trainer.use_v1=false"], r"^trainer.use_v1=False: .*Set trainer.use_v1=True\.$"),
         (

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_padding.plan import COST_MODELS, STRATEGIES, Sharing
+from verl_padding.verl_job.composition import CONFIG_PATH, JobArguments
 from verl_padding.verl_job.known_verl import PRIMARY
 
 app = typer.Typer(help="Batches of any size for verl: only its workers see the pads.", no_args_is_help=True)
@@ -103,14 +104,29 @@ def doctor(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
     ] = None,
-    config_name: Annotated[str, typer.Option(help="Config of verl that the overrides are for.")] = PRIMARY,
+    config_name: Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")] = PRIMARY,
+    config_path: Annotated[
+        str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
+    ] = CONFIG_PATH,
+    config_dir: Annotated[
+        str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that was looked at.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")] = False,
 ) -> None:
-    """Checks whether the plug-in works, and whether a job can run. The exit code is 1 if something is wrong."""
+    """Checks whether the plug-in works, and whether a job can start on this machine. Ray is not started.
+
+    The exit code is 1 if something is wrong.
+    """
     from rich.console import Console
 
     from verl_padding.cli.doctor import diagnose
 
-    sys.exit(diagnose(overrides or [], config_name=config_name, console=Console()))
+    job = JobArguments(
+        overrides=tuple(overrides or ()), config_name=config_name, config_path=config_path, config_dir=config_dir
+    )
+    arguments = None if job == JobArguments() else job
+    sys.exit(diagnose(arguments, console=Console(), verbose=verbose, as_json=json))
 
 
 if __name__ == "__main__":

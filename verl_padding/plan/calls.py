@@ -74,6 +74,9 @@ class Update(Call):
     shuffle: bool = False
     """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order of the batch."""
 
+    mini_batch_setting: str = "prompts_per_mini_batch"
+    """Setting of ``prompts_per_mini_batch``, for messages."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_below_one(self, "prompts_per_mini_batch")

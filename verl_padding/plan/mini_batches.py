@@ -65,13 +65,14 @@ def refuse_indivisible_prompts(shape: StepShape, name: str) -> None:
     Raises:
         PlanError: the prompts do not divide into whole mini-batches of the update called ``name``.
     """
-    size = shape.updates[name].prompts_per_mini_batch
+    update, prompts = shape.updates[name], shape.prompts_setting
+    size = update.prompts_per_mini_batch
     if shape.prompts % size:
         divisors = [d for d in range(1, shape.prompts + 1) if shape.prompts % d == 0]
         below = max((d for d in divisors if d < size), default=1)
         above = min((d for d in divisors if d > size), default=below)
         choices = f"{below}" if above == below else f"{below} or {above}"
         raise PlanError(
-            f"prompts_per_mini_batch={size} of {name!r} does not divide prompts={shape.prompts}: set it to "
-            f"{choices}, or make prompts a multiple of {size}"
+            f"{update.mini_batch_setting}={size} of {name!r} does not divide {prompts}={shape.prompts}: set it to "
+            f"{choices}, or make {prompts} a multiple of {size}"
         )

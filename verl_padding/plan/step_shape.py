@@ -27,6 +27,12 @@ class StepShape:
     seed: int = 0
     """Seed of the permutations of updates that shuffle."""
 
+    prompts_setting: str = "prompts"
+    """Setting of ``prompts``, for messages."""
+
+    sessions_setting: str = "sessions_per_prompt"
+    """Setting of ``sessions_per_prompt``, for messages."""
+
     def optimizer_steps(self, update: Update) -> int:
         """Optimizer steps if all prompts have arrived."""
         return self.prompts // update.prompts_per_mini_batch

@@ -2,29 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding.verl_job.known_verl import PRIMARY
 
+MAIN = "verl.trainer.main_ppo"
+CONFIG_PATH = "config"
+"""Folder of the configs, beside the main module."""
 
-def compose_job(overrides: Sequence[str], config_name: str = PRIMARY) -> DictConfig:
+
+@dataclass(frozen=True, kw_only=True)
+class JobArguments:
+    """What a job's command line says to Hydra."""
+
+    overrides: tuple[str, ...] = ()
+    config_name: str = PRIMARY
+    config_path: str = CONFIG_PATH
+    """Folder of the primary config: absolute, relative to verl's main module, or ``pkg://`` and a package."""
+    config_dir: str | None = None
+    """One more folder of configs, which comes first."""
+
+
+def compose_job(arguments: JobArguments) -> DictConfig:
     """verl's config with Hydra overrides; every interpolation can be resolved, also those of Hydra's own values.
 
     Raises:
-        hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the overrides do not fit the config.
+        hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the arguments do not fit the config.
     """
     import verl  # noqa: F401  (loads the plug-in, which puts its groups on Hydra's search path)
-    from hydra import compose, initialize_config_module
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_automatic_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import SearchPathException
+    from hydra.types import RunMode
 
+    main = find_spec(MAIN)
+    assert main is not None
+    # As hydra.main does: its public way of composing takes neither folders nor hydra.searchpath.
+    search_path = create_automatic_config_search_path(main.origin, None, arguments.config_path)
+    if arguments.config_dir is not None:
+        folder = Path(arguments.config_dir).absolute()
+        if not folder.is_dir():
+            raise SearchPathException(f"--config-dir={arguments.config_dir}: there is no such folder")
+        search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
     GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", job_name="main_ppo", version_base=None):
-        config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
+    hydra = Hydra.create_main_hydra2("main_ppo", search_path)
+    try:
+        config = hydra.compose_config(
+            arguments.config_name, list(arguments.overrides), run_mode=RunMode.RUN, with_log_configuration=False
+        )
+    finally:
+        GlobalHydra.instance().clear()
     with read_write(config), open_dict(config):
         # As Hydra does when it runs a job. Hydra's values refer to each other, and HydraConfig keeps them for the job.
         HydraConfig.instance().set_config(deepcopy(config))

@@ -219,17 +219,21 @@ class JobReader:
         if updates_actor:
             updates[ACTOR] = Update(
                 prompts_per_mini_batch=self._actor.ppo_mini_batch_size,
+                mini_batch_setting="actor_rollout_ref.actor.ppo_mini_batch_size",
                 shuffle=bool(self._actor.shuffle),
                 **self._pass_fields(ACTOR, dp_sizes),
             )
         if self._uses_critic:
             updates[CRITIC] = Update(
                 prompts_per_mini_batch=self._critic.ppo_mini_batch_size,
+                mini_batch_setting="critic.ppo_mini_batch_size",
                 shuffle=bool(self._critic.shuffle),
                 **self._pass_fields(CRITIC, dp_sizes),
             )
             inference[VALUES] = Pass(**self._pass_fields(VALUES, dp_sizes))
         separate_ref = "ref" in self.engines
+        sync_step = parameter_sync_step(self._config, self._mode)
+        shared = f" / trainer.v1.{self._mode}.parameter_sync_step" if sync_step > 1 else ""
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
         if (self._uses_ref and not separate_ref) or not self._bypasses_log_prob:
             inference[LOG_PROB] = Pass(**self._pass_fields(LOG_PROB, dp_sizes))
@@ -238,8 +242,10 @@ class JobReader:
         try:
             return Job(
                 strategy=self._padding.strategy,
-                prompts=self._config.data.train_batch_size // parameter_sync_step(self._config, self._mode),
+                prompts=self._config.data.train_batch_size // sync_step,
+                prompts_setting=f"data.train_batch_size{shared}",
                 sessions_per_prompt=self._rollout.n,
+                sessions_setting="actor_rollout_ref.rollout.n",
                 updates=updates,
                 inference=inference,
                 # verl's _get_required_batch_multiple starts from these, whatever trains in the step.
@@ -252,10 +258,7 @@ class JobReader:
                 seed=seed,
             )
         except PlanError as refusal:
-            raise PaddingConfigError(
-                f"{refusal} (prompts: data.train_batch_size / parameter_sync_step; prompts_per_mini_batch: "
-                "actor_rollout_ref.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size)"
-            ) from refusal
+            raise PaddingConfigError(f"{refusal}") from refusal
 
     def call_job(self, call: str, *, dp_sizes: Mapping[str, int], seed: int, pad_tokens: int) -> Job:
         """The planner's job of one worker call by itself, with the arguments of :meth:`step_job`.

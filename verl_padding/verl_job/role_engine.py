@@ -147,7 +147,8 @@ def actor_engine(config: DictConfig) -> RoleEngine:
     """The actor's engine, as verl's ``ActorRolloutRefWorker.init_model`` makes it.
 
     Raises:
-        PaddingConfigError: the size of micro-batches is not set, or verl's config classes refuse the section.
+        PaddingConfigError: the size of micro-batches is not set, verl's config classes refuse the section, or it is the
+            section of another engine than ``strategy`` names.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     # verl asserts it.
@@ -234,11 +235,32 @@ def ref_as_actor(config: DictConfig) -> dict[str, Any]:
 def _role_engine(
     config: DictConfig, section: str, settings: dict[str, str], engine: Any, model: DictConfig
 ) -> RoleEngine:
+    _refuse_another_engines_section(section, engine)
     # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
     n_gpus = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     return RoleEngine(section=section, settings=settings, config=engine, n_gpus=n_gpus)
+
+
+CLASS_OF_STRATEGY = {
+    "fsdp": "FSDPEngineConfig",
+    "fsdp2": "FSDPEngineConfig",
+    "megatron": "McoreEngineConfig",
+    "veomni": "VeOmniEngineConfig",
+    "torchtitan": "TorchtitanEngineConfig",
+}
+"""verl's class of the engine's section; verl's config groups choose the section, and ``strategy`` the engine."""
+
+
+def _refuse_another_engines_section(section: str, engine: Any) -> None:
+    strategy, known = engine.strategy, CLASS_OF_STRATEGY.get(engine.strategy)
+    if known is not None and known not in [each.__name__ for each in type(engine).__mro__]:
+        group = {"fsdp": "dp", "fsdp2": "dp"}.get(strategy, strategy)
+        raise PaddingConfigError(
+            f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose verl's config "
+            f"of that engine too: model_engine={group}."
+        )
 
 
 def _refuse_unset(values: dict[str, Any], settings: dict[str, str], *, dynamic: bool) -> None:

@@ -6,21 +6,25 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from verl_padding.plan import STRATEGIES
+from verl_padding.config import PaddingConfig
+from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.job_reader import JobReader, check_job
-from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 
-def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
-    """(subject, description) of a job that can run.
+def planned_job(config: DictConfig, mode: str) -> Job:
+    """The planner's job of a step that updates all that the job trains.
 
     Raises:
         PaddingConfigError: the job cannot run.
     """
     padding = check_job(config, mode)
     reader = JobReader(config, padding, mode)
-    job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    return reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+
+
+def summary(config: DictConfig, job: Job) -> Iterator[tuple[str, str]]:
+    """(subject, description) of a job that can run."""
     yield (
         "strategy",
         f"{job.strategy}, {counted(job.prompts, 'prompt')} x {counted(job.sessions_per_prompt, 'session')} per batch",
@@ -31,11 +35,7 @@ def summary(config: DictConfig, mode: str) -> Iterator[tuple[str, str]]:
         yield name, f"{told}, {counted(update.dp_size, 'data-parallel rank')}, micro-batches of at most {budget}"
     for name, inference in job.inference.items():
         yield name, counted(inference.dp_size, "data-parallel rank")
-    if padding.sharing != "off":
+    if job.sharing != "off":
         yield "shared prefixes", "rows that extend each other are computed once"
-    if config.actor_rollout_ref.actor.get("use_prefix_grouper"):
-        yield (
-            "actor_rollout_ref.actor.use_prefix_grouper",
-            f"True, but no engine of verl {KNOWN_VERL} reads it; padding.sharing=chains computes shared prefixes once",
-        )
-    yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {padding.denominator}"
+    denominator = PaddingConfig.from_section(config.get("padding")).denominator
+    yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {denominator}"

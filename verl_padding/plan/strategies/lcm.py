@@ -39,11 +39,12 @@ class Lcm(Strategy):
     def check(self, shape: StepShape, name: str) -> None:
         update = shape.updates[name]
         rows, unit = shape.mini_batch_rows(update), update.dp_size * update.cell_multiple
+        prompts, sessions = update.prompts_per_mini_batch, shape.sessions_per_prompt
         if rows % unit:
             raise PlanError(
-                f"strategy='lcm': a mini-batch of {name!r} has prompts_per_mini_batch="
-                f"{update.prompts_per_mini_batch} x sessions_per_prompt={shape.sessions_per_prompt} = {rows} rows, not "
-                f"a multiple of dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = {unit}; "
+                f"strategy='lcm': a mini-batch of {name!r} has {update.mini_batch_setting}={prompts} x "
+                f"{shape.sessions_setting}={sessions} = {rows} rows, not a multiple of dp_size={update.dp_size} x "
+                f"{update.cell_multiple} (rows of a micro-batch) = {unit}; "
                 "change one of them or choose another strategy"
             )
 

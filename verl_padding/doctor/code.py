@@ -1,0 +1,125 @@
+"""Code of the user's own that a job loads: rewards, agent loops, tools and the like. None of it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from verl_padding.doctor.finding import Finding, ok, wrong
+from verl_padding.doctor.named_objects import refuse_missing_object, refuse_missing_target
+
+AGENT = "actor_rollout_ref.rollout.agent"
+LOOPS = f"{AGENT}.agent_loop_config_path"
+MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+
+OBJECTS = (
+    "reward.custom_reward_function",
+    "reward.reward_manager.module",
+    "data.custom_cls",
+    "trainer.v1.sampler.custom_sampler",
+    f"{AGENT}.custom_async_server",
+)
+"""Sections with the ``path`` of a file or module, and the ``name`` of what is taken from it."""
+
+TARGETS = (f"{AGENT}.agent_loop_manager_class", "trainer.checkpoint_callback_class")
+"""Settings that are the dotted path of a class."""
+
+
+def code_of_job(config: DictConfig) -> Iterator[Finding]:
+    """The files and modules that the job names are there, and hold what it takes from them."""
+    for section in OBJECTS:
+        path = OmegaConf.select(config, f"{section}.path")
+        name = OmegaConf.select(config, f"{section}.name")
+        if path:
+            yield _looked_for(f"{section}.path", f"{path} ({name})", partial(refuse_missing_object, path, name))
+    for setting in TARGETS:
+        if target := OmegaConf.select(config, setting):
+            yield _looked_for(setting, target, partial(refuse_missing_target, target))
+    yield from _tools(config)
+    yield from _agent_loops(config)
+
+
+def _looked_for(setting: str, told: str, look: Callable[[], None]) -> Finding:
+    try:
+        look()
+    except LookupError as problem:
+        return wrong(setting, f"{told}: {problem}. Correct the setting, or the file.")
+    return ok(setting, told)
+
+
+def _tools(config: DictConfig) -> Iterator[Finding]:
+    setting = f"{MULTI_TURN}.function_tool_path"
+    if path := OmegaConf.select(config, setting):
+        there = Path(_resolved(path) or path).is_file()
+        yield ok(setting, path) if there else wrong(setting, f"{path}: there is no such file. Correct the path.")
+    setting = f"{MULTI_TURN}.tool_config_path"
+    if path := OmegaConf.select(config, setting):
+        try:
+            entries = _entries(path).get("tools") or ()
+            for entry in entries:
+                _refuse_bad_entry(entry, "class_name", needed=("class_name", "config"))
+        except LookupError as problem:
+            yield wrong(setting, f"{path}: {problem}. Correct the setting, or the file.")
+        else:
+            yield ok(setting, f"{path} ({', '.join(entry.class_name.rpartition('.')[2] for entry in entries)})")
+
+
+def _agent_loops(config: DictConfig) -> Iterator[Finding]:
+    """The loops of the job's file, and whether the loop that it starts is one of these or of verl's."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    known = set(_agent_loop_registry)
+    path = OmegaConf.select(config, LOOPS)
+    if path:
+        try:
+            for entry in _entries(path):
+                _refuse_bad_entry(entry, "_target_", needed=("name", "_target_"))
+                known.add(str(entry.name))
+        except LookupError as problem:
+            yield wrong(LOOPS, f"{path}: {problem}. Correct the setting, or the file.")
+            return
+        yield ok(LOOPS, str(path))
+    setting = f"{AGENT}.default_agent_loop"
+    name = OmegaConf.select(config, setting)
+    if name in known:
+        yield ok(setting, name)
+    else:
+        yield wrong(
+            setting,
+            f"{name}: no agent loop of this name. Choices: {', '.join(sorted(known))}. {LOOPS} adds others.",
+        )
+
+
+def _resolved(path: str) -> str | None:
+    """The file that verl's rollout workers would take for a path."""
+    from verl.utils.import_utils import resolve_config_path
+
+    try:
+        return str(resolve_config_path(path))
+    except FileNotFoundError:
+        return None
+
+
+def _entries(path: str) -> Any:
+    """The content of a YAML file, found as verl finds it."""
+    found = _resolved(path)
+    if found is None or not Path(found).is_file():
+        raise LookupError("there is no such file")
+    try:
+        return OmegaConf.load(found)
+    except Exception as error:  # of PyYAML, OmegaConf or the file system
+        raise LookupError(f"it cannot be read ({' '.join(str(error).split())})") from error
+
+
+def _refuse_bad_entry(entry: Any, target: str, *, needed: tuple[str, ...]) -> None:
+    if not isinstance(entry, DictConfig) or any(key not in entry for key in needed):
+        told = OmegaConf.to_container(entry) if isinstance(entry, DictConfig | ListConfig) else entry
+        raise LookupError(f"an entry is {told}, but {' and '.join(needed)} are needed")
+    try:
+        refuse_missing_target(str(entry[target]))
+    except LookupError as problem:
+        raise LookupError(f"{target}: {entry[target]}: {problem}") from problem

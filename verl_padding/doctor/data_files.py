@@ -1,0 +1,86 @@
+"""The files of prompts that a job reads: there, readable, and with enough prompts for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.plan.counted import counted
+from verl_padding.verl_job.modes import MODE_PREFIX, SYNC
+
+KINDS = (".parquet", ".json", ".jsonl")
+"""What verl's data set reads."""
+
+
+def data_files_of_job(config: DictConfig) -> Iterator[Finding]:
+    """Each file, and whether there are enough prompts. verl opens the validation files even if it never validates."""
+    data = config.data
+    own_data_set = bool(data.custom_cls.path)
+    prompts: int | None = 0
+    for setting in ("data.train_files", "data.val_files"):
+        value = data[setting.removeprefix("data.")]
+        for name in value if isinstance(value, ListConfig) else [value]:
+            finding, rows = _file(setting, str(name), data, own_data_set)
+            yield finding
+            if setting == "data.train_files":
+                prompts = None if prompts is None or rows is None else prompts + rows
+    if prompts is not None:
+        yield _enough(config, prompts)
+
+
+def _file(setting: str, name: str, data: DictConfig, own_data_set: bool) -> tuple[Finding, int | None]:
+    """What is to be said of one file, and its rows if they are known."""
+    if "://" in name:
+        return not_looked_at(setting, f"{name}: verl copies it when the job starts"), None
+    path = Path(name).expanduser()
+    if not path.exists():
+        return wrong(setting, f"{name}: there is no such file. Correct the path."), None
+    if own_data_set:
+        return ok(setting, name), None
+    if path.suffix not in KINDS:
+        return wrong(setting, f"{name}: verl's data set reads {', '.join(KINDS)} only. Name such a file."), None
+    if path.suffix != ".parquet":
+        return ok(setting, name), None
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        read: Any = parquet.ParquetFile(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        return wrong(setting, f"{name}: cannot be read ({_first_line(error)}). Write it again."), None
+    with read:
+        columns, rows = read.schema_arrow.names, read.metadata.num_rows
+    if data.prompt_key not in columns:
+        return wrong(
+            setting,
+            f"{name}: has no column {data.prompt_key!r} (data.prompt_key), only {', '.join(columns)}. Set "
+            "data.prompt_key to the column of the prompts.",
+        ), rows
+    return ok(setting, f"{name}, {counted(rows, 'prompt')}"), rows
+
+
+def _enough(config: DictConfig, prompts: int) -> Finding:
+    data, setting = config.data, "data.train_batch_size"
+    if data.train_max_samples > 0:
+        prompts = min(prompts, data.train_max_samples)
+    filters = (config.algorithm.get("filter_groups") or {}).get("enable", False)
+    refills = filters or config.trainer.v1.sampler.get("sync_refill_failed_groups", False)
+    is_sync = config.trainer.v1.trainer_mode.removeprefix(MODE_PREFIX) == SYNC
+    # Its other modes fetch prompts one by one.
+    fetched = (data.gen_batch_size or data.train_batch_size) if is_sync and not refills else 1
+    told = f"{data.train_batch_size}: the data set has {counted(prompts, 'prompt')}"
+    if prompts < fetched:
+        return wrong(setting, f"{told}, and verl leaves out a batch that is not whole. Lower it, or add prompts.")
+    if prompts < data.train_batch_size and config.trainer.total_training_steps is None:
+        return wrong(
+            setting, f"{told}, so an epoch has no step. Lower it, add prompts, or set trainer.total_training_steps."
+        )
+    return ok(setting, f"{data.train_batch_size} of {counted(prompts, 'prompt')}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]

@@ -1,0 +1,53 @@
+"""The folders that a job writes to, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+
+LOG_FILE = "VERL_FILE_LOGGER_PATH"
+LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
+MADE_BY_VERL = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+
+
+def folders_of_job(config: DictConfig) -> Iterator[Finding]:
+    """Whether they can be written to. Nothing is made."""
+    for setting in MADE_BY_VERL:
+        if name := OmegaConf.select(config, setting):
+            yield _writable(setting, str(name))
+    loggers = config.trainer.logger
+    if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
+        yield _log_file()
+    resume = config.trainer.resume_from_path
+    if config.trainer.resume_mode == "resume_path" and resume and not Path(str(resume)).is_dir():
+        yield wrong("trainer.resume_from_path", f"{resume}: there is no such folder. Correct the path.")
+
+
+def _log_file() -> Finding:
+    """verl makes the folder of its own file name, but not that of a file which the environment names."""
+    name = os.environ.get(LOG_FILE)
+    if name is None:
+        return _writable(LOG_FOLDER, os.environ.get(LOG_FOLDER, "."))
+    path = Path(name)
+    if not path.absolute().parent.is_dir():
+        return wrong(LOG_FILE, f"{name}: its folder is not there, and verl does not make it. mkdir -p {path.parent}")
+    if path.is_dir():
+        return wrong(LOG_FILE, f"{name}: is a folder. Name a file.")
+    return _writable(LOG_FILE, name)
+
+
+def _writable(setting: str, name: str) -> Finding:
+    if "://" in name:
+        return not_looked_at(setting, f"{name}: not on this machine")
+    place = Path(name).expanduser().absolute()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if there != place and not there.is_dir():
+        return wrong(setting, f"{name}: {there} is a file. Name another folder.")
+    if not os.access(there, os.W_OK):
+        return wrong(setting, f"{name}: {there} cannot be written to. Name another place.")
+    return ok(setting, name)

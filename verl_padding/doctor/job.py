@@ -1,0 +1,96 @@
+"""All that is looked at in a job, the cheap things first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_padding.doctor.code import code_of_job
+from verl_padding.doctor.data_files import data_files_of_job
+from verl_padding.doctor.devices import devices_of_job
+from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
+from verl_padding.doctor.folders import folders_of_job
+from verl_padding.doctor.models import models_of_job
+from verl_padding.doctor.packages import packages_of_job
+from verl_padding.doctor.settings import ignored_settings, lengths, missing_settings, refusal_of_hydra
+from verl_padding.verl_job.composition import JobArguments, compose_job
+
+NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
+
+
+def looks_at_job(arguments: JobArguments, platform: str) -> Iterator[Look]:
+    """Composes the job as verl would, and finds what it lacks, and what the plug-in or verl would refuse.
+
+    Args:
+        platform: the value of VERL_PLATFORM that the job will have, "" for none.
+    """
+    composed: list[DictConfig] = []
+    settings = Look.at("settings", lambda: _compose(arguments, composed))
+    yield settings
+    if any(finding.verdict == "wrong" for finding in settings.findings):
+        rest = "the rest of the job"
+        yield Look(title="job", findings=(not_looked_at(rest, "the settings above come first"),))
+        return
+    (config,) = composed
+    yield Look.at("packages", lambda: packages_of_job(config))
+    yield Look.at("devices", lambda: devices_of_job(config, platform))
+    yield Look.at("files", lambda: _files(config))
+    yield Look.at("plan", lambda: _plan(config))
+    yield Look.at("verl's own checks", lambda: _refusals_of_verl(config))
+
+
+def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Finding]:
+    try:
+        config = compose_job(arguments)
+    except Exception as error:
+        yield wrong("overrides", refusal_of_hydra(error, arguments))
+        return
+    missing = list(missing_settings(config))
+    yield from missing
+    if not missing:
+        yield ok("mandatory settings", "all there")
+    yield from ignored_settings(config)
+    composed.append(config)
+
+
+def _files(config: DictConfig) -> Iterator[Finding]:
+    yield from models_of_job(config)
+    yield from data_files_of_job(config)
+    yield from code_of_job(config)
+    yield from folders_of_job(config)
+
+
+def _plan(config: DictConfig) -> Iterator[Finding]:
+    """What the plug-in will do to the job's batches, or why it refuses."""
+    from verl_padding.errors import PaddingError
+    from verl_padding.trainer.trainers import asks_for_padding, padded_trainer
+    from verl_padding.verl_job.summary import planned_job, summary
+
+    mode = config.trainer.v1.trainer_mode
+    try:
+        if not asks_for_padding(config):
+            yield ok("trainer", mode)
+            yield NOT_ASKED_FOR
+            return
+        trainer = padded_trainer(mode)
+        yield ok("trainer", f"{mode}, by {trainer.__name__}")
+        job: Any = planned_job(config, trainer.extends)
+        for subject, told in summary(config, job):
+            yield ok(subject, told)
+        yield from lengths(config, job)
+    except PaddingError as refusal:
+        yield wrong("padding", str(refusal))
+
+
+def _refusals_of_verl(config: DictConfig) -> Iterator[Finding]:
+    from verl_padding.entry.verl_refusals import CALLS, verl_refusals
+
+    refusals = dict(verl_refusals(config))
+    for part in CALLS:
+        if part in refusals:
+            raised = refusals[part]
+            yield wrong(part, f"refuses the job: {type(raised).__name__}: {raised}")
+        else:
+            yield ok(part, "passed")

@@ -1,0 +1,123 @@
+"""The packages that a job's rollout, engines, model and loggers need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
+
+ROLLOUTS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
+"""verl's rollout -> its module."""
+ENGINES = {
+    "fsdp": (),
+    "fsdp2": (),
+    "megatron": ("megatron.core",),
+    "veomni": ("veomni",),
+    "torchtitan": ("torchtitan",),
+    "automodel": ("nemo_automodel",),
+    "mindspeed": ("mindspeed",),
+}
+"""Strategy of a role -> modules of its engine."""
+LOGGERS = {
+    "console": None,
+    "file": None,
+    "wandb": "wandb",
+    "tracking": "wandb",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+    "vemlp_wandb": "volcengine_ml_platform",
+    "tensorboard": "tensorboard",
+    "clearml": "clearml",
+    "trackio": "trackio",
+    "rl_insight": "rl_insight",
+}
+"""Name in ``trainer.logger`` -> its module. verl imports them after its workers have started."""
+INSTALLED_AS = {
+    "megatron.core": "megatron-core",
+    "tensorrt_llm": "tensorrt-llm",
+    "nemo_automodel": "nemo-automodel",
+    "volcengine_ml_platform": "volcengine-ml-platform",
+    "rl_insight": "rl-insight",
+    "liger_kernel": "liger-kernel",
+    "flash_attn": "flash-attn",
+}
+"""Module -> name on the package index, where they differ."""
+
+
+def packages_of_job(config: DictConfig) -> Iterator[Finding]:
+    """Whether each is installed; none is imported."""
+    yield _rollout(config)
+    yield from _engines(config)
+    model = config.actor_rollout_ref.model
+    if model.get("use_liger"):
+        yield _needed("actor_rollout_ref.model.use_liger", "True", "liger_kernel")
+    setting = "actor_rollout_ref.model.override_config.attn_implementation"
+    attention = OmegaConf.select(config, setting) or "flash_attention_2"
+    if config.trainer.device == "cuda" and attention == "flash_attention_2" and not is_there("kernels"):
+        yield _needed(setting, attention, "flash_attn")
+    loggers = config.trainer.logger
+    for name in [loggers] if isinstance(loggers, str) else loggers or ():
+        if name not in LOGGERS:
+            yield wrong("trainer.logger", f"{name}: verl has no logger of this name. Choices: {', '.join(LOGGERS)}.")
+        elif module := LOGGERS[name]:
+            yield _needed("trainer.logger", name, module)
+
+
+def _rollout(config: DictConfig) -> Finding:
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    setting, name = "actor_rollout_ref.rollout.name", config.actor_rollout_ref.rollout.name
+    if name in ROLLOUTS:
+        return _needed(setting, name, ROLLOUTS[name])
+    try:
+        RolloutReplicaRegistry.get(name)
+    except ValueError as refusal:
+        return wrong(setting, f"{name}: {refusal}. Choose one of these; +local=cpu brings `transformers`.")
+    return ok(setting, name)
+
+
+def _engines(config: DictConfig) -> Iterator[Finding]:
+    roles = ["actor_rollout_ref.actor"]
+    roles += ["actor_rollout_ref.ref"] if has_separate_reference(config) else []
+    roles += ["critic"] if has_critic(config) else []
+    for role in roles:
+        strategy = OmegaConf.select(config, f"{role}.strategy")
+        setting = f"{role}.strategy"
+        if strategy not in ENGINES:
+            yield not_looked_at(setting, f"{strategy}: an engine whose packages are not known here")
+            continue
+        missing = [module for module in _modules_of(config, role, strategy) if not is_there(module)]
+        if missing:
+            yield _missing(setting, strategy, missing[0])
+        else:
+            yield ok(setting, strategy)
+
+
+def _modules_of(config: DictConfig, role: str, strategy: str) -> tuple[str, ...]:
+    if strategy != "megatron":
+        return ENGINES[strategy]
+    vanilla = OmegaConf.select(config, f"{role}.megatron.vanilla_mbridge", default=True)
+    return (*ENGINES[strategy], "mbridge" if vanilla else "megatron.bridge")
+
+
+def _needed(setting: str, value: str, module: str) -> Finding:
+    return ok(setting, value) if is_there(module) else _missing(setting, value, module)
+
+
+def _missing(setting: str, value: str, module: str) -> Finding:
+    package = INSTALLED_AS.get(module, module)
+    if module == "vllm":
+        return wrong(setting, f"{value}: {package} is not installed here. In a checkout: pip install '.[vllm]'")
+    return wrong(setting, f"{value}: {package} is not installed here. pip install {package}")
+
+
+def is_there(module: str) -> bool:
+    """Whether a module can be imported, as far as can be told without importing it."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
