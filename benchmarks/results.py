@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -21,7 +22,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-console = Console(stderr=True)
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+"""Tables are wide: rich would cut them to 80 columns where there is no terminal."""
 
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the figures beside the benchmark, for the pages to quote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")]

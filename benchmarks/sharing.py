@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -47,6 +48,8 @@ STOCK = Side(name="stock verl", strategy=None)
 PLAN = Side(name="plan", strategy="prompt", packer="plan")
 CHAINS = Side(name="plan with chains", strategy="prompt", packer="plan", sharing="chains")
 SIDES = (STOCK, PLAN, CHAINS)
+LEAST_SECONDS = 60.0
+"""Updates of few rows are short, and need more rounds to be compared."""
 MANY_ROWS, MANY_RANKS = 131_072, 512
 SEARCHED_ROWS, SEARCHED_TURNS, SEARCHED_TOKENS = 8192, 8, 4000
 
@@ -115,6 +118,15 @@ def _peak_memory(worker: Any) -> Any:
     return DataProto(batch=TensorDict({"gib": torch.tensor([int(line.split()[1]) / 2**20])}, batch_size=1))
 
 
+def _rounds(repeats: int) -> Iterator[int]:
+    """A first round, which is not kept, and then as many as asked for, or more until `LEAST_SECONDS` have passed."""
+    started = time.perf_counter()
+    number = 0
+    while number <= repeats or time.perf_counter() - started < LEAST_SECONDS:
+        yield number
+        number += 1
+
+
 def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What each round of each side took, by turns."""
     told: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
@@ -130,7 +142,7 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
         workers.execute_with_func_generator(install("chains"))
         for turns in TURNS:
             rows = grown_rows(turns)
-            for number in track(range(repeats + 1), f"{turns} turns", console=console):
+            for number in track(_rounds(repeats), f"{turns} turns", console=console):
                 for side in SIDES if number % 2 else reversed(SIDES):
                     start_over(workers, "token-mean")
                     batch = put_batch(rows)
@@ -271,7 +283,7 @@ def measure_lineage(repeats: int) -> dict[str, Any]:
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Least rounds of all sides.")] = 3,
     batches: Annotated[int, typer.Option(min=1, help="Random batches to plan.")] = 200,
     keep: Keep = False,
     as_json: AsJson = False,

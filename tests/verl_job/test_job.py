@@ -184,6 +184,14 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
             ["actor_rollout_ref.actor.strategy=megatron"],
             r"^actor_rollout_ref.actor.strategy=megatron: the section's engine is a FSDPEngineConfig\. .*=megatron\.$",
         ),
+        (
+            [
+                "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+                "actor_rollout_ref.ref.ulysses_sequence_parallel_size=1",
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+            ],
+            r"^actor_rollout_ref.model.override_config.attn_implementation=sdpa: passes by .* the 2 ranks of .*actor",
+        ),
         (["trainer.use_v1=false"], r"^trainer.use_v1=False: .*Set trainer.use_v1=True\.$"),
         (
             ["trainer.v1.trainer_mode=async"],
@@ -384,16 +392,18 @@ def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_sta
     assert job_of(*overrides, "padding.multimodal=empty")
 
 
+@pytest.mark.parametrize("section", ["actor_rollout_ref", "critic"])
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "default"])
-def test_rows_do_not_share_where_a_model_turns_positions_by_the_length_of_its_input(rope_type, tmp_path):
-    model = make_tiny_model("qwen2", tmp_path)
+def test_rows_do_not_share_where_a_model_turns_positions_by_the_length_of_its_input(rope_type, section, tmp_path):
+    other, model = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen2", tmp_path / section)
     config = json.loads((model / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0} | (
         {"short_factor": [1.0] * 16, "long_factor": [1.0] * 16} if rope_type == "longrope" else {}
     )
     (model / "config.json").write_text(json.dumps(config))
     sharing = ("padding.packer=plan", "padding.sharing=chains")
-    job = [f"actor_rollout_ref.model.path={model}", "+padding=prompt", *DYNAMIC]
+    job = [f"actor_rollout_ref.model.path={other}", f"critic.model.path={other}", f"{section}.model.path={model}"]
+    job += ["+padding=prompt", *DYNAMIC, "algorithm.adv_estimator=gae"]
     check_job(compose_job(*job))
     if rope_type == "default":
         check_job(compose_job(*job, *sharing))

@@ -36,6 +36,7 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
             _refuse_scheduler(engine, padding)
         if engine.padded_to != "row":
             _refuse_padded_rows(engine, padding)
+        _refuse_attention_past_ulysses(engine)
         if padding.sharing != "off":
             _refuse_sharing(engine, padding)
 
@@ -92,6 +93,17 @@ def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
         raise PaddingConfigError(
             f"{setting}: {engine.section}.{name}=False cuts micro-batches by rows, wherever a chain ends. "
             "Set it to True, or padding.sharing=off."
+        )
+
+
+def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
+    """verl exchanges heads and tokens between ranks inside transformers' flash attention alone (monkey_patch.py)."""
+    ranks = engine.sequence_parallel_size
+    if engine.strategy in ("fsdp", "fsdp2") and ranks > 1 and not engine.attention.startswith("flash_attention"):
+        raise PaddingConfigError(
+            f"{engine.model_section}.override_config.attn_implementation={engine.attention}: passes by the exchange "
+            f"between the {ranks} ranks of {engine.section} that share a row (Ulysses), so each would attend to its "
+            "own part of the row only. Set it to flash_attention_2, or ulysses_sequence_parallel_size to 1."
         )
 
 

@@ -165,7 +165,7 @@ class JobReader:
         return self.model_config.get("vision_config") is not None
 
     def refuse_model(self) -> None:
-        """Refuses an actor whose outputs pads or shared prefixes would change.
+        """Refuses an actor or critic whose outputs pads or shared prefixes would change.
 
         With a vision tower, it must be known what pads must show it; and rows share only what depends on the tokens up
         to it.
@@ -173,12 +173,17 @@ class JobReader:
         Raises:
             PaddingConfigError: they would, it is not known, or the model's config cannot be read.
         """
-        if self._padding.sharing != "off" and (rope := rope_by_length(self.model_config)):
-            raise PaddingConfigError(
-                f"padding.sharing={self._padding.sharing!r}: the model turns positions by the length of the whole "
-                f"input (rope_type={rope!r}), so a row's outputs are not those of a longer row's first tokens. Set "
-                "padding.sharing=off."
-            )
+        if self._padding.sharing != "off":
+            models = {"actor_rollout_ref": self.model_config}
+            if self._uses_critic and Path(self._config.critic.model.path).expanduser().is_dir():
+                models["critic"] = read_model_config(self._config.critic.model, "critic")
+            for section, model in models.items():
+                if rope := rope_by_length(model):
+                    raise PaddingConfigError(
+                        f"padding.sharing={self._padding.sharing!r}: the model of {section} turns positions by the "
+                        f"length of the whole input (rope_type={rope!r}), so a row's outputs are not those of a longer "
+                        "row's first tokens. Set padding.sharing=off."
+                    )
         if self.has_vision:
             refuse_unknown_type(self._padding.multimodal, self.model_config)
 

@@ -31,6 +31,8 @@ class RoleEngine:
     """verl's ``EngineConfig`` of the role's backend, as the engine gets it."""
     n_gpus: int
     """GPUs of the job, on which each role runs."""
+    attention: str
+    """transformers' name of the model's attention, as verl loads it."""
 
     @property
     def strategy(self) -> str:
@@ -240,7 +242,8 @@ def _role_engine(
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
     n_gpus = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
-    return RoleEngine(section=section, settings=settings, config=engine, n_gpus=n_gpus)
+    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    return RoleEngine(section=section, settings=settings, config=engine, n_gpus=n_gpus, attention=attention)
 
 
 CLASS_OF_STRATEGY = {
