@@ -1,10 +1,15 @@
 """The demo's handling of its folder and its verdict; the job itself is run by the end-to-end tests and by hand."""
 
 import json
+import subprocess
+import sys
+from configparser import ConfigParser
 
 import pytest
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
+from tests.support.pages import ROOT
 from tests.support.run_folder import write_run
 from verl_padding.cli import demo
 from verl_padding.cli.app import app
@@ -61,11 +66,13 @@ def test_a_failed_job_is_told_with_its_log_and_other_peoples_files_stay(monkeypa
     assert "ended with code 1" in capsys.readouterr().out
 
 
-def test_assets_and_rollouts_of_the_users_own_are_never_deleted(monkeypatch, tmp_path):
-    def no_job(overrides, **options):
-        raise AssertionError("the job was started")
+def no_job(overrides, **options):
+    raise AssertionError("the job was started")
 
+
+def test_assets_and_rollouts_of_the_users_own_are_never_deleted(monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "run_local_job", no_job)
+    (tmp_path / LIST).write_text('{"made": []}')
     for name in ("assets/logo.svg", "rollouts/7.jsonl"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("years of work")
@@ -109,10 +116,78 @@ def test_the_demo_says_whether_it_has_learned_and_its_exit_code_too(rewards, cod
     assert (tmp_path / "reward.png").is_file()
 
 
-def test_stock_verl_is_judged_by_the_same_goal(monkeypatch, tmp_path, capsys):
+def test_the_mean_reward_of_a_session_is_told_once(monkeypatch, tmp_path, capsys):
+    finished_run(monkeypatch, tmp_path, [*RISE, *[0.99] * 20])
+    demo.run_demo(steps=60, out=tmp_path, stock=False)
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("mean reward of a session") == 1
+    assert "is 0.990 over the last 10 steps, after 0.000 at the first step, and the goal is 0.95" in told
+
+
+def test_stock_verl_is_judged_by_the_same_goal_and_its_steps_are_told_at_the_end(monkeypatch, tmp_path, capsys):
     finished_run(monkeypatch, tmp_path, [0.4] * 60, padded=False)
     assert demo.run_demo(steps=60, out=tmp_path, stock=True) == demo.NOT_LEARNED
-    assert "The agent has not learned its task" in " ".join(capsys.readouterr().out.split())
+    told = capsys.readouterr().out
+    assert "The agent has not learned its task" in " ".join(told.split())
+    lines = told.split("\n")
+    # While it runs, only what stock verl logs.
+    assert "step  row reward  grad norm  seconds" in lines
+    assert [line.split() for line in lines if line.startswith("   7  ")] == [["7", "0.500", "0.700", "-"]]
+    # 6 rows, 2 ranks, mini-batches of 2 prompts x 3: no pad, a step.
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert table[6] == ["7", "0.400", "6", "0", "1"]
+    assert len(table) >= 60
+
+
+def test_images_without_their_packages_are_refused_with_the_command_that_installs_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "run_local_job", no_job)
+    monkeypatch.setattr(demo, "find_spec", lambda module: None if module != "PIL" else object())
+    result = CliRunner().invoke(app, ["demo", "--images", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert result.output == (
+        "--images: needs torchvision, qwen-vl-utils, not installed here. Install the extra in a checkout: "
+        'pip install -e ".[vision]".\n'
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_packages_of_images_are_those_of_the_extra():
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extra = setup["options.extras_require"]["vision"].split()
+    assert {Requirement(package).name for package in extra} == set(demo.VISION.values())
+
+
+NOISY = """
+import os, sys, warnings
+from pathlib import Path
+from verl_padding.cli import demo
+
+def noisy_job(*args, **options):
+    print("a library prints")
+    warnings.warn("a library warns")
+    sys.stderr.write("Writing model shards: 100%|####|")
+    os.write(2, b"C++ warns\\n")
+    return []
+
+demo.demo_job = noisy_job
+demo.run_local_job = lambda overrides, **options: 3
+print("before")
+sys.exit(demo.run_demo(steps=1, out=Path(sys.argv[1]), stock=False))
+"""
+
+
+def test_what_libraries_print_is_in_the_log_and_not_on_the_terminal(tmp_path):
+    command = [sys.executable, "-c", NOISY, tmp_path / "out"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 3, result.stderr
+    assert result.stderr == ""
+    assert result.stdout.startswith("before\n")
+    assert "The job ended with code 3" in " ".join(result.stdout.split())
+    log = (tmp_path / "out" / "log").read_text()
+    for noise in ("a library prints", "a library warns", "Writing model shards", "C++ warns"):
+        assert noise in log
+        assert noise not in result.stdout
 
 
 def test_the_help_tells_the_exit_codes():

@@ -42,15 +42,29 @@ def test_the_files_above_are_of_all_the_places_of_a_demo():
 
 
 def test_an_earlier_demo_is_made_anew_and_what_stands_beside_it_stays(tmp_path):
-    write(tmp_path, ["thesis.tex", "data/assets/a.png"], "years of work")
     run_once(tmp_path)
+    write(tmp_path, ["thesis.tex", "data/assets/a.png"], "years of work")
     with demo_folder(tmp_path):
         assert texts(tmp_path) == dict.fromkeys(["thesis.tex", "data/assets/a.png"], "years of work")
         assert not (tmp_path / "assets").exists()
 
 
+@pytest.mark.parametrize("name", ["thesis.tex", ".git/config", "assets/logo.svg", "log"])
+def test_a_folder_that_is_not_empty_and_no_demos_is_refused_and_stays_as_it_is(name, tmp_path):
+    write(tmp_path, [name], "years of work")
+    with pytest.raises(
+        PaddingDataError,
+        match=rf"--out={tmp_path}: holds {Path(name).parts[0]}, and no demo has run there\. Name a new",
+    ):
+        run_once(tmp_path)
+    assert texts(tmp_path) == {name: "years of work"}
+    assert not (tmp_path / LIST).exists()
+
+
 @pytest.mark.parametrize("name", ["assets/logo.svg", "rollouts/1.jsonl", "hydra/a/b/c", "metrics.jsonl", "log/today"])
 def test_a_file_of_the_users_own_in_a_place_of_the_demo_is_refused_and_stays(name, tmp_path):
+    with demo_folder(tmp_path):
+        pass
     write(tmp_path, [name], "years of work")
     with pytest.raises(PaddingDataError, match=rf"--out={tmp_path}: holds .*{Path(name).parts[0]}.* another folder"):
         run_once(tmp_path)
@@ -86,6 +100,8 @@ def test_the_files_of_a_demo_that_failed_are_made_anew_and_those_of_one_that_was
 def test_links_are_not_followed_and_empty_folders_of_the_users_own_stay(tmp_path):
     elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
     write(elsewhere, ["1.jsonl"], "years of work")
+    with demo_folder(out):
+        pass
     for place in ("rollouts", "assets/model"):
         (out / place).parent.mkdir(parents=True, exist_ok=True)
         (out / place).symlink_to(elsewhere)
@@ -147,12 +163,12 @@ def test_whatever_is_there_no_file_of_the_users_own_is_deleted_or_changed(tmp_pa
 
     put(mine, "my own")
     ran = demo()
+    assert ran is not any(folder.joinpath(*parts).is_file() for parts in mine)
     put(later, "my own")
     owned = {name: text for name, text in texts(folder).items() if text == "my own"}
     demos = {name: text for name, text in texts(folder).items() if text == "a demo's"}
-    in_the_way = any(Path(name).parts[0] in MADE for name in owned)
+    in_the_way = any(Path(name).parts[0] in MADE or not ran for name in owned)
     assert demo() is not in_the_way
     assert {name: text for name, text in texts(folder).items() if text == "my own"} == owned
     if in_the_way:
         assert demos.items() <= texts(folder).items()
-    assert ran is not any(parts[0] in MADE for parts in mine if folder.joinpath(*parts).is_file())

@@ -15,11 +15,15 @@ from matplotlib import image
 from typer.testing import CliRunner
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
+from tests.support.pixels import pixels_of
 from verl_padding.cli.app import app
+from verl_padding.cli.plan_picture import WAITING
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan.cost import attention_cost
+from verl_padding.runs import charts
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
+PLANNED = (*SHAPE, "--packer", "plan")
 
 
 def write_rows(path: Path, n_prompts: int = 9, seed: int = 0) -> list[dict]:
@@ -34,8 +38,8 @@ def write_rows(path: Path, n_prompts: int = 9, seed: int = 0) -> list[dict]:
     return rows
 
 
-def run(*args: object):
-    return CliRunner().invoke(app, ["plan", *map(str, args)])
+def run(*args: object, given: str | None = None):
+    return CliRunner().invoke(app, ["plan", *map(str, args)], input=given)
 
 
 def plan_of(*args: object) -> dict:
@@ -57,8 +61,7 @@ def test_the_json_is_the_whole_plan_and_keeps_its_promises(strategy, tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = write_rows(path)
     extra = ("--n", "4") if strategy == "lcm" else ()  # 3 prompts x 4 rows: a multiple of 4 ranks
-    plan = plan_of(path, *SHAPE, *extra, "--strategy", strategy)
-    assert set(plan) == {"steps", "figures"}
+    plan = plan_of(path, *PLANNED, *extra, "--strategy", strategy)
     assert all(set(step) == {"ranks"} for step in plan["steps"])
     met, pads = Counter(), 0
     sizes = set()
@@ -97,15 +100,17 @@ def test_the_installed_command_prints_the_json_and_nothing_else(tmp_path):
         text=True,
         check=True,
     )
-    assert set(json.loads(output.stdout)) == {"steps", "figures"}
-    assert "stock verl and the plan" in output.stderr
+    plan = json.loads(output.stdout)
+    assert set(plan) == {"file", "strategy", "packer", "sharing", "steps", "figures", "notes", "comparison"}
+    assert set(plan["comparison"]) == {"verl", "plan"}
+    assert any(note in output.stderr for note in plan["notes"])
 
 
 def test_the_table_tells_what_an_independent_count_finds(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = write_rows(path)
-    plan = plan_of(path, *SHAPE)
-    lines = [line.split("│")[1:-1] for line in run(path, *SHAPE).stdout.split("\n") if line.startswith("│")]
+    plan = plan_of(path, *PLANNED)
+    lines = [line.split("│")[1:-1] for line in run(path, *PLANNED).stdout.split("\n") if line.startswith("│")]
     table = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
     slowest_of_all = cost_of_all = 0
     for number, step in enumerate(plan["steps"]):
@@ -123,7 +128,7 @@ def test_the_table_tells_what_an_independent_count_finds(tmp_path):
         micros = [micro for rank in step["ranks"] for micro in rank["micro_batches"]]
         assert int(told[0]) == sum(len(micro["rows"]) for micro in micros)
         assert int(told[1]) == sum(micro["pads"] for micro in micros)
-        tokens = sum(rows[row]["tokens"] for micro in micros for row in micro["rows"]) + 2 * int(told[1])
+        tokens = sum(rows[row]["tokens"] for micro in micros for row in micro["rows"])
         assert int(told[2].replace(",", "")) == tokens
         assert int(told[3]) == len(load[0])
         assert told[4] == f"{slowest * 4 / cost:.3f}"
@@ -135,18 +140,15 @@ def test_the_table_tells_what_an_independent_count_finds(tmp_path):
 def test_verls_own_layout_stands_beside_the_plan(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = write_rows(path)
-    output = run(path, "--dp", 2, "--mini-batch", 3, "--n", 2, "--budget", 1000, "--compare").stdout
-    told = {}
-    for line in output.split("verl and the plan")[1].split("\n"):
-        if line.startswith("│"):
-            name, *columns = (cell.strip() for cell in line.split("│")[1:-1])
-            told[name] = columns
+    shape = ("--dp", 2, "--mini-batch", 3, "--n", 2, "--budget", 1000, "--packer", "plan", "--compare")
+    told = compared(run(path, *shape).stdout)
     padded = -(-len(rows) // 6) * 6  # lcm(dp 2, 3 prompts x 2)
     assert told["optimizer steps"] == [str(padded // 6), "3"]
     assert told["pads"][0] == str(padded - len(rows))
     assert told["rows"] == [str(len(rows))] * 2
     lengths = [row["tokens"] for row in rows] + [128] * (padded - len(rows))
-    assert int(told["tokens"][0].replace(",", "")) == sum(lengths)
+    assert int(told["tokens of rows"][0].replace(",", "")) == sum(lengths[: len(rows)])
+    assert told["tokens of pads"][0].replace(",", "") == str(128 * (padded - len(rows)))
     # The same by hand: ranks over the whole batch, their rows in order, 3 rows of each rank a step.
     cost = [24576 * length + length**2 for length in lengths]
     halves = get_seqlen_balanced_partitions(cost, k_partitions=2, equal_size=True)
@@ -165,6 +167,12 @@ def test_verls_own_layout_stands_beside_the_plan(tmp_path):
     assert told["time over perfect, per micro-batch"][0] == f"{micro / perfect:.3f}"
     verl, planned = map(float, told["time over perfect, per step"])
     assert verl >= planned >= 1
+
+
+def compared(output: str) -> dict[str, list[str]]:
+    """The table of the comparison: its columns, by the headings of its lines."""
+    lines = [line for line in output.split("verl and the plan")[1].split("\n") if line.startswith("│")]
+    return {name: columns for name, *columns in ([cell.strip() for cell in line.split("│")[1:-1]] for line in lines)}
 
 
 def loads_of_common_count(cells: list[list[int]], lengths: list[int], cost: list[int], budget: int) -> list[list[int]]:
@@ -218,37 +226,15 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
     shape = ("--dp", "1", "--mini-batch", "2", "--n", "1", "--budget", "100")
     result = run(path, *shape, "--json", "--tokenizer", model)
     plan = json.loads(result.stdout)
+    assert plan["notes"][0] in result.stderr
     assert "an estimate" in result.stderr
     assert "The plan leaves out 1 pad of stock verl that the rollout dump holds." in result.stderr
-    rows = sorted(row for micro in plan["steps"][0]["ranks"][0]["micro_batches"] for row in micro["rows"])
-    assert rows == [0, 1, 3]
+    assert sorted(plan["steps"][0]["ranks"][0]["rows"]) == [0, 1, 3]
     told = run(path, *shape, "--tokenizer", model).stdout
-    tokens = 2 * 3 + 3 + 5 + 40 + 2 * plan["figures"]["pads"]
+    tokens = 2 * 3 + 3 + 5 + 40
     [line] = [line for line in told.split("\n") if line.startswith("│    0 │")]
     assert int(line.split("│")[4]) == tokens
     assert "Name the model's tokenizer with --tokenizer" in refused(path, *shape)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2: not JSON"),
-        ("[1]", "line 2: not an object but list"),
-        ('{"prompt": 3, "session": 0, "tokens": 5}', "line 2: prompt=3, but a string"),
-        ('{"prompt": "a", "session": "x", "tokens": 5}', "line 2: session='x', but a whole number of at least 0"),
-        ('{"prompt": "a", "session": 0, "tokens": 0}', "line 2: tokens=0, but a whole number of at least 1"),
-        ('{"prompt": "a", "session": 0, "tokens": true}', "line 2: tokens=True"),
-        ('{"prompt": "a", "session": 0, "tokens": 1' + "0" * 30 + "}", "but a whole number of at most"),
-        ('{"prompt": "a", "session": 0, "tokens": 1' + "0" * 5000 + "}", "line 2: not JSON"),
-        ("[" * 100_000, "line 2: not JSON"),
-        ('{"prompt": "a", "session": 0, "prompt_tokens": 4}', "line 2: response_tokens=None"),
-        ('{"uid": "abc", "input": "", "output": ""}', "line 2: a rollout dump holds text and no lengths"),
-    ],
-)
-def test_a_bad_line_is_refused_with_its_number(line, message, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n' + line + "\n")
-    assert message in refused(path, *SHAPE)
 
 
 def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path):
@@ -289,13 +275,6 @@ def test_a_tokenizers_long_error_is_told_in_one_line(tmp_path):
     assert line.startswith("--tokenizer no/model: cannot be read (")
 
 
-def test_fewer_prompts_than_steps_warn_on_standard_error(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n')
-    result = run(path, "--dp", 2, "--mini-batch", 1, "--n", 1, "--budget", 100, "--strategy", "rows", "--json")
-    assert len(json.loads(result.stdout)["steps"]) == 1
-
-
 def test_the_cost_may_be_that_of_a_model(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(path)
@@ -327,14 +306,35 @@ def test_what_a_models_file_leaves_out_is_what_its_kind_has_by_default(tmp_path)
     assert plans[0] == plans[1]
 
 
-def test_the_picture_shows_rows_and_pads_in_their_colours(tmp_path):
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_the_picture_shows_rows_pads_and_waiting_and_with_compare_stock_verl_beside_it(packer, tmp_path):
     path, picture = tmp_path / "rows.jsonl", tmp_path / "plan.png"
     write_rows(path)
-    assert run(path, *SHAPE, "--picture", picture).exit_code == 0
-    pixels = (image.imread(picture)[:, :, :3] * 255).astype(int).reshape(-1, 3)
-    colours = Counter(map(tuple, pixels))
-    for colour in ((0x3B, 0x6E, 0xA5), (0x6F, 0x9B, 0xC8), (0xE0, 0x7B, 0x39)):
-        assert colours[colour] > 50, colour
+    shape = (path, "--packer", packer, *SHAPE, "--n", 4)
+    assert run(*shape, "--picture", picture).exit_code == 0
+    pixels, width = pixels_of(picture), image.imread(picture).shape[1]
+    for colour in (charts.OURS, charts.OURS_LIGHT, charts.PADS, WAITING["edgecolor"]):
+        assert pixels(colour) > 50, colour
+    assert pixels(charts.STOCK) == pixels(charts.STOCK_LIGHT) == 0
+    assert run(*shape, "--picture", picture, "--compare").exit_code == 0
+    pixels = pixels_of(picture)
+    for colour in (charts.OURS, charts.OURS_LIGHT, charts.STOCK, charts.STOCK_LIGHT, charts.PADS):
+        assert pixels(colour) > 50, colour
+    assert image.imread(picture).shape[1] == 2 * width
+
+
+def test_where_no_rank_waits_the_picture_shows_no_waiting(tmp_path):
+    # Two ranks of equal rows in each step, but the second step is the longer one.
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"p{row}", "session": 0, "tokens": 100 if row < 2 else 900} for row in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shape = ("--dp", 2, "--mini-batch", 2, "--n", 1, "--budget", 900, "--packer", "plan")
+    assert run(path, *shape, "--picture", tmp_path / "even.png").exit_code == 0
+    path.write_text(path.read_text().replace("900", "800", 1))
+    assert run(path, *shape, "--picture", tmp_path / "uneven.png").exit_code == 0
+    # The legend has a patch of it.
+    even, uneven = (pixels_of(tmp_path / name)(WAITING["edgecolor"]) for name in ("even.png", "uneven.png"))
+    assert 0 < even < uneven / 2
 
 
 def test_of_many_ranks_few_steps_are_drawn(tmp_path):
@@ -379,7 +379,7 @@ CHAINS = [
     {"prompt": "b", "session": 0, "tokens": 9, "extends": 2},
     {"prompt": "b", "session": 1, "tokens": 9},
 ]
-SHARED = ("--dp", "1", "--mini-batch", "2", "--n", "2", "--budget", "64", "--sharing", "chains")
+SHARED = ("--dp", "1", "--mini-batch", "2", "--n", "2", "--budget", "64", "--packer", "plan", "--sharing", "chains")
 
 
 def test_rows_that_extend_each_other_are_computed_once_with_sharing(tmp_path):
@@ -411,22 +411,6 @@ def test_a_dump_shares_where_a_text_begins_with_the_one_before_it(tmp_path):
 def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_says_so(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(path)
-    result = run(path, *SHAPE, "--sharing", "chains", "--json")
+    result = run(path, *PLANNED, "--sharing", "chains", "--json")
     assert json.loads(result.stdout)["figures"]["sharing_factor"] == 1
     assert "no row says which one it extends" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"tokens": 9, "extends": 7}, "line 2: extends=7, but the line of a row with fewer tokens"),
-        ({"tokens": 2, "extends": 0}, "line 2: extends=0, but the line of a row with fewer tokens"),
-        ({"tokens": 9, "extends": "a"}, "line 2: extends='a', but a whole number"),
-        ({"token_ids": [7, 2, 3, 4], "extends": 0}, "line 2: extends=0, but it does not begin with that line's tokens"),
-        ({"token_ids": []}, "line 2: token_ids=[], but a list of whole numbers"),
-    ],
-)
-def test_a_wrong_word_on_it_is_refused_with_its_line(line, message, tmp_path):
-    first = {"prompt": "a", "session": 0, "token_ids": [1, 2, 3]}
-    path = write_sessions(tmp_path / "rows.jsonl", [first, {"prompt": "a", "session": 0} | line])
-    assert message in refused(path, *SHARED)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.support.pixels import pixels_of
+from verl_padding.runs.charts import OURS, STOCK
 from verl_padding.runs.report import (
     METRICS,
     ROLLOUTS,
@@ -59,4 +61,12 @@ def test_the_comparison_and_the_picture_are_made_of_both(tmp_path):
     assert cells[3] == ["10.5%", "40.4%"]
     picture = tmp_path / "picture.png"
     draw_curves(picture, metrics, rows, rule)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert pixels_of(picture)(OURS) > 500
+    assert pixels_of(picture)(STOCK) > 100
+
+
+def test_the_reward_of_a_run_of_stock_verl_has_stock_verls_colour(tmp_path):
+    rows = [StepRows(step=step, reward=0.1, real=17, dumped_pads=0) for step in (1, 2)]
+    draw_curves(tmp_path / "a.png", [(1, {ROW_REWARD: 0.1})], rows, StockRule(dp_size=2, actor_rows=16))
+    assert pixels_of(tmp_path / "a.png")(OURS) == 0
+    assert pixels_of(tmp_path / "a.png")(STOCK) > 500

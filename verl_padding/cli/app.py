@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from verl_padding.plan import COST_MODELS, STRATEGIES, Sharing
+from verl_padding import __version__
+from verl_padding.config import PaddingConfig
+from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.verl_job.composition import CONFIG_PATH, JobArguments
 from verl_padding.verl_job.known_verl import PRIMARY
 
-app = typer.Typer(help="Batches of any size for verl: only its workers see the pads.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+
+BESIDE = ("verl", "TransferQueue", "torch")
+"""Packages whose versions a report of a fault should name."""
+
+PLAN_FORMS = (
+    'Each line of the file is a row: {"prompt": "p0", "session": 0, "tokens": 512}. In place of "tokens", it may have '
+    '"prompt_tokens" and "response_tokens", or "token_ids". With "extends": 3, it begins with all tokens of row number '
+    '3. Row numbers are lines, counted from 0. A line of a rollout dump has "uid", "input" and "output".\n\n'
+    '--json prints {"steps": [{"ranks": [{"rows": [0, 2], "pads": 1}]}], "figures": {..}}. With --packer plan, a rank '
+    'is {"micro_batches": [{"rows": [0, 2], "pads": 1}]}. docs/rows_file.md explains every field.'
+)
+
+
+def _tell_version(asked_for: bool) -> None:
+    if asked_for:
+        typer.echo(
+            f"verl_padding {__version__} ({', '.join(map(_version_of, BESIDE))}, Python {platform.python_version()})"
+        )
+        raise typer.Exit
+
+
+def _version_of(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} not installed"
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show versions and exit."),
+    ] = False,
+) -> None:
+    """Batches of any size for verl: only its workers see the pads."""
 
 
 @app.command()
@@ -21,8 +61,8 @@ def demo(
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder for metrics, rollouts, log and picture. Those of an earlier demo are replaced; no other file "
-            "is touched."
+            help="Folder for metrics, rollouts, log and picture: a new or an empty one, or that of an earlier demo, "
+            "whose files are replaced. No other file is touched."
         ),
     ] = Path("demo_out"),
     seed: Annotated[
@@ -54,24 +94,44 @@ def demo(
         sys.exit(1)
 
 
-@app.command()
+@app.command(epilog=PLAN_FORMS)
 def plan(
-    rows: Annotated[Path, typer.Argument(help="File of rows, one JSON object per line, or a rollout dump of verl.")],
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            help="File of rows, or a rollout dump of verl; a folder of dumps (trainer.rollout_data_dir), each planned "
+            "by itself; or - for standard input.",
+        ),
+    ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
     n: Annotated[int, typer.Option(min=1, help="Rollouts per prompt (rollout.n).")],
     budget: Annotated[int, typer.Option(min=1, max=1 << 24, help="Most tokens of a micro-batch on one rank.")],
-    strategy: Annotated[str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))] = "prompt",
+    strategy: Annotated[
+        str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))
+    ] = PaddingConfig.strategy,
+    packer: Annotated[
+        Packer,
+        typer.Option(
+            help="See padding.packer, whose default it has: verl leaves the micro-batches to verl's packer in the "
+            "workers, plan plans them too."
+        ),
+    ] = PaddingConfig.packer,
     cost_model: Annotated[
         str, typer.Option(help=f"{', '.join(COST_MODELS)}, or a folder with the config.json of a model.")
-    ] = "attention",
-    sharing: Annotated[Sharing, typer.Option(help="chains: rows that extend each other are computed once.")] = "off",
+    ] = PaddingConfig.cost_model,
+    sharing: Annotated[
+        Sharing, typer.Option(help="chains: rows that extend each other are computed once (with --packer plan).")
+    ] = PaddingConfig.sharing,
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON, and nothing else.")] = False,
-    picture: Annotated[Path | None, typer.Option(help="Draw each step's ranks into this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw each step's ranks into this file, with --compare beside those of stock verl."),
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
 ) -> None:
-    """Plans a file's rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
+    """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
     from verl_padding.cli.plan import PlanRequest, show_plan
 
     request = PlanRequest(
@@ -81,6 +141,7 @@ def plan(
         n=n,
         budget=budget,
         strategy=strategy,
+        packer=packer,
         cost_model=cost_model,
         tokenizer=tokenizer,
         sharing=sharing,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verl_padding.cli.demo_folder import ASSETS, HYDRA, PICTURE, demo_folder
+from verl_padding.errors import PaddingDataError
 from verl_padding.local.launch import LOG, run_local_job
-from verl_padding.plan.counted import counted
 from verl_padding.runs.curves import CONFIG
-from verl_padding.runs.learning import LAST, Learning
+from verl_padding.runs.learning import Learning
 from verl_padding.runs.report import (
     METRICS,
     ROLLOUTS,
@@ -22,6 +27,7 @@ from verl_padding.runs.report import (
     draw_curves,
     read_metrics,
     read_rows,
+    stock_step_table,
 )
 from verl_padding.stock.rule import StockRule
 from verl_padding.verl_job.calls import ACTOR
@@ -48,7 +54,10 @@ COLUMNS = {
     "seconds": (STEP_SECONDS, ".1f"),
 }
 """Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
-smallest optimizer step. Stock verl has no ``padding/`` metrics."""
+smallest optimizer step. Stock verl has no ``padding/`` metrics: what they tell of it is told at the end."""
+
+VISION = {"torchvision": "torchvision", "PIL": "pillow", "qwen_vl_utils": "qwen-vl-utils"}
+"""Modules of the extra ``vision``, and their packages."""
 
 
 def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
@@ -57,8 +66,10 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
     Returns: the job's exit code, but `NOT_LEARNED` if the job ran to its end and the agent has not learned.
 
     Raises:
-        PaddingDataError: ``out`` cannot be the demo's folder.
+        PaddingDataError: ``out`` cannot be the demo's folder, or a package is missing.
     """
+    if images:
+        _refuse_without_vision()
     with demo_folder(out) as folder:
         return _run(folder, steps=steps, stock=stock, images=images, seed=seed)
 
@@ -71,21 +82,31 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     return [*tiny_job(out / ASSETS, images=images, seed=seed), *padding]
 
 
-def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
-    from verl_padding.recipes.context_reset.job import GOAL, IMAGES_GOAL
+def _refuse_without_vision() -> None:
+    missing = [package for module, package in VISION.items() if find_spec(module) is None]
+    if missing:
+        raise PaddingDataError(
+            f"--images: needs {', '.join(missing)}, not installed here. Install the extra in a checkout: "
+            'pip install -e ".[vision]".'
+        )
 
+
+def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
     console = Console()
-    overrides = [
-        *demo_job(out, stock=stock, images=images, seed=seed),
-        f"trainer.total_training_steps={steps}",
-        f"trainer.rollout_data_dir={out / ROLLOUTS}",
-        f"hydra.run.dir={out / HYDRA}",
-    ]
+    with _output_to(out / LOG):
+        from verl_padding.recipes.context_reset.job import GOAL, IMAGES_GOAL
+
+        overrides = [
+            *demo_job(out, stock=stock, images=images, seed=seed),
+            f"trainer.total_training_steps={steps}",
+            f"trainer.rollout_data_dir={out / ROLLOUTS}",
+            f"hydra.run.dir={out / HYDRA}",
+        ]
     started = time.monotonic()
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     ) as progress:
-        teller = _StepTeller(out, progress, steps)
+        teller = _StepTeller(out, progress, steps, stock=stock)
         code = run_local_job(overrides, folder=out, on_line=teller.look)
         teller.look()
     minutes = (time.monotonic() - started) / 60
@@ -94,29 +115,57 @@ def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
         return code
     metrics, rows = read_metrics(out), read_rows(out)
     rule = StockRule.of_config(_load_config(out / CONFIG))
-    draw_curves(out / PICTURE, metrics, rows, rule)
+    with _output_to(out / LOG):
+        draw_curves(out / PICTURE, metrics, rows, rule)
+    if stock:
+        console.print(stock_step_table(rows, rule))
     console.print(comparison_table(rows, [data for _, data in metrics], rule))
     learning = Learning.of([step.reward for step in rows], IMAGES_GOAL if images else GOAL)
     console.print(
-        f"The mean reward of a session is {learning.first:.3f} at the first step and {learning.last:.3f} over the last "
-        f"{counted(min(LAST, len(rows)), 'step')}. The run took {minutes:.1f} minutes, start included."
-    )
-    console.print(
-        f"The picture is in {out / PICTURE}, the metrics are in {out / METRICS}, the rollouts in {out / ROLLOUTS}, and "
-        f"what the job said is in {out / LOG}."
+        f"The run took {minutes:.1f} minutes, start included. The picture is in {out / PICTURE}, the metrics are in "
+        f"{out / METRICS}, the rollouts in {out / ROLLOUTS}, and what the job said is in {out / LOG}."
     )
     failed = learning.learned is False
     console.print(str(learning), style="red" if failed else "green" if learning.learned else None)
     return NOT_LEARNED if failed else 0
 
 
+@contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Adds what libraries print in this process, their progress bars and warnings, to a file.
+
+    File descriptors are turned, not ``sys.stdout``: a logger keeps the stream that it found when it was made, and
+    libraries in C++ know no other way.
+    """
+    kept = {number: os.dup(number) for number in (1, 2)}
+    with log.open("ab") as file:
+        _flush()
+        for number in kept:
+            os.dup2(file.fileno(), number)
+        try:
+            yield
+        finally:
+            _flush()
+            for number, copy in kept.items():
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
 class _StepTeller:
     """Prints a line for each step that verl has logged, and moves the progress bar."""
 
-    def __init__(self, folder: Path, progress: Progress, steps: int):
+    def __init__(self, folder: Path, progress: Progress, steps: int, *, stock: bool):
         self._folder = folder
         self._progress = progress
         self._task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
+        self._columns = {
+            heading: column for heading, column in COLUMNS.items() if not (stock and column[0].startswith("padding/"))
+        }
         self._told = 0
         self._size = 0
 
@@ -129,19 +178,18 @@ class _StepTeller:
         steps = read_metrics(self._folder)
         for step, data in steps[self._told :]:
             if not self._told:
-                self._progress.console.print("  ".join(["step", *COLUMNS]))
+                self._progress.console.print("  ".join(["step", *self._columns]))
                 self._progress.update(self._task, description="training")
             self._told += 1
-            self._progress.console.print(_line_of(step, data))
+            self._progress.console.print(self._line_of(step, data))
             self._progress.advance(self._task)
 
-
-def _line_of(step: int, data: dict[str, Any]) -> str:
-    cells = [f"{step:>4}"]
-    for heading, (metric, form) in COLUMNS.items():
-        text = format(data[metric], form) if metric in data else "-"
-        cells.append(text.rjust(len(heading)))
-    return "  ".join(cells)
+    def _line_of(self, step: int, data: dict[str, Any]) -> str:
+        cells = [f"{step:>4}"]
+        for heading, (metric, form) in self._columns.items():
+            text = format(data[metric], form) if metric in data else "-"
+            cells.append(text.rjust(len(heading)))
+        return "  ".join(cells)
 
 
 def _load_config(path: Path) -> DictConfig:

@@ -24,21 +24,27 @@ FEW = 3
 
 @contextmanager
 def demo_folder(out: Path) -> Iterator[Path]:
-    """A folder for one demo: the places where it puts its files hold none of an earlier demo, nor of anyone else.
+    """A folder for one demo: new, empty, or that of an earlier demo, whose files are removed from it.
 
-    Only what an earlier demo has put on its list is removed. Files beside a demo's own places stay.
+    Only what an earlier demo has put on its list is removed. What anyone has put beside it since then stays.
 
     Yields: the folder, as an absolute path.
 
     Raises:
-        PaddingDataError: it cannot be a folder, or a place of the demo holds something that is not on the list.
-            Nothing has been removed then.
+        PaddingDataError: it cannot be a folder, it holds something and no list of a demo, or a place of the demo holds
+            something that is not on the list. Nothing has been removed then.
     """
     out = out.resolve()
     try:
         out.mkdir(parents=True, exist_ok=True)
+        first = min(out.iterdir(), default=None)
     except OSError as error:
         raise PaddingDataError(f"--out={out}: cannot be made a folder ({error.strerror}). Name another.") from error
+    if first is not None and not os.path.lexists(out / LIST):
+        raise PaddingDataError(
+            f"--out={out}: holds {first.name}, and no demo has run there. Name a new folder, an empty one, or that of "
+            "an earlier demo."
+        )
     found, listed = _entries(out), _listed(out)
     if foreign := _innermost(found - listed):
         names = ", ".join(foreign[:FEW]) + (f" and {len(foreign) - FEW} more" if len(foreign) > FEW else "")

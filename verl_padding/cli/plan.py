@@ -1,110 +1,83 @@
-"""The command ``verl-padding plan``: shows a batch's plan without training on it."""
+"""The command ``verl-padding plan``: shows the plan of batches without training on them."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from verl_padding.cli.plan_table import comparison_table, step_table
-from verl_padding.cli.rows_file import CountTokens, RowsFile, read_rows_file
-from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.cli.comparison import LayoutTotals, comparison_table
+from verl_padding.cli.plan_notes import all_notes, notes_of
+from verl_padding.cli.plan_table import step_table
+from verl_padding.cli.planned_file import PLAN, UNSHARED, VERL, LaidOut, PlannedFile, PlanRequest
+from verl_padding.cli.rows_file import CountTokens, files_of, read_rows_file
 from verl_padding.errors import PaddingDataError
-from verl_padding.plan import (
-    COST_MODELS,
-    Job,
-    PlanError,
-    Rows,
-    Sharing,
-    TransformerCost,
-    Update,
-    plan_batch,
-)
+from verl_padding.plan import COST_MODELS, PlanError, TransformerCost
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
-from verl_padding.plan.mini_batch_costs import MiniBatchCost, RowsMDK, micro_batches_of, mini_batch_costs
-from verl_padding.plan.planner import prices_of
-from verl_padding.plan.prices import Prices
-from verl_padding.stock.layout import VERL_PAD_TOKENS, refuse_what_verl_refuses, verl_layout
+from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, STOCK_LIGHT, refuse_unwritable
 from verl_padding.verl_job.calls import ACTOR
 
+COLOURS = {VERL: (STOCK, STOCK_LIGHT), PLAN: (OURS, OURS_LIGHT)}
 
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """What the command is asked for."""
-
-    path: Path
-    dp_size: int
-    mini_batch: int
-    """Prompts of an optimizer step."""
-    n: int
-    """Rollouts a prompt."""
-    budget: int
-    """Tokens of a micro-batch on one rank."""
-    strategy: str
-    cost_model: str
-    """Name in ``COST_MODELS``, or a folder with the config.json of a model."""
-    tokenizer: str | None
-    """Hugging Face name or folder, to count the tokens of a rollout dump."""
-    sharing: Sharing = "off"
+Compared = Mapping[str, LaidOut]
+"""Layouts of one batch, by their names, in the order in which they are shown."""
 
 
 def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Path | None) -> int:
-    """Plans the rows of a file and prints the plan on standard output; returns the exit code, 2 for a refusal."""
+    """Plans the rows of files and prints the plans on standard output; returns the exit code, 2 for a refusal."""
     notes = Console(stderr=True)
     try:
-        cost_model = _cost_model(request.cost_model)
-        batch = read_rows_file(request.path, _token_counter(request.tokenizer))
-        started = time.perf_counter()
-        job = _job(request, batch, cost_model)
-        plan = plan_batch(batch.rows, job)
-        seconds = time.perf_counter() - started
-        tokens_R = [*batch.rows.tokens_R, *[MIN_PAD_LENGTH] * plan.n_pads]
-        prices = prices_of(batch.rows, job, job.updates[ACTOR])
-        if compare:
-            refuse_what_verl_refuses(
-                len(batch.rows),
-                dp_size=request.dp_size,
-                mini_batch_rows=request.mini_batch * request.n,
-                token_budget=request.budget,
-            )
         # Before anything is printed: a refused command prints only its refusal.
+        files = _planned_files(request, notes, compare=compare, picture=picture)
+        for note in all_notes(files):
+            notes.print(note, markup=False, highlight=False, soft_wrap=True)
+        if not as_json:
+            _print_tables(request, files)
+        compared = _compared(files, notes) if compare else []
+        if as_json:
+            sys.stdout.write(json.dumps(_as_json(request, files, compared)) + "\n")
+        elif compared:
+            whole = counted(len(files), "batch") if request.is_folder else "the whole batch"
+            totals = {_heading(name, request): total for name, total in _totals(files, compared).items()}
+            Console().print(comparison_table(totals, title=f"{whole}, stock verl and the plan"))
         if picture is not None:
-            from verl_padding.cli.plan_picture import draw_plan
-
-            draw_plan(
-                _computed(micro_batches_of(plan.layouts[ACTOR]), prices),
-                tokens_R,
-                n_rows=len(batch.rows),
-                cost_model=cost_model,
-                path=picture,
-            )
+            _draw(files[0], compared, picture, notes)
     except (PaddingDataError, PlanError) as refusal:
         notes.print(str(refusal), style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
-    for note in [*_notes(batch, request.sharing), *plan.warnings]:
-        notes.print(note, markup=False, highlight=False, soft_wrap=True)
-    steps = mini_batch_costs(micro_batches_of(plan.layouts[ACTOR]), prices)
-    if as_json:
-        told = layout_as_json(plan.layouts[ACTOR], plan.figures[ACTOR], batch.lines_R)
-        told["figures"]["plan_seconds"] = seconds
-        sys.stdout.write(json.dumps(told) + "\n")
-    else:
-        Console().print(step_table(steps, title=_title(request)))
-        Console().print(f"Planning took {seconds:.2f} s. The cost model is {request.cost_model}.", highlight=False)
-    if compare:
-        stock = _stock_steps(request, batch.rows, job, notes)
-        (notes if as_json else Console()).print(comparison_table(stock, steps))
-    if picture is not None:
-        notes.print(f"The picture is in {picture}.", highlight=False, soft_wrap=True)
     return 0
+
+
+def _planned_files(request: PlanRequest, notes: Console, *, compare: bool, picture: Path | None) -> list[PlannedFile]:
+    """Reads and plans all files, and refuses what would be refused later.
+
+    Raises:
+        PaddingDataError: a file, an option or the picture is refused.
+        PlanError: a batch cannot be planned.
+    """
+    cost_model, count_tokens = _cost_model(request.cost_model), _token_counter(request.tokenizer)
+    files = files_of(request.path)
+    if picture is not None:
+        if request.is_folder:
+            raise PaddingDataError(
+                f"--picture {picture}: shows one batch, and {request.path} is a folder of them. Name one of its files, "
+                "or leave --picture out."
+            )
+        refuse_unwritable(picture)
+    bar = track(files, "planning", console=notes, transient=True, disable=not request.is_folder)
+    planned = [PlannedFile.of(request, read_rows_file(file, count_tokens), cost_model) for file in bar]
+    if compare:
+        for file in planned:
+            file.refuse_comparison()
+    return planned
 
 
 def _cost_model(name: str) -> CostModel:
@@ -119,7 +92,7 @@ def _cost_model(name: str) -> CostModel:
     # Not the file's own keys: it leaves out defaults of its kind of model, such as head_dim or layer_types.
     try:
         config = AutoConfig.from_pretrained(name).to_dict()
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever transformers makes of a file that is no config
         raise PaddingDataError(
             f"--cost-model {name}: config.json cannot be read ({_first_line(error)}). Choose --cost-model attention."
         ) from error
@@ -133,7 +106,7 @@ def _token_counter(tokenizer: str | None) -> CountTokens | None:
 
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises bare Exceptions
         raise PaddingDataError(
             f"--tokenizer {tokenizer}: cannot be read ({_first_line(error)}). Name the model's folder."
         ) from error
@@ -144,71 +117,80 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0]
 
 
-def _title(request: PlanRequest) -> str:
-    return f"{request.path.name}: {counted(request.dp_size, 'rank')}, {request.strategy}"
-
-
-def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:
-    prompts = len(set(batch.rows.prompt_R))
-    try:
-        update = Update(
-            dp_size=request.dp_size,
-            token_budget=request.budget,
-            prompts_per_mini_batch=request.mini_batch,
-            cost_model=cost_model,
-            budget_setting="--budget",
+def _print_tables(request: PlanRequest, files: Sequence[PlannedFile]) -> None:
+    if request.is_folder:
+        of, steps_of, name = "file", {Path(file.batch.name).name: file.steps for file in files}, str(request.path)
+    else:
+        of, steps_of = "step", {str(number): [step] for number, step in enumerate(files[0].steps)}
+        name = Path(files[0].batch.name).name
+    sharing = "" if request.sharing == "off" else f", sharing {request.sharing}"
+    title = f"{name}: {counted(request.dp_size, 'rank')}, strategy {request.strategy}, packer {request.packer}{sharing}"
+    Console().print(step_table(steps_of, of=of, title=title, packer=request.packer))
+    seconds = sum(file.seconds for file in files)
+    Console().print(f"Planning took {seconds:.2f} s. The cost model is {request.cost_model}.", highlight=False)
+    if request.packer == "verl":
+        Console().print(
+            "Ranks are judged per optimizer step: verl's packer cuts the micro-batches in the workers. --compare "
+            "asks it too (slow); --packer plan leaves them to the plan.",
+            highlight=False,
         )
-        return Job(
-            strategy=request.strategy,
-            prompts=-(-prompts // request.mini_batch) * request.mini_batch,
-            sessions_per_prompt=request.n,
-            updates={ACTOR: update},
-            inference={},
-            packer="plan",
-            sharing=request.sharing,
-            pad_tokens=MIN_PAD_LENGTH,
-        )
-    except PlanError as refusal:
-        raise PlanError(
-            f"{refusal} (strategy: --strategy; dp_size: --dp; prompts_per_mini_batch: --mini-batch; "
-            "sessions_per_prompt: --n; token_budget: --budget)"
-        ) from refusal
 
 
-def _notes(batch: RowsFile, sharing: Sharing) -> Iterable[str]:
-    if sharing == "chains" and batch.rows.extends_R is None:
-        yield (
-            "--sharing chains: no row says which one it extends, so nothing is shared. Give rows token_ids or "
-            "extends, or take a rollout dump"
-        )
-    if batch.counted:
-        yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
-    if batch.pads:
-        yield f"The plan leaves out {counted(batch.pads, 'pad')} of stock verl that the rollout dump holds."
+def _compared(files: Sequence[PlannedFile], notes: Console) -> list[Compared]:
+    """The layouts of each batch that are compared."""
+    compared: list[Compared] = []
+    for file in files:
+        bar = _bar(f"verl's packer, {Path(file.batch.name).name}", notes)
+        layouts = {VERL: file.stock(bar)}
+        if file.request.sharing == "chains":
+            layouts[UNSHARED] = file.unshared()
+        compared.append({**layouts, PLAN: file.laid_out(bar)})
+    return compared
 
 
-def _stock_steps(request: PlanRequest, rows: Rows, job: Job, notes: Console) -> list[MiniBatchCost]:
-    verls = replace(job, sharing="off", pad_tokens=VERL_PAD_TOKENS)
-    stock = verl_layout(
-        rows.tokens_R,
-        dp_size=request.dp_size,
-        mini_batch_rows=request.mini_batch * request.n,
-        token_budget=request.budget,
-        track=lambda numbers: track(list(numbers), "verl's packer", console=notes, transient=True),
-    )
-    return mini_batch_costs(stock.micro_batches_MD, prices_of(rows, verls, verls.updates[ACTOR]))
+def _bar(told: str, notes: Console) -> Callable[[Iterable[int]], Iterable[int]]:
+    return lambda numbers: track(list(numbers), told, console=notes, transient=True)
 
 
-def _computed(rows_MDK: RowsMDK, prices: Prices) -> RowsMDK:
-    """The same micro-batches, with the rows that the engine computes."""
-    n_rows = prices.n_rows
-    return [
-        [
-            [
-                [*prices.computed([row for row in rows if row < n_rows]).tolist(), *[r for r in rows if r >= n_rows]]
-                for rows in rows_K
-            ]
-            for rows_K in rows_DK
-        ]
-        for rows_DK in rows_MDK
-    ]
+def _totals(files: Sequence[PlannedFile], compared: Sequence[Compared]) -> dict[str, LayoutTotals]:
+    """Each layout in numbers, over all files."""
+    row_cost = sum(int(file.prices.cost_R.sum()) for file in files)
+    return {
+        name: LayoutTotals.of([step for layouts in compared for step in layouts[name].steps], row_cost)
+        for name in compared[0]
+    }
+
+
+def _heading(name: str, request: PlanRequest) -> str:
+    return "plan with sharing" if name == PLAN and request.sharing == "chains" else name.replace("_", " ")
+
+
+def _as_json(request: PlanRequest, files: Sequence[PlannedFile], compared: Sequence[Compared]) -> dict[str, Any]:
+    """The form is in docs/rows_file.md."""
+    told = []
+    for number, file in enumerate(files):
+        layout, figures = file.layout, file.plan.figures[ACTOR]
+        of_file = {"file": file.batch.name, **layout_as_json(layout, figures, file.batch.lines_R)}
+        of_file["figures"]["plan_seconds"] = file.seconds
+        of_file["notes"] = notes_of(file)
+        if compared:
+            of_file["comparison"] = _totals_as_json(_totals([file], [compared[number]]))
+        told.append(of_file)
+    settings = {"strategy": request.strategy, "packer": request.packer, "sharing": request.sharing}
+    if not request.is_folder:
+        return settings | told[0]
+    whole = {"comparison": _totals_as_json(_totals(files, compared))} if compared else {}
+    return {**settings, "batches": told, **whole}
+
+
+def _totals_as_json(totals: Mapping[str, LayoutTotals]) -> dict[str, Any]:
+    return {name: asdict(total) for name, total in totals.items()}
+
+
+def _draw(file: PlannedFile, compared: Sequence[Compared], picture: Path, notes: Console) -> None:
+    from verl_padding.cli.plan_picture import draw_layouts
+
+    layouts = compared[0] if compared else {PLAN: file.laid_out(_bar("verl's packer", notes))}
+    drawn = [name for name in COLOURS if name in layouts]
+    draw_layouts({_heading(name, file.request): (layouts[name], COLOURS[name]) for name in drawn}, picture)
+    notes.print(f"The picture is in {picture}.", highlight=False, soft_wrap=True)

@@ -2,85 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from verl_padding.errors import PaddingDataError
-from verl_padding.plan.cost import CostModel
+from verl_padding.cli.planned_file import LaidOut
+from verl_padding.runs.charts import PADS, new_figure, save_chart
 
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
 """More are not drawn: with many ranks, fewer steps, so that the picture fits a screen or two."""
 
-ROWS, OTHER_ROWS, PADS = "#3b6ea5", "#6f9bc8", "#e07b39"
+WAITING = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
+
+Colours = tuple[str, str]
+"""Of rows, in every other micro-batch."""
 
 
-def draw_plan(
-    rows_MDK: Sequence[Sequence[Sequence[Sequence[int]]]],
-    tokens_R: Sequence[int],
-    *,
-    n_rows: int,
-    cost_model: CostModel,
-    path: Path,
-) -> None:
-    """Draws the first steps, micro-batch after micro-batch; a micro-batch begins when all ranks are ready.
+def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> None:
+    """Draws the first steps of layouts of one batch, side by side, micro-batch after micro-batch.
+
+    A micro-batch begins when all ranks are ready. All steps have one scale, so that they can be compared.
 
     Args:
-        rows_MDK: row numbers of the micro-batches of each step and rank.
-        tokens_R: tokens of each row, pads behind the ``n_rows`` real ones.
+        layouts: each with its colours, by its name.
         path: picture, of a kind that matplotlib writes.
 
     Raises:
         PaddingDataError: the picture cannot be written there.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    cost_R = cost_model(np.array(tokens_R, dtype=np.int64))
-    unit = float(cost_model(np.array([1000], dtype=np.int64))[0])
-    ranks = min(len(rows_MDK[0]), MOST_RANKS)
-    drawn = rows_MDK[: min(MOST_STEPS, MOST_BARS // ranks)]
-    figure, axes_M = pyplot.subplots(
-        len(drawn),
-        1,
+    first, _ = next(iter(layouts.values()))
+    all_ranks, all_steps = len(first.rows_MDK[0]), max(len(laid.rows_MDK) for laid, _ in layouts.values())
+    ranks = min(all_ranks, MOST_RANKS)
+    steps = min(all_steps, MOST_STEPS, MOST_BARS // ranks)
+    figure, axes_MC = new_figure(
+        nrows=steps,
+        ncols=len(layouts),
         sharex=True,
         squeeze=False,
-        figsize=(10, 1 + len(drawn) * (0.8 + 0.16 * ranks)),
+        figsize=(10 * len(layouts), 1 + steps * (0.8 + 0.16 * ranks)),
         layout="constrained",
     )
-    for step, (axes, rows_DK) in enumerate(zip(axes_M[:, 0], drawn, strict=True)):
-        load_DK = np.array([[cost_R[rows].sum() for rows in rows_K] for rows_K in rows_DK]) / unit
-        heights = load_DK.max(axis=0)
-        starts = np.cumsum(heights) - heights
-        for rank, rows_K in enumerate(rows_DK[:ranks]):
-            for number, (start, rows) in enumerate(zip(starts, rows_K, strict=True)):
-                real = cost_R[[row for row in rows if row < n_rows]].sum() / unit
-                pads = load_DK[rank, number] - real
-                colour = OTHER_ROWS if number % 2 else ROWS
-                axes.barh(rank, real, left=start, color=colour, edgecolor="white", linewidth=0.6)
-                # A pad may be narrower than a line: its edge makes it visible.
-                if pads:
-                    axes.barh(rank, pads, left=start + real, color=PADS, edgecolor=PADS, linewidth=1.2)
-        axes.set_ylim(ranks - 0.4, -0.6)
-        axes.set_ylabel(f"step {step}\nrank")
-    axes_M[-1, 0].set_xlabel("cost, in rows of 1000 tokens")
-    left_out = (
-        ""
-        if (len(drawn), ranks) == (len(rows_MDK), len(rows_MDK[0]))
-        else (f" (first {len(drawn)} of {len(rows_MDK)} steps, {ranks} of {len(rows_MDK[0])} ranks)")
-    )
-    figure.suptitle(f"micro-batches of each rank; white is waiting{left_out}")
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in (ROWS, PADS)]
-    figure.legend(handles, ["rows", "pads"], loc="outside lower right", ncols=2, frameon=False)
-    try:
-        # matplotlib adds an ending to a name without one, unless the kind is named.
-        figure.savefig(path, dpi=120, format=path.suffix[1:] or "png")
-    except (OSError, ValueError) as error:
-        raise PaddingDataError(
-            f"--picture {path}: cannot be written ({error}). Name another, such as plan.png."
-        ) from error
-    finally:
-        pyplot.close(figure)
+    handles: dict[str, Any] = {}
+    for column, (name, (laid, colours)) in enumerate(layouts.items()):
+        axes_MC[0, column].set_title(name)
+        its_steps = min(steps, len(laid.rows_MDK))
+        for step, axes in enumerate(axes_MC[:its_steps, column]):
+            _draw_step(axes, laid, step, ranks, colours)
+            axes.set_ylabel(f"step {step}\nrank")
+        for axes in axes_MC[its_steps:, column]:
+            axes.set_axis_off()
+        lowest = axes_MC[its_steps - 1, column]
+        lowest.tick_params(labelbottom=True)
+        lowest.set_xlabel("cost, in rows of 1000 tokens")
+        handles[f"rows ({name})" if len(layouts) > 1 else "rows"] = _patch(facecolor=colours[0])
+    handles |= {"pads": _patch(facecolor=PADS), "waiting": _patch(**WAITING)}
+    drawn = (steps, ranks) == (all_steps, all_ranks)
+    left_out = "" if drawn else f" (first {steps} of {all_steps} steps, {ranks} of {all_ranks} ranks)"
+    figure.suptitle(f"micro-batches of each rank{left_out}")
+    figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
+    save_chart(figure, path)
+
+
+def _draw_step(axes: Any, laid: LaidOut, step: int, ranks: int, colours: Colours) -> None:
+    prices, unit = laid.prices, laid.prices.of(1000)
+    real_DK, pads_DK = _loads(laid.rows_MDK[step], laid)
+    heights_K = (real_DK + pads_DK).max(axis=0)
+    starts_K = np.cumsum(heights_K) - heights_K
+    assert prices.call.padded_to == "row", "a row is as wide as what it costs"
+    for rank in range(ranks):
+        for micro, (start, colour) in enumerate(zip(starts_K, cycle(colours), strict=False)):
+            real, pads = real_DK[rank, micro], pads_DK[rank, micro]
+            waits = heights_K[micro] - real - pads
+            axes.barh(rank, real / unit, left=start / unit, color=colour, edgecolor="white", linewidth=0.6)
+            # A pad may be narrower than a line: its edge makes it visible.
+            if pads:
+                axes.barh(rank, pads / unit, left=(start + real) / unit, color=PADS, edgecolor=PADS, linewidth=1.2)
+            if waits:
+                axes.barh(rank, waits / unit, left=(start + real + pads) / unit, **WAITING)
+    axes.set_ylim(ranks - 0.4, -0.6)
+
+
+def _loads(rows_DK: Sequence[Sequence[Sequence[int]]], laid: LaidOut) -> tuple[Any, Any]:
+    """Cost of the real rows, and of the pads, of each micro-batch of each rank."""
+    prices = laid.prices
+    real_DK = [[_real(rows, laid) for rows in rows_K] for rows_K in rows_DK]
+    pads_DK = [[prices.pad * sum(row >= prices.n_rows for row in rows) for rows in rows_K] for rows_K in rows_DK]
+    return np.array(real_DK, dtype=np.int64), np.array(pads_DK, dtype=np.int64)
+
+
+def _real(rows: Sequence[int], laid: LaidOut) -> int:
+    computed = laid.prices.computed([row for row in rows if row < laid.prices.n_rows])
+    return int(laid.prices.cost_R[computed].sum())
+
+
+def _patch(**look: Any) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(**look)

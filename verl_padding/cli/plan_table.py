@@ -1,79 +1,65 @@
-"""What the steps of a layout cost, as tables."""
+"""What the steps of a plan cost, as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from verl_padding.plan import Packer
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
 
 MOST_LINES = 20
-"""Most steps that a table shows one by one: of more, only the first ones and the last."""
+"""Most lines that a table shows one by one: of more, only the first ones and the last."""
+
+STEPS, COMPUTED, MICRO_BATCHES = "steps", "computed\ntokens", "micro-\nbatches"
+"""Columns that not every table has."""
 
 
-def step_table(steps: Sequence[MiniBatchCost], *, title: str) -> Table:
-    """One line per step, the middle ones folded if there are many, and a line for all steps."""
+def step_table(steps_of: Mapping[str, Sequence[MiniBatchCost]], *, of: str, title: str, packer: Packer) -> Table:
+    """A line for the steps of each name, the middle ones folded if there are many, and a line for all steps.
+
+    Args:
+        of: what a name is: a ``step``, or a ``file`` with some steps.
+        packer: with ``verl``, ranks are judged by whole steps, for the workers cut the micro-batches.
+    """
+    every = [step for steps in steps_of.values() for step in steps]
+    left_out = {
+        STEPS: of == "step",
+        COMPUTED: all(step.computed_tokens == step.real_tokens for step in every),
+        MICRO_BATCHES: packer == "verl",
+    }
+
+    def cells(steps: Sequence[MiniBatchCost]) -> dict[str, str]:
+        return {column: text for column, text in _cells(steps, packer).items() if not left_out.get(column)}
+
     table = Table(title=title, title_justify="left", show_footer=True)
-    shares = any(step.computed_tokens < step.real_tokens for step in steps)
-    headings = ["step", "rows", "pads", "tokens", "micro-\nbatches", "slowest /\nmean rank", "over lower\nbound"]
-    if shares:
-        headings.insert(4, "computed\ntokens")
-    for heading, text in zip(headings, ["all", *_line(steps, shares)], strict=True):
+    for column, text in {of: "all", **cells(every)}.items():
         # Not wrapped: rich would cut digits off in narrow columns.
-        table.add_column(heading, footer=text, justify="right", no_wrap=True)
-    shown = list(range(len(steps)))
-    if len(steps) > MOST_LINES:
-        shown = [*shown[: MOST_LINES - 2], -1, shown[-1]]
-    for step in shown:
-        if step < 0:
-            hidden = steps[MOST_LINES - 2 : -1]
-            table.add_row(f"{len(hidden)} more", *_line(hidden, shares))
-        else:
-            table.add_row(str(step), *_line([steps[step]], shares))
+        table.add_column(column, footer=text, justify="right", no_wrap=True)
+    names = list(steps_of)
+    hidden = dict.fromkeys(names[MOST_LINES - 2 : -1]) if len(names) > MOST_LINES else {}
+    for name in names:
+        if name not in hidden:
+            table.add_row(name, *cells(steps_of[name]).values())
+        elif name == names[MOST_LINES - 2]:
+            folded = [step for name in hidden for step in steps_of[name]]
+            table.add_row(f"{len(hidden)} more", *cells(folded).values())
     return table
 
 
-def _line(steps: Sequence[MiniBatchCost], shares: bool) -> list[str]:
-    slowest = sum(step.micro_slowest for step in steps)
-    return [
-        f"{sum(step.real_rows for step in steps):,}",
-        f"{sum(step.pads for step in steps):,}",
-        f"{sum(step.tokens for step in steps):,}",
-        *([f"{sum(step.tokens - step.real_tokens + step.computed_tokens for step in steps):,}"] if shares else []),
-        f"{sum(step.micro_batches for step in steps):,}",
-        f"{slowest * steps[0].ranks / sum(step.cost for step in steps):.3f}",
-        f"{slowest / max(sum(step.micro_bound for step in steps), 1):.3f}",
-    ]
-
-
-def comparison_table(stock: Sequence[MiniBatchCost], planned: Sequence[MiniBatchCost]) -> Table:
-    """Stock verl and the plan side by side. "Perfect" is what the real rows would take on ranks that never wait."""
-    table = Table(title="the whole batch, stock verl and the plan", title_justify="left")
-    for heading in ("", "verl", "plan"):
-        table.add_column(heading, justify="right" if heading else "left")
-    columns = [_totals(stock), _totals(planned)]
-    for name in columns[0]:
-        table.add_row(name, *[column[name] for column in columns])
-    return table
-
-
-def _totals(steps: Sequence[MiniBatchCost]) -> dict[str, str]:
-    perfect = sum(step.real_cost for step in steps) / steps[0].ranks
-    mean = sum(step.cost for step in steps) / steps[0].ranks
-    mini, micro = sum(step.mini_slowest for step in steps), sum(step.micro_slowest for step in steps)
-    real = [step.real_rows for step in steps]
+def _cells(steps: Sequence[MiniBatchCost], packer: Packer) -> dict[str, str]:
+    """All cells of a line, by the headings of their columns."""
+    by_micro = packer == "plan"
+    slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
+    bound = sum(step.micro_bound if by_micro else step.mini_bound for step in steps)
     return {
-        "optimizer steps": f"{len(steps):,}",
-        "real rows of a step": f"{min(real):,} to {max(real):,}, mean {fmean(real):,.0f}",
-        "rows": f"{sum(real):,}",
+        STEPS: f"{len(steps):,}",
+        "rows": f"{sum(step.real_rows for step in steps):,}",
         "pads": f"{sum(step.pads for step in steps):,}",
-        "tokens": f"{sum(step.tokens for step in steps):,}",
-        "computed tokens": f"{sum(step.tokens - step.real_tokens + step.computed_tokens for step in steps):,}",
-        "micro-batches": f"{sum(step.micro_batches for step in steps):,}",
-        "slowest / mean rank, per step": f"{mini / mean:.3f}",
-        "slowest / mean rank, per micro-batch": f"{micro / mean:.3f}",
-        "time over perfect, per step": f"{mini / perfect:.3f}",
-        "time over perfect, per micro-batch": f"{micro / perfect:.3f}",
+        "tokens\nof rows": f"{sum(step.real_tokens for step in steps):,}",
+        COMPUTED: f"{sum(step.computed_tokens for step in steps):,}",
+        MICRO_BATCHES: f"{sum(step.micro_batches for step in steps):,}",
+        "slowest /\nmean rank": f"{slowest * steps[0].ranks / sum(step.cost for step in steps):.3f}",
+        "over lower\nbound": f"{slowest / max(bound, 1):.3f}",
     }

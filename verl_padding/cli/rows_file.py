@@ -3,195 +3,254 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from verl_padding.cli.row_lines import RowLine, extended_rows, place
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import MOST_TOKENS, Rows
-from verl_padding.plan.chains import may_extend
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, row_key, session_name
 
 CountTokens = Callable[[str], int]
 
+STANDARD_INPUT = Path("-")
+FORMS = (
+    'a row is {"prompt": "p0", "session": 0, "tokens": 512}, with prompt_tokens and response_tokens, or token_ids, in '
+    "place of tokens if you like; a line of verl's rollout dump has uid, input and output"
+)
 MOST = MOST_TOKENS
 """A larger number of tokens, or number of a session, is a mistake."""
+SHOWN = 40
+"""Letters of a wrong value that a message shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsFile:
     """What a file says of a batch."""
 
+    name: str
     rows: Rows
     lines_R: tuple[int, ...]
-    """Number of each row in the file, from 0; pads of stock verl are counted too, though they are left out."""
+    """Line of each row in the file, from 0: blank lines and pads of stock verl are counted, though they are no rows."""
     pads: int
     """Pads of stock verl in a rollout dump, left out."""
     counted: bool
     """Whether the lengths are an estimate: a tokenizer's counts of a dump's text."""
 
+    def place(self, row: int) -> str:
+        """Where a row stands, for a message."""
+        return place(self.name, self.lines_R[row])
 
-def read_rows_file(path: Path, count_tokens: CountTokens | None) -> RowsFile:
-    """Reads one JSON object per line.
 
-    Either ``{"prompt": str, "session": int, "tokens": int}``, or ``prompt_tokens`` and ``response_tokens`` instead of
-    ``tokens``; or a line of a dump (``trainer.rollout_data_dir``): ``uid`` (the row's key), ``input`` and ``output``.
-    A row of the first two kinds may say which row it extends, ``"extends": <its line, from 0>``, or bring ``token_ids``
-    instead of lengths; then, as in a dump, rows of a session are compared.
+def files_of(path: Path) -> list[Path]:
+    """The files to read, a batch each: one, or all ``<step>.jsonl`` of a folder, in the order of the steps.
 
     Args:
+        path: a file; a folder of rollout dumps; or ``-``, standard input.
+
+    Raises:
+        PaddingDataError: the folder cannot be read, or holds no dump.
+    """
+    if path == STANDARD_INPUT or not os.path.isdir(path):
+        return [path]
+    try:
+        dumps = [file for file in path.iterdir() if file.suffix == ".jsonl" and file.stem.isdecimal()]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not dumps:
+        raise PaddingDataError(
+            f"{path}: holds no <step>.jsonl, such as 1.jsonl. Name a file of rows, or the folder of "
+            "trainer.rollout_data_dir, where verl writes one for each step."
+        )
+    return sorted(dumps, key=lambda file: (int(file.stem), file.stem))
+
+
+def read_rows_file(file: Path, count_tokens: CountTokens | None) -> RowsFile:
+    """Reads one file, or standard input, as `read_rows` does.
+
+    Raises:
+        PaddingDataError: it cannot be read, or `read_rows` refuses it.
+    """
+    if file == STANDARD_INPUT:
+        return read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)
+    try:
+        with file.open("rb") as lines:
+            return read_rows(lines, name=str(file), count_tokens=count_tokens)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None) -> RowsFile:
+    """Reads one JSON object per line; docs/rows_file.md has its forms.
+
+    Args:
+        lines: UTF-8, with or without a byte order mark; they end at newlines alone, for verl does not escape U+2028 and
+            its like, at which other readers break lines.
+        name: of the file, for messages.
         count_tokens: counts the tokens of a text; needed for a rollout dump.
 
     Raises:
-        PaddingDataError: a line is none of these (its number is given), or there is no row at all.
+        PaddingDataError: a line is none of a row (its number is given), or there is no row at all.
     """
-    keys: list[str] = []
-    prompts: list[str] = []
-    sessions: list[str] = []
-    tokens: list[int] = []
-    lines: list[int] = []
-    named: list[tuple[str, int | None]] = []
-    wholes: list[str | list[int] | None] = []
-    met: dict[tuple[str, int], int] = {}
-    pads = number = 0
+    found: list[RowLine] = []
+    pads: set[int] = set()
+    line_of_key: dict[str, int] = {}
+    rows_of: dict[tuple[str, int], int] = {}
+    number = -1
     counted = False
-    for where, line in _objects(path):
-        if "uid" in line and "prompt" not in line:
+    for number, entry in _objects(lines, name):
+        where = place(name, number)
+        if "uid" in entry and ("prompt" not in entry or "input" in entry):
+            row = _dumped_row(entry, number, where, count_tokens)
             counted = True
-            key = _text(line, "uid", where)
-            if key.startswith(PAD_UID_PREFIX):
-                pads += 1
-                number += 1
-                continue
-            if count_tokens is None:
-                raise PaddingDataError(
-                    f"{where}: a rollout dump holds text and no lengths. Name the model's tokenizer with --tokenizer."
-                )
-            parts = parts_of_key(key)
-            if parts is None:
-                raise PaddingDataError(
-                    f"{where}: uid={key!r}, but the form {KEY_FORM} is needed, as verl writes it: "
-                    "session and index are whole numbers from 0."
-                )
-            prompt, session, _ = parts
-            asked, answered = _text(line, "input", where), _text(line, "output", where)
-            length = count_tokens(asked) + count_tokens(answered)
-            whole: str | list[int] | None = asked + answered
         else:
-            prompt, session = _text(line, "prompt", where), str(_count(line, "session", where, least=0))
-            whole = None
-            if "token_ids" in line:
-                whole = _token_ids(line, where)
-                length = len(whole)
-            elif "tokens" in line:
-                length = _count(line, "tokens", where, least=1)
-            else:
-                length = sum(_count(line, f"{part}_tokens", where, least=0) for part in ("prompt", "response"))
-            index = met.get((prompt, int(session)), 0)
-            met[prompt, int(session)] = index + 1
-            key = row_key(prompt, session, index)
-        named.append((where, _count(line, "extends", where, least=0) if line.get("extends") is not None else None))
-        wholes.append(whole)
-        keys.append(key)
-        prompts.append(prompt)
-        sessions.append(session_name(prompt, session))
-        tokens.append(max(length, 1))
-        lines.append(number)
-        number += 1
-    if not keys:
-        raise PaddingDataError(f"{path}: holds no row. One JSON object per line is needed.")
-    extends = _extensions(sessions, wholes, tokens)
-    row_of_line = {line: row for row, line in enumerate(lines)}
-    for row, (where, extended) in enumerate(named):
-        if extended is not None:
-            earlier = row_of_line.get(extended)
-            if earlier is None or not may_extend(tokens, row, earlier):
-                raise PaddingDataError(
-                    f"{where}: extends={extended}, but the line of a row with fewer tokens is needed, or of one with "
-                    "as many before it; lines are counted from 0."
-                )
-            begin, whole = wholes[earlier], wholes[row]
-            if begin is not None and whole is not None and whole[: len(begin)] != begin:
-                raise PaddingDataError(
-                    f"{where}: extends={extended}, but it does not begin with that line's tokens. Name another line, "
-                    "or leave extends out."
-                )
-            extends[row] = earlier
-    known = any(whole is not None for whole in wholes) or any(extended is not None for _, extended in named)
+            row = _row_of_lengths(entry, number, where, rows_of)
+        if row is None:
+            pads.add(number)
+            continue
+        if row.key in line_of_key:
+            raise PaddingDataError(
+                f"{where}: the row {row.key!r} is in line {line_of_key[row.key] + 1} too. A batch has each row once: "
+                "put each batch into a file of its own."
+            )
+        line_of_key[row.key] = number
+        found.append(row)
+    if not found:
+        raise PaddingDataError(f"{name}: holds no row. One JSON object per line is needed: {FORMS}.")
     rows = Rows(
-        key_R=tuple(keys),
-        prompt_R=tuple(prompts),
-        session_R=tuple(sessions),
-        tokens_R=tuple(tokens),
-        extends_R=tuple(extends) if known else None,
+        key_R=tuple(row.key for row in found),
+        prompt_R=tuple(row.prompt for row in found),
+        session_R=tuple(row.session for row in found),
+        tokens_R=tuple(row.tokens for row in found),
+        extends_R=extended_rows(found, name=name, pads=pads, n_lines=number + 1),
     )
-    return RowsFile(rows=rows, lines_R=tuple(lines), pads=pads, counted=counted)
+    return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=len(pads), counted=counted)
 
 
-def _extensions(
-    session_R: Sequence[str], whole_R: Sequence[str | list[int] | None], tokens_R: Sequence[int]
-) -> list[int | None]:
-    """Number of the row that each row extends, by text or token ids, among the rows of its session."""
-    extends_R: list[int | None] = [None] * len(session_R)
-    rows_of: dict[tuple[str, type], list[int]] = {}
-    for row, session in enumerate(session_R):
-        if whole_R[row]:
-            rows_of.setdefault((session, type(whole_R[row])), []).append(row)
-    for rows in rows_of.values():
-        # In this order a row comes right before one that extends it, if there is any.
-        order = sorted(rows, key=lambda row: (whole_R[row], row))
-        for shorter, longer in pairwise(order):
-            begin, whole = whole_R[shorter], whole_R[longer]
-            # By the tokenizer's counts, a text may have fewer tokens than its beginning.
-            follows = may_extend(tokens_R, longer, shorter)
-            if begin is not None and whole is not None and whole[: len(begin)] == begin and follows:
-                extends_R[longer] = shorter
-    return extends_R
+def _unreadable(path: Path, error: OSError) -> PaddingDataError:
+    return PaddingDataError(
+        f"{path}: cannot be read ({error.strerror}). Name a file of rows, one JSON object per line; a folder of "
+        "rollout dumps; or - for standard input."
+    )
 
 
-def _token_ids(line: dict[str, Any], where: str) -> list[int]:
-    ids = line["token_ids"]
-    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
-        raise PaddingDataError(f"{where}: token_ids={str(ids)[:40]}, but a list of whole numbers is needed.")
+def _objects(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of the lines that are not blank, each with the number of its line, from 0."""
+    for number, line in enumerate(lines):
+        where = place(name, number)
+        try:
+            text = line.decode("utf-8" if number else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise PaddingDataError(f"{where}: not UTF-8 ({error.reason}). Store the file as UTF-8.") from error
+        if not text.strip():
+            continue
+        try:
+            value = json.loads(text)
+        # ValueError: also a number of thousands of digits.
+        except (ValueError, RecursionError) as error:
+            raise PaddingDataError(f"{where}: not JSON ({error}). One object per line is needed: {FORMS}.") from error
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise PaddingDataError(f"{where}: not an object but {kind}. One object per line is needed: {FORMS}.")
+        yield number, value
+
+
+def _dumped_row(entry: dict[str, Any], number: int, where: str, count_tokens: CountTokens | None) -> RowLine | None:
+    """A row of a rollout dump; None for a pad of stock verl."""
+    key = _text(entry, "uid", where)
+    if key.startswith(PAD_UID_PREFIX):
+        return None
+    if count_tokens is None:
+        raise PaddingDataError(
+            f"{where}: a rollout dump holds text and no lengths. Name the model's tokenizer with --tokenizer."
+        )
+    parts = parts_of_key(key)
+    if parts is None:
+        raise PaddingDataError(
+            f"{where}: uid={_shown(key)}, but the form {KEY_FORM} is needed, as verl writes it: session and index are "
+            "whole numbers from 0."
+        )
+    prompt, session, _ = parts
+    asked, answered = _text(entry, "input", where), _text(entry, "output", where)
+    return RowLine(
+        line=number,
+        key=key,
+        prompt=prompt,
+        session=session_name(prompt, session),
+        tokens=max(count_tokens(asked) + count_tokens(answered), 1),
+        whole=asked + answered,
+        extends=_extends(entry, where),
+    )
+
+
+def _row_of_lengths(entry: dict[str, Any], number: int, where: str, rows_of: dict[tuple[str, int], int]) -> RowLine:
+    """A row by its lengths or token ids.
+
+    Args:
+        rows_of: rows of each prompt and session so far; this one is counted there.
+    """
+    prompt, session = _text(entry, "prompt", where), _count(entry, "session", where, least=0)
+    index = rows_of.get((prompt, session), 0)
+    rows_of[prompt, session] = index + 1
+    whole = None
+    if "token_ids" in entry:
+        whole = _token_ids(entry, where)
+        tokens = len(whole)
+    elif "prompt_tokens" in entry or "response_tokens" in entry:
+        # Without a token in the prompt, verl has no log-prob of the first response token.
+        tokens = _count(entry, "prompt_tokens", where, least=1) + _count(entry, "response_tokens", where, least=0)
+    else:
+        tokens = _count(entry, "tokens", where, least=1)
+    if tokens > MOST:
+        raise PaddingDataError(f"{where}: {tokens} tokens, but at most {MOST} are possible. Correct the line.")
+    return RowLine(
+        line=number,
+        key=row_key(prompt, session, index),
+        prompt=prompt,
+        session=session_name(prompt, session),
+        tokens=tokens,
+        whole=whole,
+        extends=_extends(entry, where),
+    )
+
+
+def _extends(entry: dict[str, Any], where: str) -> int | None:
+    return None if entry.get("extends") is None else _count(entry, "extends", where, least=0)
+
+
+def _token_ids(entry: dict[str, Any], where: str) -> list[int]:
+    ids = entry["token_ids"]
+    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+        raise PaddingDataError(f"{where}: token_ids={_shown(ids)}, but a list of whole numbers is needed.")
     return ids
 
 
-def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        # newline="\n": verl does not escape U+2028 and its like, at which other readers break lines.
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                try:
-                    value = json.loads(line)
-                # ValueError: also a number of thousands of digits.
-                except (ValueError, RecursionError) as error:
-                    raise PaddingDataError(f"{where}: not JSON ({error}). One object per line is needed.") from error
-                if not isinstance(value, dict):
-                    kind = type(value).__name__
-                    raise PaddingDataError(f"{where}: not an object but {kind}. One object per line is needed.")
-                yield where, value
-    except (OSError, UnicodeDecodeError) as error:
-        raise PaddingDataError(
-            f"{path}: cannot be read ({error}). Name a file of rows, one JSON object per line."
-        ) from error
-
-
-def _text(line: dict[str, Any], key: str, where: str) -> str:
-    if not isinstance(line.get(key), str):
-        raise PaddingDataError(f"{where}: {key}={line.get(key)!r}, but a string is needed.")
-    return str(line[key])
-
-
-def _count(line: dict[str, Any], key: str, where: str, *, least: int) -> int:
-    value = line.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PaddingDataError(f"{where}: {key}={value!r}, but a whole number of at least {least} is needed.")
-    if value > MOST:
-        raise PaddingDataError(f"{where}: {key}={value}, but a whole number of at most {MOST} is needed.")
+def _text(entry: dict[str, Any], key: str, where: str) -> str:
+    value = _value(entry, key, where)
+    if not isinstance(value, str):
+        raise PaddingDataError(f"{where}: {key}={_shown(value)}, but a string is needed.")
     return value
+
+
+def _count(entry: dict[str, Any], key: str, where: str, *, least: int) -> int:
+    value = _value(entry, key, where)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+        raise PaddingDataError(f"{where}: {key}={_shown(value)}, but a whole number from {least} to {MOST} is needed.")
+    return value
+
+
+def _value(entry: dict[str, Any], key: str, where: str) -> Any:
+    if key not in entry:
+        raise PaddingDataError(f"{where}: no {key!r}. It is needed: {FORMS}.")
+    return entry[key]
+
+
+def _shown(value: Any) -> str:
+    """A value as it stands in the file."""
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} .."

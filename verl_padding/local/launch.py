@@ -43,7 +43,7 @@ def run_local_job(
 
     Args:
         overrides: Hydra overrides.
-        folder: the job's working directory, made if missing. Its output goes to ``log``, its metrics to
+        folder: the job's working directory, made if missing. Its output is added to ``log``, its metrics go to
             ``metrics.jsonl`` there, one line per step.
         on_line: is called with each line of the output, without the newline.
         timeout_s: seconds until the job is ended.
@@ -95,7 +95,7 @@ def run_command(
             at_the_end.callback(timer.cancel)
             timer.start()
         assert supervisor.stdout is not None
-        with open(folder / LOG, "w", encoding="utf-8", buffering=1) as log:
+        with open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
                 if on_line is not None:

@@ -122,7 +122,8 @@ def _refuse_long_rows(rows: Rows, name: str, call: Call) -> None:
         raise RowTooLongError(
             f"row {rows.key_R[longest]!r} has {tokens} tokens, prompt and response, more than the {call.token_budget} "
             f"that a micro-batch of {name!r} may hold: raise {setting_of(call)} until it holds {tokens}, or keep rows "
-            "shorter (data.max_prompt_length, data.max_response_length)"
+            "shorter (data.max_prompt_length, data.max_response_length)",
+            row=longest,
         )
 
 
@@ -134,5 +135,6 @@ def _refuse_costs_past_int64(rows: Rows, name: str, cost_model: CostModel) -> No
         raise PlanError(
             f"row {rows.key_R[longest]!r} has {rows.tokens_R[longest]} tokens: {len(rows)} rows of that length cost "
             f"{cost * len(rows):.1e} in call {name!r}, more than the planner can count ({MOST_COST:.1e}). Keep rows "
-            "shorter, or choose cost_model=tokens"
+            "shorter, or choose cost_model=tokens",
+            row=longest,
         )

@@ -74,20 +74,20 @@ class Learning:
 
     def __str__(self) -> str:
         """The verdict in a sentence or two."""
-        goal, over = (
-            self.goal,
-            "at its only step" if self.steps == 1 else f"over the last {min(LAST, self.steps)} steps",
-        )
+        goal = self.goal
+        over = "at its only step" if self.steps == 1 else f"over the last {min(LAST, self.steps)} steps"
+        reward = f"the mean reward of a session is {self.last:.3f} {over}"
+        if self.steps > 1:
+            reward += f", after {self.first:.3f} at the first step"
         if self.learned is None:
             return (
                 f"{counted(self.steps, 'step')} cannot show whether the agent learns; the recipe is made for "
-                f"{goal.steps} steps. The mean reward of a session is {self.last:.3f} {over}."
+                f"{goal.steps} steps. {reward[0].upper()}{reward[1:]}."
             )
         if self.learned:
             return (
-                f"The agent has learned its task: the mean reward of a session is {self.last:.3f} {over}, and the goal "
-                f"is {goal.reward}. It reached that at step {self.reached} and did not fall below {self.lowest:.3f} "
-                "afterwards."
+                f"The agent has learned its task: {reward}, and the goal is {goal.reward}. It reached that at step "
+                f"{self.reached} and did not fall below {self.lowest:.3f} afterwards."
             )
         if self.lowest is None:
             told = f"no step reached {goal.reward}"
@@ -96,6 +96,6 @@ class Learning:
             if self.lowest < goal.floor:
                 told += f", but fell to {self.lowest:.3f} at step {self.lowest_at}"
         return (
-            f"The agent has not learned its task: the mean reward of a session is {self.last:.3f} {over}, and {told}. "
+            f"The agent has not learned its task: {reward}, and {told}. "
             f"The goal is to reach {goal.reward}, and not to fall below {goal.floor} after that."
         )

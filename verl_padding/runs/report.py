@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -11,8 +12,10 @@ from typing import Any
 
 from rich.table import Table
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
+from verl_padding.runs.charts import NEITHER, OURS, STOCK, new_figure, save_chart
 from verl_padding.stock.rule import StockRule
 from verl_padding.verl_job.calls import ACTOR
 from verl_padding.verl_job.metric_names import OPTIMIZER_STEPS, PAD_ROWS_TOTAL, ROW_REWARD
@@ -37,29 +40,61 @@ class StepRows:
 
 
 def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(step, metrics) of the training steps in ``folder``, as far as the job has come."""
+    """(step, metrics) of the training steps in ``folder``, as far as the job has come.
+
+    Raises:
+        PaddingDataError: the file cannot be read, or is not what verl's logger writes.
+    """
     path = folder / METRICS
-    if not path.exists():
+    if not os.path.exists(path):
         return []
-    # The last line may be half written.
-    entries = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    entries = list(_lines(path, "what verl's file logger writes", {"step": int, "data": dict}))
     return [(entry["step"], entry["data"]) for entry in entries if ROW_REWARD in entry["data"]]
 
 
 def read_rows(folder: Path) -> list[StepRows]:
-    """Rows of each step, from the rollout dump of a job that has ended."""
-    return sorted((_read_step(path) for path in (folder / ROLLOUTS).glob("*.jsonl")), key=lambda rows: rows.step)
+    """Rows of each step, from the rollout dump of a job that has ended.
+
+    Raises:
+        PaddingDataError: a file cannot be read, or is not a rollout dump.
+    """
+    dumps = [path for path in (folder / ROLLOUTS).glob("*.jsonl") if path.stem.isdecimal()]
+    return sorted((_read_step(path) for path in dumps), key=lambda rows: rows.step)
 
 
 def _read_step(path: Path) -> StepRows:
-    # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
-    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    rows = list(_lines(path, "a row of verl's rollout dump", {"uid": str, "score": (int, float)}))
     real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
+    if not real:
+        raise PaddingDataError(f"{path}: holds no row. Name the folder of a run that has ended.")
     # verl gives every row of a session the session's reward.
     rewards = {session_of_key(row["uid"]): row["score"] for row in real}
     return StepRows(
         step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=len(rows) - len(real)
     )
+
+
+def _lines(path: Path, what: str, needed: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one a line, without a last line that is half written.
+
+    Args:
+        needed: keys of each object, with the types of their values.
+    """
+    try:
+        # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise PaddingDataError(f"{path}: cannot be read ({error}). Name the folder of a run.") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), of) for key, of in needed.items()):
+            raise PaddingDataError(
+                f"{path}, line {number}: not {what}, an object with {' and '.join(needed)}. Name the folder of a run."
+            )
+        yield entry
 
 
 def comparison_table(rows: Sequence[StepRows], metrics: Sequence[dict[str, Any]], stock: StockRule) -> Table:
@@ -81,6 +116,17 @@ def comparison_table(rows: Sequence[StepRows], metrics: Sequence[dict[str, Any]]
     return table
 
 
+def stock_step_table(rows: Sequence[StepRows], stock: StockRule) -> Table:
+    """The steps of a run of stock verl, with what its metrics do not say."""
+    table = Table(title="steps of stock verl, from its rollout dump and its rule", title_justify="left")
+    for column in ("step", "reward of a session", "rows", "pads", "steps taken"):
+        table.add_column(column, justify="right")
+    for step in rows:
+        cells = (step.step, f"{step.reward:.3f}", step.real, step.dumped_pads, stock.optimizer_steps(step.real))
+        table.add_row(*map(str, cells))
+    return table
+
+
 def _cells(steps: Sequence[int], pads: Sequence[int], real: Sequence[int]) -> tuple[str, str, str]:
     low, high = min(steps), max(steps)
     span = str(low) if low == high else f"{low} to {high}"
@@ -90,34 +136,26 @@ def _cells(steps: Sequence[int], pads: Sequence[int], real: Sequence[int]) -> tu
 def draw_curves(
     path: Path, metrics: Sequence[tuple[int, dict[str, Any]]], rows: Sequence[StepRows], stock: StockRule
 ) -> None:
-    """Writes the reward curve and, below it, rows and optimizer steps of each step, as a picture."""
-    import matplotlib
+    """Writes the reward curve and, below it, rows and optimizer steps of each step, as a picture.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(7, 7), sharex=True, height_ratios=(2, 1, 1))
-    top.plot([r.step for r in rows], [r.reward for r in rows], color="tab:blue")
-    top.set_ylabel("mean reward of a session")
-    top.set_ylim(bottom=0)
-    middle.plot([r.step for r in rows], [r.real for r in rows], color="tab:gray")
-    middle.set_ylabel("real rows")
-    middle.set_ylim(bottom=0)
-    bottom.step(
-        [r.step for r in rows],
-        [stock.optimizer_steps(r.real) for r in rows],
-        color="tab:orange",
-        label="stock verl's rule",
-    )
+    Raises:
+        PaddingDataError: the picture cannot be written.
+    """
+    figure, (top, middle, bottom) = new_figure(nrows=3, figsize=(7, 7), sharex=True, height_ratios=(2, 1, 1))
+    steps = [step.step for step in rows]
     ours = [(step, data[ACTOR_STEPS]) for step, data in metrics if ACTOR_STEPS in data]
+    top.plot(steps, [step.reward for step in rows], color=OURS if ours else STOCK)
+    top.set_ylabel("mean reward of a session")
+    middle.plot(steps, [step.real for step in rows], color=NEITHER)
+    middle.set_ylabel("real rows")
+    bottom.step(steps, [stock.optimizer_steps(step.real) for step in rows], color=STOCK, label="stock verl's rule")
     if ours:
-        bottom.step(*zip(*ours, strict=True), color="tab:blue", label="verl_padding")
+        bottom.step(*zip(*ours, strict=True), color=OURS, label="verl_padding")
     bottom.set_ylabel("optimizer steps")
-    bottom.set_ylim(bottom=0)
     bottom.set_xlabel("step")
     bottom.legend(frameon=False)
     for axis in (top, middle, bottom):
+        axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_chart(figure, path)

@@ -1,0 +1,146 @@
+"""Where ``verl-padding plan`` reads batches from, what it says of them, and its JSON."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_plan_command import CHAINS, SHARED, compared, plan_of, refused, run, write_sessions
+from verl_padding.cli.comparison import LayoutTotals
+from verl_padding.config import PaddingConfig
+
+ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
+SHAPE = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
+
+
+def text_of(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text_of(ROWS))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Three steps of 64, 32 and 60 rows."""
+    place = tmp_path / "rollouts"
+    place.mkdir()
+    for step, rows in ((2, ROWS[:32]), (10, ROWS[:60]), (1, ROWS)):
+        (place / f"{step}.jsonl").write_text(text_of(rows))
+    return place
+
+
+def test_standard_input_is_planned_as_a_file_is(file):
+    from_file = plan_of(file, *SHAPE)
+    given = json.loads(run("-", *SHAPE, "--json", given=file.read_text()).stdout)
+    assert given["file"] == "standard input"
+    assert given["steps"] == from_file["steps"]
+    assert run("-", *SHAPE, given=file.read_text()).stdout.startswith("standard input: 2 ranks, strategy prompt")
+    assert "standard input, line 1 (row number 0): not JSON" in run("-", *SHAPE, given="{").stderr
+
+
+def test_a_pipe_into_the_module_gives_json_and_nothing_else(file):
+    command = [sys.executable, "-m", "verl_padding", "plan", "-", *map(str, SHAPE), "--json"]
+    output = subprocess.run(command, input=b"\xef\xbb\xbf" + file.read_bytes(), capture_output=True, check=True)
+    assert json.loads(output.stdout)["figures"]["optimizer_steps"] == 4
+    assert output.stderr == b""
+
+
+def test_each_dump_of_a_folder_is_a_batch_of_its_own_and_has_a_line_in_the_order_of_steps(folder):
+    result = run(folder, *SHAPE)
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.split("\n") if "│" in line]
+    assert [line[:3] for line in lines] == [
+        ["1.jsonl", "4", "64"],
+        ["2.jsonl", "2", "32"],
+        ["10.jsonl", "4", "60"],
+        ["all", "10", "156"],
+    ]
+    assert "10.jsonl: --mini-batch 4: does not divide the 15 prompts that have rows." in result.stderr
+    told = plan_of(folder, *SHAPE, "--budget", 128, "--compare")
+    assert [Path(batch["file"]).name for batch in told["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
+    alone = plan_of(folder / "2.jsonl", *SHAPE, "--budget", 128, "--compare")
+    for key in ("steps", "comparison", "notes"):
+        assert told["batches"][1][key] == alone[key]
+    rows = [batch["comparison"]["verl"]["rows"] for batch in told["batches"]]
+    assert rows == [64, 32, 60]
+    assert told["comparison"]["verl"]["rows"] == told["comparison"]["plan"]["rows"] == sum(rows)
+
+
+def test_of_a_folder_a_bad_line_is_told_with_its_file_and_no_picture_is_drawn(folder):
+    assert "is a folder of them. Name one of its files" in refused(folder, *SHAPE, "--picture", "plan.png")
+    (folder / "3.jsonl").write_text(text_of(ROWS[:1]) + "{\n")
+    assert "3.jsonl, line 2 (row number 1): not JSON" in refused(folder, *SHAPE)
+
+
+def test_a_row_past_the_budget_is_told_with_its_line(file):
+    file.write_text("\n" + file.read_text())
+    told = refused(file, *SHAPE, "--budget", 72)
+    assert f"{file}, line 65 (row number 64): row 'p15_3_0' has 73 tokens" in told
+    assert "raise --budget until it holds 73" in told
+
+
+def test_the_settings_have_the_defaults_of_the_job_and_stand_in_the_title(file):
+    default = plan_of(file, *SHAPE)
+    for setting in ("strategy", "packer", "sharing"):
+        assert default[setting] == getattr(PaddingConfig(), setting)
+    assert all(set(rank) == {"rows", "pads"} for step in default["steps"] for rank in step["ranks"])
+    assert default["figures"]["micro_batches"] is None
+    table = run(file, *SHAPE).stdout
+    assert table.startswith("rows.jsonl: 2 ranks, strategy prompt, packer verl")
+    assert "micro-" not in table.split("Planning")[0]
+    planned = run(file, *SHAPE, "--packer", "plan").stdout
+    assert planned.startswith("rows.jsonl: 2 ranks, strategy prompt, packer plan")
+    assert "micro-" in planned
+
+
+def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them(file):
+    verl, plan = (plan_of(file, *SHAPE, "--compare", "--packer", packer)["comparison"] for packer in ("verl", "plan"))
+    assert verl["verl"] == plan["verl"]
+    assert verl["plan"]["micro_batches"] >= plan["plan"]["micro_batches"] > 4
+    assert verl["plan"]["micro_over_perfect"] >= verl["plan"]["over_perfect"] >= 1
+    assert verl["plan"]["tokens"] == sum(row["tokens"] for row in ROWS)
+
+
+def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):
+    path = write_sessions(tmp_path / "rows.jsonl", CHAINS)
+    told = plan_of(path, *SHARED, "--budget", 256, "--compare")["comparison"]
+    assert list(told) == ["verl", "plan_without_sharing", "plan"]
+    assert [set(column) for column in told.values()] == [{field.name for field in fields(LayoutTotals)}] * 3
+    assert [column["computed_tokens"] for column in told.values()] == [30, 30, 23]
+    assert told["plan"]["over_perfect"] < 1 <= told["plan_without_sharing"]["over_perfect"]
+    table = compared(run(path, *SHARED, "--budget", 256, "--compare").stdout)
+    assert table["computed tokens of rows"] == ["30", "30", "23"]
+
+
+def notes(file: Path, *args: object) -> list[str]:
+    result = run(file, *args, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["notes"]
+    assert result.stderr.split("\n")[:-1] == told
+    return told
+
+
+def test_options_that_the_rows_do_not_bear_out_are_told_with_both_numbers(file):
+    assert notes(file, *SHAPE) == []
+    (told,) = notes(file, *SHAPE, "--mini-batch", 5)
+    assert told.startswith(
+        "--mini-batch 5: does not divide the 16 prompts that have rows. The batch is taken for one of"
+    )
+    assert told.endswith("20 prompts, of which 4 came back empty.")
+    assert notes(file, *SHAPE, "--n", 7) == ["--n 7: no prompt has more than 4 sessions."]
+    assert notes(file, *SHAPE, "--n", 2) == ["--n 2: a prompt has 4 sessions."]
+    (told,) = notes(file, *SHAPE, "--dp", 32)
+    assert told == "--dp 32: ranks have nothing but pads in 4 of 4 optimizer steps, the smallest of which has 16 rows."
+
+
+def test_the_warnings_are_on_standard_error_beside_a_table_too(file):
+    result = run(file, *SHAPE, "--n", 7)
+    assert result.stderr == "--n 7: no prompt has more than 4 sessions.\n"
+    assert "--n 7" not in result.stdout
