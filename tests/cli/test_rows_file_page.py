@@ -1,0 +1,73 @@
+"""The page on rows files and the JSON of a plan says what is read and printed, field by field."""
+
+import json
+import re
+from dataclasses import fields
+
+from tests.cli.test_plan_command import plan_of, run
+from tests.support.pages import DOCS, FENCE, read
+from verl_padding.cli.comparison import LayoutTotals
+from verl_padding.cli.rows_file import read_rows
+from verl_padding.plan import LayoutFigures
+
+PAGE = read(DOCS / "rows_file.md")
+TEXTS = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "text"]
+SHAPE = ("--dp", 2, "--mini-batch", 1, "--n", 2, "--budget", 1024)
+
+
+def first_column(heading: str) -> set[str]:
+    """What the tables below a heading have in their first column."""
+    section = PAGE.split(f"# {heading}\n")[1].split("\n#")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def names_of(figures: type) -> set[str]:
+    return {field.name for field in fields(figures)}
+
+
+def test_the_rows_of_the_page_are_read_as_it_says():
+    lengths, dump = (read_rows(text.encode().splitlines(), name="page", count_tokens=len) for text in TEXTS[:2])
+    assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
+    assert lengths.rows.extends_R == (None, None, 1, None, 3)
+    assert dump.rows.prompt_R == ("7f3a",)
+    told = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
+    assert first_column("A row by its length") == told
+    assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys() - {"score"}
+
+
+def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(TEXTS[0])
+    told = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", "chains", "--compare")
+    assert told.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
+    assert told["figures"].keys() == first_column("Figures") == names_of(LayoutFigures) | {"plan_seconds"}
+    assert first_column("Comparison") == names_of(LayoutTotals)
+    for name, totals in told["comparison"].items():
+        assert totals.keys() == names_of(LayoutTotals)
+        assert f"`{name}`" in PAGE.split("### Comparison\n")[1]
+    nulls = {name for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items() if figure is None}
+    (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
+    assert nulls == set(re.findall(r"`(\w+)`", sentence))
+
+
+def test_a_folder_has_the_keys_of_the_page(tmp_path):
+    (tmp_path / "1.jsonl").write_text(TEXTS[0])
+    told = plan_of(tmp_path, *SHAPE, "--compare")
+    (form,) = re.findall(r"the output is `(\{.*?\})`", PAGE)
+    assert list(told) == re.findall(r'"(\w+)"', form)
+    assert told["batches"][0].keys() == first_column("The plan as JSON") - {"strategy", "packer", "sharing"}
+
+
+def test_the_help_tells_both_forms_and_the_page():
+    told = " ".join(run("--help").output.split())
+    for form in (
+        '{"prompt": "p0", "session": 0, "tokens": 512}',
+        '"prompt_tokens" and "response_tokens", or "token_ids"',
+        "Row numbers are lines, counted from 0",
+        '"uid", "input" and "output"',
+        '{"steps": [{"ranks": [{"rows": [0, 2], "pads": 1}]}], "figures": {..}}',
+        '{"micro_batches": [{"rows": [0, 2], "pads": 1}]}',
+        "docs/rows_file.md",
+    ):
+        assert form in told, form
