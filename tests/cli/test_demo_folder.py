@@ -130,7 +130,7 @@ def test_a_list_that_is_none_is_refused(tmp_path):
 
 def test_a_file_as_the_folder_is_refused_in_one_line(tmp_path):
     (tmp_path / "afile").write_text("years of work")
-    for out in (tmp_path / "afile", tmp_path / "afile" / "below"):
+    for out in (tmp_path / "afile", tmp_path / "afile" / "below", tmp_path / ("long" * 100)):
         with pytest.raises(PaddingDataError, match=r"--out=.*: cannot be made a folder \(.*\)\. Name another\.$"):
             run_once(out)
     assert (tmp_path / "afile").read_text() == "years of work"

@@ -247,10 +247,15 @@ def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path):
     assert "--mini-batch" in refused(path, *SHAPE, "--strategy", "lcm", "--dp", 7)
     assert "--cost-model flops" in refused(path, *SHAPE, "--cost-model", "flops")
     assert "--tokenizer" in refused(path, *SHAPE, "--tokenizer", str(tmp_path / "none"))
-    for picture in (tmp_path / "none" / "plan.png", tmp_path / "plan.xyz", tmp_path):
+    too_long = tmp_path / ("long" * 100)
+    for picture in (tmp_path / "none" / "plan.png", tmp_path / "plan.xyz", tmp_path, too_long / "plan.png"):
         assert "cannot be written" in refused(path, *SHAPE, "--picture", picture)
-    (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
-    assert "config.json cannot be read" in refused(path, *SHAPE, "--cost-model", tmp_path)
+    assert "nor a folder with a config.json" in refused(path, *SHAPE, "--cost-model", too_long)
+    for config in ('{"model_type": "no such model"}', "[]", "{"):
+        (tmp_path / "config.json").write_text(config)
+        assert "config.json cannot be read" in refused(path, *SHAPE, "--cost-model", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert "cannot be read" in refused(path, *SHAPE, "--tokenizer", tmp_path)
     assert "choose cost_model=attention" in refused(path, *SHAPE, "--cost-model", model_of_latent_attention(tmp_path))
 
 

@@ -150,7 +150,7 @@ def test_a_file_beside_the_dumps_is_left_alone(tmp_path):
 
 def test_what_is_no_folder_of_a_run_is_refused(tmp_path):
     (tmp_path / "afile").write_text("mine")
-    for run in (tmp_path / "afile", tmp_path / "none"):
+    for run in (tmp_path / "afile", tmp_path / "none", tmp_path / ("long" * 100)):
         result = CliRunner().invoke(app, ["compare", str(run), "--picture", str(tmp_path / "a.png")])
         assert result.exit_code == 1
         assert "metrics.jsonl: not there, or empty" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -83,7 +84,7 @@ def _planned_files(request: PlanRequest, notes: Console, *, compare: bool, pictu
 def _cost_model(name: str) -> CostModel:
     if name in COST_MODELS:
         return COST_MODELS[name]
-    if not (Path(name) / "config.json").is_file():
+    if not os.path.isfile(Path(name) / "config.json"):
         raise PaddingDataError(
             f"--cost-model {name}: not {' or '.join(COST_MODELS)}, nor a folder with a config.json. Name one of them."
         )

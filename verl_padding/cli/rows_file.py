@@ -15,6 +15,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import MOST_TOKENS, Rows
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, row_key, session_name
+from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
 
@@ -58,16 +59,13 @@ def files_of(path: Path) -> list[Path]:
     """
     if path == STANDARD_INPUT or not os.path.isdir(path):
         return [path]
-    try:
-        dumps = [file for file in path.iterdir() if file.suffix == ".jsonl" and file.stem.isdecimal()]
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    dumps = dumps_in(path)
     if not dumps:
         raise PaddingDataError(
             f"{path}: holds no <step>.jsonl, such as 1.jsonl. Name a file of rows, or the folder of "
             "trainer.rollout_data_dir, where verl writes one for each step."
         )
-    return sorted(dumps, key=lambda file: (int(file.stem), file.stem))
+    return dumps
 
 
 def read_rows_file(file: Path, count_tokens: CountTokens | None) -> RowsFile:
@@ -82,7 +80,10 @@ def read_rows_file(file: Path, count_tokens: CountTokens | None) -> RowsFile:
         with file.open("rb") as lines:
             return read_rows(lines, name=str(file), count_tokens=count_tokens)
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise PaddingDataError(
+            f"{file}: cannot be read ({error.strerror}). Name a file of rows, one JSON object per line; a folder of "
+            "rollout dumps; or - for standard input."
+        ) from error
 
 
 def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None) -> RowsFile:
@@ -130,13 +131,6 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
         extends_R=extended_rows(found, name=name, pads=pads, n_lines=number + 1),
     )
     return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=len(pads), counted=counted)
-
-
-def _unreadable(path: Path, error: OSError) -> PaddingDataError:
-    return PaddingDataError(
-        f"{path}: cannot be read ({error.strerror}). Name a file of rows, one JSON object per line; a folder of "
-        "rollout dumps; or - for standard input."
-    )
 
 
 def _objects(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, dict[str, Any]]]:

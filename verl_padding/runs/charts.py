@@ -36,11 +36,12 @@ def refuse_unwritable(path: Path) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     kinds = FigureCanvasBase.get_supported_filetypes()
-    if path.is_dir():
+    # os.path, for Path raises an error where a folder on the way cannot be searched.
+    if os.path.isdir(path):
         why = "it is a folder"
-    elif not path.parent.is_dir():
+    elif not os.path.isdir(path.parent):
         why = f"{path.parent} is not a folder"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+    elif not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
         why = "permission denied"
     elif path.suffix and path.suffix[1:].lower() not in kinds:
         why = f"a picture is one of {', '.join(sorted(kinds))}"

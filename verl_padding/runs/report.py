@@ -58,8 +58,23 @@ def read_rows(folder: Path) -> list[StepRows]:
     Raises:
         PaddingDataError: a file cannot be read, or is not a rollout dump.
     """
-    dumps = [path for path in (folder / ROLLOUTS).glob("*.jsonl") if path.stem.isdecimal()]
-    return sorted((_read_step(path) for path in dumps), key=lambda rows: rows.step)
+    return [_read_step(path) for path in dumps_in(folder / ROLLOUTS)]
+
+
+def dumps_in(folder: Path) -> list[Path]:
+    """The rollout dumps in a folder, ``<step>.jsonl``, in the order of their steps; none if there is no such folder.
+
+    Raises:
+        PaddingDataError: the folder cannot be read.
+    """
+    # os.path, for Path raises an error where a folder on the way cannot be searched.
+    if not os.path.isdir(folder):
+        return []
+    try:
+        dumps = [path for path in folder.iterdir() if path.suffix == ".jsonl" and path.stem.isdecimal()]
+    except OSError as error:
+        raise PaddingDataError(f"{folder}: cannot be read ({error.strerror}). Name another folder.") from error
+    return sorted(dumps, key=lambda path: (int(path.stem), path.stem))
 
 
 def _read_step(path: Path) -> StepRows:
