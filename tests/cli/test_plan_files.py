@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_plan_command import CHAINS, SHARED, compared, plan_of, refused, run, write_sessions
+from verl_padding.cli import planned_file
 from verl_padding.cli.comparison import LayoutTotals
+from verl_padding.cli.plan_picture import MOST_STEPS
 from verl_padding.config import PaddingConfig
+from verl_padding.stock.layout import pack_as_verl
 
 ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
 SHAPE = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
@@ -106,6 +109,19 @@ def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them
     assert verl["plan"]["micro_batches"] >= plan["plan"]["micro_batches"] > 4
     assert verl["plan"]["micro_over_perfect"] >= verl["plan"]["over_perfect"] >= 1
     assert verl["plan"]["tokens"] == sum(row["tokens"] for row in ROWS)
+
+
+def test_verls_packer_is_asked_for_no_more_steps_than_are_drawn(file, tmp_path, monkeypatch):
+    asked = []
+
+    def pack(cells_D, *args):
+        asked.append(cells_D)
+        return pack_as_verl(cells_D, *args)
+
+    monkeypatch.setattr(planned_file, "pack_as_verl", pack)
+    result = run(file, *SHAPE, "--mini-batch", 1, "--picture", tmp_path / "plan.png")
+    assert result.exit_code == 0, result.output
+    assert len(asked) == MOST_STEPS < 16
 
 
 def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, STOCK_LIGHT, refuse_unwritable
+from verl_padding.stock.layout import Track
 from verl_padding.verl_job.calls import ACTOR
 
 COLOURS = {VERL: (STOCK, STOCK_LIGHT), PLAN: (OURS, OURS_LIGHT)}
@@ -149,7 +150,7 @@ def _compared(files: Sequence[PlannedFile], notes: Console) -> list[Compared]:
     return compared
 
 
-def _bar(told: str, notes: Console) -> Callable[[Iterable[int]], Iterable[int]]:
+def _bar(told: str, notes: Console) -> Track:
     return lambda numbers: track(list(numbers), told, console=notes, transient=True)
 
 
@@ -189,9 +190,9 @@ def _totals_as_json(totals: Mapping[str, LayoutTotals]) -> dict[str, Any]:
 
 
 def _draw(file: PlannedFile, compared: Sequence[Compared], picture: Path, notes: Console) -> None:
-    from verl_padding.cli.plan_picture import draw_layouts
+    from verl_padding.cli.plan_picture import MOST_STEPS, draw_layouts
 
-    layouts = compared[0] if compared else {PLAN: file.laid_out(_bar("verl's packer", notes))}
+    layouts = compared[0] if compared else {PLAN: file.laid_out(_bar("verl's packer", notes), most_steps=MOST_STEPS)}
     drawn = [name for name in COLOURS if name in layouts]
     draw_layouts({_heading(name, file.request): (layouts[name], COLOURS[name]) for name in drawn}, picture)
     notes.print(f"The picture is in {picture}.", highlight=False, soft_wrap=True)

@@ -34,7 +34,7 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
         PaddingDataError: the picture cannot be written there.
     """
     first, _ = next(iter(layouts.values()))
-    all_ranks, all_steps = len(first.rows_MDK[0]), max(len(laid.rows_MDK) for laid, _ in layouts.values())
+    all_ranks, all_steps = len(first.rows_MDK[0]), max(laid.n_steps for laid, _ in layouts.values())
     ranks = min(all_ranks, MOST_RANKS)
     steps = min(all_steps, MOST_STEPS, MOST_BARS // ranks)
     figure, axes_MC = new_figure(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -61,11 +60,15 @@ class LaidOut:
     """A layout of a batch, cut into micro-batches, and the prices of its rows and pads."""
 
     rows_MDK: RowsMDK
+    """Of all optimizer steps, or of the first ones."""
+    n_steps: int
+    """All optimizer steps."""
     prices: Prices
 
     @cached_property
     def steps(self) -> list[MiniBatchCost]:
         """What its optimizer steps cost."""
+        assert len(self.rows_MDK) == self.n_steps, "only the first ones are cut"
         return mini_batch_costs(self.rows_MDK, self.prices)
 
 
@@ -120,24 +123,27 @@ class PlannedFile:
             token_budget=self.request.budget,
         )
 
-    def laid_out(self, track: Callable[[Iterable[int]], Iterable[int]]) -> LaidOut:
+    def laid_out(self, track: Track, *, most_steps: int | None = None) -> LaidOut:
         """The plan, cut into micro-batches, by verl's packer (slow) if the plan does not cut them.
 
         Args:
             track: wraps the numbers of the optimizer steps, for a progress bar.
+            most_steps: if not None, verl's packer cuts no more than these, the first ones.
         """
+        n_steps = self.layout.n_mini_batches
         if self.layout.micro_batch_rows is not None:
-            return LaidOut(rows_MDK=micro_batches_of(self.layout), prices=self.prices)
+            return LaidOut(rows_MDK=micro_batches_of(self.layout), n_steps=n_steps, prices=self.prices)
         tokens_R = [*self.batch.rows.tokens_R, *[MIN_PAD_LENGTH] * self.plan.n_pads]
-        steps = track(range(self.layout.n_mini_batches))
+        steps = track(range(n_steps)[:most_steps])
         rows_MDK = [pack_as_verl(self.layout.cells[step], tokens_R, self.request.budget) for step in steps]
-        return LaidOut(rows_MDK=rows_MDK, prices=self.prices)
+        return LaidOut(rows_MDK=rows_MDK, n_steps=n_steps, prices=self.prices)
 
     def unshared(self) -> LaidOut:
         """What the plan would be without sharing."""
         job = replace(self.job, sharing="off")
         layout = plan_batch(self.batch.rows, job).layouts[ACTOR]
-        return LaidOut(rows_MDK=micro_batches_of(layout), prices=replace(self.prices, chain_R=None))
+        prices = replace(self.prices, chain_R=None)
+        return LaidOut(rows_MDK=micro_batches_of(layout), n_steps=layout.n_mini_batches, prices=prices)
 
     def stock(self, track: Track) -> LaidOut:
         """Stock verl's layout of the same rows (slow)."""
@@ -149,7 +155,7 @@ class PlannedFile:
             track=track,
         )
         prices = replace(self.prices, pad_tokens=VERL_PAD_TOKENS, chain_R=None)
-        return LaidOut(rows_MDK=layout.micro_batches_MD, prices=prices)
+        return LaidOut(rows_MDK=layout.micro_batches_MD, n_steps=len(layout.micro_batches_MD), prices=prices)
 
 
 def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:
