@@ -103,6 +103,12 @@ def test_the_settings_have_the_defaults_of_the_job_and_stand_in_the_title(file):
     assert "micro-" in planned
 
 
+def test_a_file_may_have_any_name(file):
+    strange = file.rename(file.with_name("[bold]rows[red].jsonl"))
+    assert run(strange, *SHAPE).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
+    assert f"{strange}, line 64 (row number 63): " in refused(strange, *SHAPE, "--budget", 9)
+
+
 def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them(file):
     verl, plan = (plan_of(file, *SHAPE, "--compare", "--packer", packer)["comparison"] for packer in ("verl", "plan"))
     assert verl["verl"] == plan["verl"]

@@ -67,7 +67,7 @@ def test_runs_whose_folders_have_one_name_are_told_apart_by_what_is_above(tmp_pa
 
 
 def test_no_letter_of_a_long_name_is_cut_off(tmp_path):
-    names = [f"{'a_run_with_a_long_name_' * 5}{number}" for number in range(2)]
+    names = [f"{'a_run_with_a_long_name_' * 5}[bold]{number}" for number in range(2)]
     runs = [str(write_run(tmp_path / name, padded=True)) for name in names]
     told = CliRunner().invoke(app, ["compare", *runs, "--picture", str(tmp_path / "a.png")]).stdout
     lines = [line.split("│")[1:-1] for line in told.split("\n") if line.startswith("│")]

@@ -111,7 +111,7 @@ def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
         teller.look()
     minutes = (time.monotonic() - started) / 60
     if code:
-        console.print(f"[red]The job ended with code {code}; its output is in {out / LOG}.[/red]")
+        _tell(console, f"The job ended with code {code}; its output is in {out / LOG}.", style="red")
         return code
     metrics, rows = read_metrics(out), read_rows(out)
     rule = StockRule.of_config(_load_config(out / CONFIG))
@@ -121,13 +121,19 @@ def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
         console.print(stock_step_table(rows, rule))
     console.print(comparison_table(rows, [data for _, data in metrics], rule))
     learning = Learning.of([step.reward for step in rows], IMAGES_GOAL if images else GOAL)
-    console.print(
+    _tell(
+        console,
         f"The run took {minutes:.1f} minutes, start included. The picture is in {out / PICTURE}, the metrics are in "
-        f"{out / METRICS}, the rollouts in {out / ROLLOUTS}, and what the job said is in {out / LOG}."
+        f"{out / METRICS}, the rollouts in {out / ROLLOUTS}, and what the job said is in {out / LOG}.",
     )
     failed = learning.learned is False
-    console.print(str(learning), style="red" if failed else "green" if learning.learned else None)
+    _tell(console, str(learning), style="red" if failed else "green" if learning.learned else None)
     return NOT_LEARNED if failed else 0
+
+
+def _tell(console: Console, told: str, *, style: str | None = None) -> None:
+    """Prints a line that may hold paths, which are not broken."""
+    console.print(told, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

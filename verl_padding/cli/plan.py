@@ -129,13 +129,14 @@ def _print_tables(request: PlanRequest, files: Sequence[PlannedFile]) -> None:
     title = f"{name}: {counted(request.dp_size, 'rank')}, strategy {request.strategy}, packer {request.packer}{sharing}"
     Console().print(step_table(steps_of, of=of, title=title, packer=request.packer))
     seconds = sum(file.seconds for file in files)
-    Console().print(f"Planning took {seconds:.2f} s. The cost model is {request.cost_model}.", highlight=False)
+    told = [f"Planning took {seconds:.2f} s. The cost model is {request.cost_model}."]
     if request.packer == "verl":
-        Console().print(
+        told.append(
             "Ranks are judged per optimizer step: verl's packer cuts the micro-batches in the workers. --compare "
-            "asks it too (slow); --packer plan leaves them to the plan.",
-            highlight=False,
+            "asks it too (slow); --packer plan leaves them to the plan."
         )
+    for line in told:
+        Console().print(line, markup=False, highlight=False)
 
 
 def _compared(files: Sequence[PlannedFile], notes: Console) -> list[Compared]:
@@ -195,4 +196,4 @@ def _draw(file: PlannedFile, compared: Sequence[Compared], picture: Path, notes:
     layouts = compared[0] if compared else {PLAN: file.laid_out(_bar("verl's packer", notes), most_steps=MOST_STEPS)}
     drawn = [name for name in COLOURS if name in layouts]
     draw_layouts({_heading(name, file.request): (layouts[name], COLOURS[name]) for name in drawn}, picture)
-    notes.print(f"The picture is in {picture}.", highlight=False, soft_wrap=True)
+    notes.print(f"The picture is in {picture}.", markup=False, highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from verl_padding.plan import Packer
@@ -33,7 +34,7 @@ def step_table(steps_of: Mapping[str, Sequence[MiniBatchCost]], *, of: str, titl
     def cells(steps: Sequence[MiniBatchCost]) -> dict[str, str]:
         return {column: text for column, text in _cells(steps, packer).items() if not left_out.get(column)}
 
-    table = Table(title=title, title_justify="left", show_footer=True)
+    table = Table(title=escape(title), title_justify="left", show_footer=True)
     for column, text in {of: "all", **cells(every)}.items():
         # Not wrapped: rich would cut digits off in narrow columns.
         table.add_column(column, footer=text, justify="right", no_wrap=True)

@@ -12,6 +12,7 @@ from statistics import fmean
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.markup import escape
 from rich.table import Table
 from yaml import YAMLError
 
@@ -158,7 +159,7 @@ def table_of(runs: Sequence[RunCurves]) -> Table:
         fewest, most = min(run.optimizer_steps), max(run.optimizer_steps)
         norms = [norm for norm in run.grad_norm if not math.isnan(norm)]
         table.add_row(
-            run.name,
+            escape(run.name),
             str(len(run.steps)),
             f"{fmean(run.reward[-LAST:]):.3f}",
             str(fewest) if fewest == most else f"{fewest} to {most}",
