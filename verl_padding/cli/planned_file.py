@@ -166,6 +166,7 @@ def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:
             dp_size=request.dp_size,
             token_budget=request.budget,
             prompts_per_mini_batch=request.mini_batch,
+            mini_batch_setting="--mini-batch",
             cost_model=cost_model,
             budget_setting="--budget",
         )
@@ -173,6 +174,7 @@ def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:
             strategy=request.strategy,
             prompts=-(-prompts // request.mini_batch) * request.mini_batch,
             sessions_per_prompt=request.n,
+            sessions_setting="--n",
             updates={ACTOR: update},
             inference={},
             packer=request.packer,
@@ -181,8 +183,8 @@ def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:
         )
     except PlanError as refusal:
         raise PlanError(
-            f"{refusal} (strategy: --strategy; packer: --packer; sharing: --sharing; dp_size: --dp; "
-            "prompts_per_mini_batch: --mini-batch; sessions_per_prompt: --n; token_budget: --budget)"
+            f"{refusal} (strategy: --strategy; packer: --packer; sharing: --sharing; dp_size: --dp; token_budget: "
+            "--budget)"
         ) from refusal
 
 
