@@ -150,7 +150,7 @@ def notes(file: Path, *args: object) -> list[str]:
 
 
 def test_options_that_the_rows_do_not_bear_out_are_told_with_both_numbers(file):
-    assert notes(file, *SHAPE) == []
+    assert notes(file, *SHAPE) == notes(file, *SHAPE, "--budget", 128, "--compare") == []
     (told,) = notes(file, *SHAPE, "--mini-batch", 5)
     assert told.startswith(
         "--mini-batch 5: does not divide the 16 prompts that have rows. The batch is taken for one of"

@@ -74,8 +74,8 @@ def _planned_files(request: PlanRequest, notes: Console, *, compare: bool, pictu
                 "or leave --picture out."
             )
         refuse_unwritable(picture)
-    bar = track(files, "planning", console=notes, transient=True, disable=not request.is_folder)
-    planned = [PlannedFile.of(request, read_rows_file(file, count_tokens), cost_model) for file in bar]
+    bar = _bar("planning", notes)(range(len(files)))
+    planned = [PlannedFile.of(request, read_rows_file(files[number], count_tokens), cost_model) for number in bar]
     if compare:
         for file in planned:
             file.refuse_comparison()
@@ -152,7 +152,7 @@ def _compared(files: Sequence[PlannedFile], notes: Console) -> list[Compared]:
 
 
 def _bar(told: str, notes: Console) -> Track:
-    return lambda numbers: track(list(numbers), told, console=notes, transient=True)
+    return lambda numbers: track(list(numbers), told, console=notes, transient=True, disable=not notes.is_terminal)
 
 
 def _totals(files: Sequence[PlannedFile], compared: Sequence[Compared]) -> dict[str, LayoutTotals]:
