@@ -269,6 +269,12 @@ def no_such_agent_loop(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.rollout.agent.default_agent_loop=mine"]
 
 
+def a_row_with_another_agent_loop(machine: Machine) -> list[str]:
+    path = machine.folder / "agents.parquet"
+    pandas.DataFrame({"prompt": [[]] * 8, "agent_name": ["tool_agent", "mine"] * 4}).to_parquet(path)
+    return [f"data.train_files={path}"]
+
+
 def no_agent_loop_file(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.rollout.agent.agent_loop_config_path=/nowhere/agent.yaml"]
 
@@ -329,6 +335,7 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     no_reward_file: ("reward.custom_reward_function.path", "there is no such file"),
     no_reward_function: ("reward.custom_reward_function.path", "has no 'compute_score'"),
     no_such_agent_loop: ("actor_rollout_ref.rollout.agent.default_agent_loop", "mine: no agent loop of this name"),
+    a_row_with_another_agent_loop: ("data.train_files", "its column agent_name names mine. Choices: "),
     no_agent_loop_file: ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "there is no such file"),
     an_agent_loop_without_its_module: (
         "actor_rollout_ref.rollout.agent.agent_loop_config_path",

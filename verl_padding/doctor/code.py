@@ -9,12 +9,16 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from verl_padding.doctor.data_files import names_in_column
 from verl_padding.doctor.finding import Finding, ok, wrong
 from verl_padding.doctor.named_objects import refuse_missing_object, refuse_missing_target
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS = f"{AGENT}.agent_loop_config_path"
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+
+AGENT_COLUMN = "agent_name"
+"""Column of the prompts that names the agent loop of each, in place of the default one."""
 
 OBJECTS = (
     "reward.custom_reward_function",
@@ -85,13 +89,15 @@ def _agent_loops(config: DictConfig) -> Iterator[Finding]:
         yield ok(LOOPS, str(path))
     setting = f"{AGENT}.default_agent_loop"
     name = OmegaConf.select(config, setting)
+    choices = f"Choices: {', '.join(sorted(known))}. {LOOPS} adds others."
     if name in known:
         yield ok(setting, name)
     else:
-        yield wrong(
-            setting,
-            f"{name}: no agent loop of this name. Choices: {', '.join(sorted(known))}. {LOOPS} adds others.",
-        )
+        yield wrong(setting, f"{name}: no agent loop of this name. {choices}")
+    for path, names in names_in_column(config, AGENT_COLUMN):
+        if names - known:
+            unknown = ", ".join(sorted(names - known))
+            yield wrong("data.train_files", f"{path}: its column {AGENT_COLUMN} names {unknown}. {choices}")
 
 
 def _resolved(path: str) -> str | None:

@@ -63,6 +63,23 @@ def _file(setting: str, name: str, data: DictConfig, own_data_set: bool) -> tupl
     return ok(setting, f"{name}, {counted(rows, 'prompt')}"), rows
 
 
+def names_in_column(config: DictConfig, column: str) -> Iterator[tuple[str, set[str]]]:
+    """(file, values) of each training file that can be read and has such a column of text."""
+    from pyarrow import ArrowException, parquet
+
+    value = config.data.train_files
+    for name in value if isinstance(value, ListConfig) else [value]:
+        path = Path(str(name)).expanduser()
+        if path.suffix != ".parquet" or not path.is_file():
+            continue
+        try:
+            with parquet.ParquetFile(path) as read:
+                if column in read.schema_arrow.names:
+                    yield str(name), set(map(str, read.read([column])[column].unique().to_pylist()))
+        except (OSError, ArrowException):  # told as a file that cannot be read
+            continue
+
+
 def _enough(config: DictConfig, prompts: int) -> Finding:
     data, setting = config.data, "data.train_batch_size"
     if data.train_max_samples > 0:
