@@ -1,8 +1,9 @@
 """Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
 
 What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: verl's
-trainer composes the job and shows it, the demo takes its options, a run script is read by bash, an installation has its
-extras looked up, tests and benchmarks have their files. The end-to-end tests run the commands themselves.
+trainer composes the job and shows it, the demo and Ray's commands take their options, a run script is read by bash, an
+installation has its extras looked up, tests and benchmarks have their files. The end-to-end tests run the commands
+themselves.
 """
 
 import os
@@ -70,7 +71,28 @@ verl_padding.cli.demo.run_demo = lambda **options: 0
 app()
 """
 
+RAY = f"""#!{sys.executable}
+import subprocess, sys
+from ray.scripts.scripts import cli
+name, *arguments = sys.argv[1:]
+place = arguments.index("--") if "--" in arguments else len(arguments)
+cli.commands[name].make_context(name, arguments[:place])
+if arguments[place + 1 :]:
+    assert name == "symmetric-run", name
+    sys.exit(subprocess.call(arguments[place + 1 :]))
+"""
+
+SCONTROL = """#!/bin/bash
+[[ $1 == show && $2 == hostnames && $3 == "$SLURM_JOB_NODELIST" ]] && printf 'node1\\nnode2\\n'
+"""
+
+SRUN = """#!/bin/bash
+[[ $1 == -* ]] && exit 1
+exec "$@"
+"""
+
 STAND_INS = {"python": PYTHON, "bash": BASH, "pip": PIP, "pytest": PYTEST, "verl-padding": VERL_PADDING}
+STAND_INS |= {"ray": RAY, "scontrol": SCONTROL, "srun": SRUN}
 
 
 def blocks(language: str) -> dict[str, str]:
@@ -109,8 +131,9 @@ def checkout(tmp_path_factory) -> Path:
         write_run(folder / run, padded=padded)
     for run in ("subagents_tiny", "every_call_tiny", "unshared"):
         write_run(folder / "outputs" / run, padded=True)
-    (folder / "vllm_environment/bin").mkdir(parents=True)
-    (folder / "vllm_environment/bin/activate").touch()
+    for environment in ("environment", "vllm_environment"):
+        (folder / environment / "bin").mkdir(parents=True)
+        (folder / environment / "bin/activate").touch()
     (folder / "my_package").mkdir()
     (trainer,) = [code for code in PYTHON_BLOCKS if "my_trainer" in code]
     (folder / "my_package/my_trainer.py").write_text(trainer)
@@ -129,6 +152,8 @@ def test_a_block_of_commands_runs(code, checkout):
     environment = os.environ | {
         "PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{checkout}:{ROOT}",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
     }
     result = subprocess.run(
         ["/bin/bash", "-euo", "pipefail", "-c", OVERRIDES + code],

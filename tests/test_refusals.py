@@ -4,25 +4,15 @@ They are found in the source, so that a new one is read as well; that they are r
 tests of the modules that they are in.
 """
 
-import ast
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from tests.support.refusals import CLASSES, REFUSALS
 from verl_padding import errors
-from verl_padding.errors import PaddingError
 from verl_padding.plan import errors as plan_errors
 
-PACKAGE = Path(errors.__file__).parent
-ROOTS = (PaddingError, plan_errors.PlanError)
-CLASSES = {
-    name
-    for module in (errors, plan_errors)
-    for name, value in vars(module).items()
-    if isinstance(value, type) and issubclass(value, ROOTS)
-}
+OURS = [refusal for refusal in REFUSALS if refusal.kind in CLASSES]
 
 ABOUT = re.compile(
     r"^(\{|[\w.{}]+=|field |row |verl |step |worker call |rows of |the (config|operations|engine) of |"
@@ -43,44 +33,13 @@ OF_A_PLAN = "plan/layout.py", "plan/batch_plan.py", "plan/rows.py"
 """Refusals of plans and rows that a program made, by their parts: there is no setting to name."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    place: str
-    message: str
-    """With ``{expression}`` where a value is put in."""
-
-
-def message_of(node: ast.expr) -> str:
-    match node:
-        case ast.Constant():
-            return str(node.value)
-        case ast.JoinedStr():
-            return "".join(map(message_of, node.values))
-        case ast.FormattedValue():
-            return "{" + ast.unparse(node.value) + "}"
-    return "{" + ast.unparse(node) + "}"
-
-
-def refusals() -> list[Refusal]:
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        place = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
-                found.append(Refusal(f"{place}:{node.lineno}", message_of(node.args[0])))
-    return found
-
-
-REFUSALS = refusals()
-
-
 def test_they_are_found_in_every_part_of_the_package():
-    parts = {refusal.place.split("/")[0].split(":")[0] for refusal in REFUSALS}
+    parts = {refusal.place.split("/")[0].split(":")[0] for refusal in OURS}
     assert {"config.py", "verl_job", "pads", "plan", "trainer"} <= parts
-    assert len(REFUSALS) > 80
+    assert len(OURS) > 80
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.place)
+@pytest.mark.parametrize("refusal", OURS, ids=lambda refusal: refusal.place)
 def test_a_refusal_says_what_it_is_about_its_value_and_what_to_do(refusal):
     if not refusal.place.startswith(OF_A_PLAN):
         assert ABOUT.match(refusal.message), refusal.message

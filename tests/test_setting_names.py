@@ -25,7 +25,9 @@ BY_PLUS = {
 }
 """Settings that verl or the plug-in reads and no YAML has, so that Hydra wants them with a +."""
 
-OWN = re.compile(r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.(num_gpus|address)")
+OWN = re.compile(
+    r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.(num_gpus|address|object_store_memory)"
+)
 """Settings whose last part is a user's own, or what a user has set, and Ray's."""
 
 

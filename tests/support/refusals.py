@@ -1,0 +1,93 @@
+"""Every refusal of the plug-in, found in the source, so that a new one is met by the tests of all of them."""
+
+import ast
+import builtins
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_padding import errors
+from verl_padding.errors import PaddingError
+from verl_padding.plan import errors as plan_errors
+
+PACKAGE = Path(errors.__file__).parent
+ROOTS = (PaddingError, plan_errors.PlanError)
+CLASSES = {
+    name
+    for module in (errors, plan_errors)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, ROOTS)
+}
+BUILT_IN = {
+    name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
+}
+INVARIANTS = {"AssertionError", "AttributeError", "KeyboardInterrupt"}
+"""What is raised at nobody: by our own checks, for Python's protocols, and to interrupt a thread."""
+
+VALUE = "<>"
+"""What stands for a value that is put into a message."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    place: str
+    """File of the package and line."""
+    kind: str
+    """Name of the exception, or ``exit``."""
+    message: str
+    """With ``{expression}`` where a value is put in."""
+    shown: str
+    """As a user sees it, after the name of the exception, with :data:`VALUE` where a value is put in."""
+
+    @property
+    def carries_another(self) -> bool:
+        """Whether it has no words of its own."""
+        return not re.search("[a-z]{3}", self.message_of_its_own.replace(VALUE, ""))
+
+    @property
+    def message_of_its_own(self) -> str:
+        return self.shown.removeprefix(f"{self.kind}: ").removeprefix("verl_padding: ")
+
+
+def messages_of(node: ast.expr, put_in: Callable[[ast.expr], str]) -> list[str]:
+    """The message that an expression makes, or each of two where a condition chooses."""
+    match node:
+        case ast.Constant():
+            return [str(node.value)]
+        case ast.JoinedStr():
+            return ["".join(message for part in node.values for message in messages_of(part, put_in))]
+        case ast.FormattedValue():
+            return [put_in(node.value)]
+        case ast.IfExp():
+            return [*messages_of(node.body, put_in), *messages_of(node.orelse, put_in)]
+    return [put_in(node)]
+
+
+def _calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """(name, call) where a module makes an exception of ours, raises another, or ends the process with a message."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in CLASSES:
+                yield name, node
+            case ast.Raise(exc=ast.Call(func=ast.Name(id=name)) as call) if name in BUILT_IN - INVARIANTS:
+                yield name, call
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="sys"), attr="exit"), args=[ast.JoinedStr()]):
+                yield "exit", node
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="sys"), attr="exit"), args=[ast.Constant(value=str())]):
+                yield "exit", node
+
+
+def refusals() -> list[Refusal]:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE).as_posix()
+        for kind, call in _calls(path):
+            told = messages_of(call.args[0], lambda put_in: "{" + ast.unparse(put_in) + "}")
+            shown = messages_of(call.args[0], lambda put_in: VALUE)
+            for message, seen in zip(told, shown, strict=True):
+                found.append(Refusal(f"{place}:{call.lineno}", kind, message, f"{kind}: {seen}"))
+    return found
+
+
+REFUSALS = refusals()
