@@ -29,13 +29,18 @@ TOLD_BY = {
     "No API key configured": "wandb/sdk/lib/wbauth/authenticate.py",
     "We couldn't connect to": "transformers/utils/hub.py",
     "LocalEntryNotFoundError": "huggingface_hub/errors.py",
+    "not supported and SGLang also not Found": "verl/third_party/vllm/__init__.py",
     "No module named 'vllm'": None,
+    "operator torchvision::nms does not exist": None,
+    "Could not import module '<>'. Are this object's requirements defined correctly?": (
+        "transformers/utils/import_utils.py"
+    ),
     "not registered, registered agent loops": "verl/experimental/agent_loop/agent_loop.py",
     "must be divisible by minimal possible batch size": "verl/utils/config.py",
     "AF_UNIX path length cannot exceed": "ray/_private/utils.py",
     "<> is not supported": "verl/utils/tracking.py",
 }
-"""Messages of other packages, and the file that has them; None for the operating system's and Python's."""
+"""Messages of other packages, and the file that has them; None for those of C libraries and of Python."""
 PUT_IN_BY_US = ("verl_padding.version", "'padding/<>'")
 """Ends of such messages that the page has as a user of the plug-in sees them."""
 

@@ -34,7 +34,7 @@ class Refusal:
     place: str
     """File of the package and line."""
     kind: str
-    """Name of the exception, or ``exit``."""
+    """Name of the exception, or ``doctor``, or ``exit``."""
     message: str
     """With ``{expression}`` where a value is put in."""
     shown: str
@@ -51,7 +51,7 @@ class Refusal:
 
 
 def messages_of(node: ast.expr, put_in: Callable[[ast.expr], str]) -> list[str]:
-    """The message that an expression makes, or each of two where a condition chooses."""
+    """The message that an expression makes, or each of several where a condition chooses."""
     match node:
         case ast.Constant():
             return [str(node.value)]
@@ -59,34 +59,41 @@ def messages_of(node: ast.expr, put_in: Callable[[ast.expr], str]) -> list[str]:
             return ["".join(message for part in node.values for message in messages_of(part, put_in))]
         case ast.FormattedValue():
             return [put_in(node.value)]
+        case ast.BinOp(op=ast.Add()):
+            ends = messages_of(node.right, put_in)
+            return [begin + end for begin in messages_of(node.left, put_in) for end in ends]
         case ast.IfExp():
             return [*messages_of(node.body, put_in), *messages_of(node.orelse, put_in)]
     return [put_in(node)]
 
 
-def _calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """(name, call) where a module makes an exception of ours, raises another, or ends the process with a message."""
+def _told(path: Path) -> Iterator[tuple[str, ast.expr]]:
+    """(kind, message) where a module makes an exception of ours, raises another, has the doctor speak, or exits."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in CLASSES:
-                yield name, node
+                yield name, node.args[0]
             case ast.Raise(exc=ast.Call(func=ast.Name(id=name)) as call) if name in BUILT_IN - INVARIANTS:
-                yield name, call
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="sys"), attr="exit"), args=[ast.JoinedStr()]):
-                yield "exit", node
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="sys"), attr="exit"), args=[ast.Constant(value=str())]):
-                yield "exit", node
+                yield name, call.args[0]
+            case ast.Call(func=ast.Name(id="wrong" | "warning"), args=[_, told], keywords=[]):  # others quote an error
+                yield "doctor", told
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="sys"), attr="exit"), args=[ast.JoinedStr() as told]):
+                yield "exit", told
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="sys"), attr="exit"), args=[ast.Constant(value=str()) as told]
+            ):
+                yield "exit", told
 
 
 def refusals() -> list[Refusal]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE).as_posix()
-        for kind, call in _calls(path):
-            told = messages_of(call.args[0], lambda put_in: "{" + ast.unparse(put_in) + "}")
-            shown = messages_of(call.args[0], lambda put_in: VALUE)
+        for kind, node in _told(path):
+            told = messages_of(node, lambda put_in: "{" + ast.unparse(put_in) + "}")
+            shown = messages_of(node, lambda put_in: VALUE)
             for message, seen in zip(told, shown, strict=True):
-                found.append(Refusal(f"{place}:{call.lineno}", kind, message, f"{kind}: {seen}"))
+                found.append(Refusal(f"{place}:{node.lineno}", kind, message, f"{kind}: {seen}"))
     return found
 
 
