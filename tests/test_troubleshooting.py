@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import DOCS, read
-from tests.support.refusals import PACKAGE, REFUSALS, VALUE
+from tests.support.refusals import PACKAGE, REFUSALS, VALUE, with_values_out
 
 WARNINGS, OTHERS = "Warnings in the log", "Messages of verl, Ray and others"
 LINE = re.compile(r"^\| (?P<messages>`.+`[^|]*) \| (?P<cause>[^|]{15,}) \| (?P<fix>[^|]{8,}) \|$")
@@ -50,10 +50,6 @@ class Line:
     section: str
     messages: tuple[str, ...]
     """Parts of messages, each with ``<>`` where a value is put in."""
-
-
-def with_values_out(text: str) -> str:
-    return re.sub(r"<[^<>]*>", VALUE, text)
 
 
 def lines() -> list[Line]:

@@ -50,6 +50,11 @@ class Refusal:
         return self.shown.removeprefix(f"{self.kind}: ").removeprefix("verl_padding: ")
 
 
+def with_values_out(text: str) -> str:
+    """A text with :data:`VALUE` for what stands in angle brackets."""
+    return re.sub(r"<[^<>]*>", VALUE, text)
+
+
 def messages_of(node: ast.expr, put_in: Callable[[ast.expr], str]) -> list[str]:
     """The message that an expression makes, or each of several where a condition chooses."""
     match node:
@@ -93,7 +98,7 @@ def refusals() -> list[Refusal]:
             told = messages_of(node, lambda put_in: "{" + ast.unparse(put_in) + "}")
             shown = messages_of(node, lambda put_in: VALUE)
             for message, seen in zip(told, shown, strict=True):
-                found.append(Refusal(f"{place}:{node.lineno}", kind, message, f"{kind}: {seen}"))
+                found.append(Refusal(f"{place}:{node.lineno}", kind, message, f"{kind}: {with_values_out(seen)}"))
     return found
 
 
