@@ -27,7 +27,7 @@ from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
-from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -54,7 +54,7 @@ def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGro
         yield both
 
 
-def batch_and_plan(update: str = "actor", strategy: str = "prompt", **shape: int) -> tuple:
+def batch_and_plan(update: str = "actor", strategy: str = "prompt", sharing: Sharing = "chains", **shape: int) -> tuple:
     torch.manual_seed(0)
     batch = with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=4)), torch.Generator().manual_seed(0))
     tokens_R = [tag["seq_len"] for tag in batch.tags]
@@ -68,7 +68,7 @@ def batch_and_plan(update: str = "actor", strategy: str = "prompt", **shape: int
         updates={update: Update(**call_shape, prompts_per_mini_batch=2)},
         inference={"log_prob": Pass(**call_shape)},
         packer="plan",
-        sharing="chains",
+        sharing=sharing,
     )
     return batch, plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
 

@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
-import wrapt
 
-from verl_padding.errors import PaddingConfigError
 from verl_padding.local import fsdp2_engines, process_group, replay_buffer_poll
 
 SHOW = """
@@ -105,21 +103,6 @@ def test_the_default_backend_names_the_device_once() -> None:
     assert module.initialize_global_process_group_ray() == "cpu:gloo"
     assert module.initialize_global_process_group_ray(timeout_second=None) == "cpu:gloo"
     assert module.initialize_global_process_group_ray(None, "other") == "other"
-
-
-def test_ranks_that_share_a_row_are_refused_on_a_cpu() -> None:
-    class FSDPEngine:
-        def __init__(self, model_config: object, engine_config: SimpleNamespace, optimizer_config: object) -> None:
-            self.made = (model_config, engine_config, optimizer_config)
-
-    module = ModuleType("transformer_impl")
-    module.FSDPEngine = FSDPEngine
-    wrapt.wrap_function_wrapper(module, "FSDPEngine.__init__", fsdp2_engines.refuse_ulysses)
-    alone, shared = (SimpleNamespace(ulysses_sequence_parallel_size=ranks) for ranks in (1, 2))
-
-    assert FSDPEngine("model", engine_config=alone, optimizer_config="adam").made == ("model", alone, "adam")
-    with pytest.raises(PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: on a CPU .* Set it to 1\.$"):
-        FSDPEngine("model", shared, "adam")
 
 
 def test_a_replay_buffer_polls_often_and_no_less_than_it_was_told() -> None:

@@ -125,14 +125,16 @@ def padded_and_plain(
     *overrides: str,
     padded: Sequence[str] = (),
     plain: Sequence[str] = (),
+    ranks: int = 2,
 ) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Two ranks that get pads and see real rows, and one that does not; ends them and empties the queue.
+    """Ranks that get pads and see real rows, and one that does not; ends them and empties the queue.
 
     Args:
         start: :func:`start_actor` or :func:`start_critic`.
-        padded: overrides of the two, ``plain`` of the one.
+        padded: overrides of the padded ranks, ``plain`` of the one.
+        ranks: how many are padded.
     """
-    padded_ranks, one_rank = start(model, 2, *overrides, *padded), start(model, 1, *overrides, *plain)
+    padded_ranks, one_rank = start(model, ranks, *overrides, *padded), start(model, 1, *overrides, *plain)
     padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
     yield padded_ranks, one_rank
     stop(padded_ranks)

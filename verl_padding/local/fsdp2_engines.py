@@ -10,8 +10,6 @@ from typing import Any
 import torch
 import wrapt
 
-from verl_padding.errors import PaddingConfigError
-
 
 def register_engines(transformer_impl: ModuleType) -> None:
     """Registers verl's own FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
@@ -30,26 +28,6 @@ def register_engines(transformer_impl: ModuleType) -> None:
         return None
 
     wrapt.wrap_function_wrapper(transformer_impl, "CPUOffloadPolicy", no_offload)
-    wrapt.wrap_function_wrapper(transformer_impl, "FSDPEngine.__init__", refuse_ulysses)
-
-
-def refuse_ulysses(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """verl exchanges heads between the ranks of a row inside flash attention alone, which has no CPU kernels.
-
-    Raises:
-        PaddingConfigError: ranks are to share rows.
-    """
-
-    def make(model_config: Any, engine_config: Any, *others: Any, **named: Any) -> None:
-        ranks = engine_config.ulysses_sequence_parallel_size
-        if ranks > 1:
-            raise PaddingConfigError(
-                f"ulysses_sequence_parallel_size={ranks}: on a CPU each rank would attend to its own part of a row "
-                "only. Set it to 1."
-            )
-        wrapped(model_config, engine_config, *others, **named)
-
-    make(*args, **kwargs)
 
 
 def honour_attention_of_value_models(model: ModuleType) -> None:

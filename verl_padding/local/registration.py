@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _HOOKS = {
     "verl.plugin.platform": "verl_padding.local.cpu_platform",
     "verl.utils.distributed": "verl_padding.local.process_group:use_one_gloo_backend",
+    "verl.models.transformers.monkey_patch": "verl_padding.local.ulysses:exchange_around_sdpa",
     "verl.utils.model": "verl_padding.local.fsdp2_engines:honour_attention_of_value_models",
     "verl.utils.fsdp_utils": "verl_padding.local.fsdp2_engines:copy_on_sharded_save",
     "verl.workers.engine.fsdp.transformer_impl": "verl_padding.local.fsdp2_engines:register_engines",

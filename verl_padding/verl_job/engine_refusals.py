@@ -97,13 +97,14 @@ def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
 
 
 def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
-    """verl exchanges heads and tokens between ranks inside transformers' flash attention alone (monkey_patch.py)."""
+    """verl exchanges tokens for heads around flash attention (its ``monkey_patch.py``), +local=cpu around sdpa."""
     ranks = engine.sequence_parallel_size
-    if engine.strategy in ("fsdp", "fsdp2") and ranks > 1 and not engine.attention.startswith("flash_attention"):
+    exchanged = ("sdpa",) if engine.device == "cpu" else ("flash_attention_2", "flash_attention_3")
+    if engine.strategy in ("fsdp", "fsdp2") and ranks > 1 and engine.attention not in exchanged:
         raise PaddingConfigError(
             f"{engine.model_section}.override_config.attn_implementation={engine.attention}: passes by the exchange "
             f"between the {ranks} ranks of {engine.section} that share a row (Ulysses), so each would attend to its "
-            "own part of the row only. Set it to flash_attention_2, or ulysses_sequence_parallel_size to 1."
+            f"own part of the row only. Set it to {exchanged[0]}, or ulysses_sequence_parallel_size to 1."
         )
 
 

@@ -33,6 +33,8 @@ class RoleEngine:
     """GPUs of the job, on which each role runs."""
     attention: str
     """transformers' name of the model's attention, as verl loads it."""
+    device: str
+    """Kind of device that the job trains on."""
 
     @property
     def strategy(self) -> str:
@@ -243,7 +245,14 @@ def _role_engine(
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
     n_gpus = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
-    return RoleEngine(section=section, settings=settings, config=engine, n_gpus=n_gpus, attention=attention)
+    return RoleEngine(
+        section=section,
+        settings=settings,
+        config=engine,
+        n_gpus=n_gpus,
+        attention=attention,
+        device=config.trainer.device,
+    )
 
 
 CLASS_OF_STRATEGY = {
