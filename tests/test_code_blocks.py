@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-from tests.support.pages import FENCE, PAGES, ROOT, read
+from tests.support.own_recipe import make_own_recipe
+from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read
 from tests.support.run_folder import write_run
 
-OVERRIDES = (
-    "overrides=(algorithm.adv_estimator=grpo data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=2 "
-    "actor_rollout_ref.rollout.name=vllm "
-    "trainer.n_gpus_per_node=2 actor_rollout_ref.actor.use_dynamic_bsz=true "
-    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true)\n"
-)
-"""What a page calls the job's own overrides."""
+OWN_RECIPE, FIRST_HOUR = DOCS / "own_recipe.md", DOCS / "first_hour.md"
+RUN_AS_A_WHOLE = {OWN_RECIPE}
+"""Pages whose blocks are run in order, in a folder of their own, by ``test_own_recipe.py``."""
+READ = [*(page for page in PAGES if page not in RUN_AS_A_WHOLE), *sorted(ROOT.glob("recipes/*/*.md"))]
+(OVERRIDES,) = [code for code in commands_of(FIRST_HOUR) if "overrides=(" in code]
+"""The first hour's job, in the array that other pages take for the reader's own."""
 
 PYTHON = f"""#!/bin/bash
 arguments=()
@@ -97,9 +97,8 @@ STAND_INS |= {"ray": RAY, "scontrol": SCONTROL, "srun": SRUN}
 
 def blocks(language: str) -> dict[str, str]:
     """Code -> the first page that has it."""
-    pages = [*PAGES, *sorted(ROOT.glob("recipes/*/*.md"))]
     found: dict[str, str] = {}
-    for page in pages:
+    for page in READ:
         for match in FENCE.finditer(read(page)):
             if match["language"] == language:
                 found.setdefault(match["code"], page.relative_to(ROOT).as_posix())
@@ -114,7 +113,7 @@ def test_there_are_blocks_and_each_is_of_a_language_that_is_run():
     assert len(PYTHON_BLOCKS) >= 2
     others = {
         match["language"]
-        for page in [*PAGES, *ROOT.glob("recipes/*/*.md")]
+        for page in READ
         for match in FENCE.finditer(read(page))
         if not match["language"].startswith("{")
     } - {"bash", "python"}
@@ -123,8 +122,10 @@ def test_there_are_blocks_and_each_is_of_a_language_that_is_run():
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """A folder with what a checkout has, two runs to compare, and a trainer of the reader's own."""
+    """A folder with what a checkout has, two runs to compare, a trainer of one's own, and the first hour's job."""
     folder = tmp_path_factory.mktemp("checkout")
+    for path in make_own_recipe(tmp_path_factory.mktemp("own")).iterdir():
+        (folder / path.name).symlink_to(path)
     for name in ("benchmarks", "recipes", "tests", "docs", "configs", "verl_padding", "setup.cfg", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
     for run, padded in (("runs/stock", False), ("runs/padded", True), ("outputs/stock", False)):
@@ -156,7 +157,7 @@ def test_a_block_of_commands_runs(code, checkout):
         "SLURM_JOB_NUM_NODES": "2",
     }
     result = subprocess.run(
-        ["/bin/bash", "-euo", "pipefail", "-c", OVERRIDES + code],
+        ["/bin/bash", "-euo", "pipefail", "-c", f"{OVERRIDES}\n{code}"],
         cwd=checkout,
         env=environment,
         capture_output=True,

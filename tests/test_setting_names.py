@@ -27,8 +27,9 @@ BY_PLUS = {
 
 OWN = re.compile(
     r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.(num_gpus|address|object_store_memory)"
+    r"|data\.apply_chat_template_kwargs\.\w+"
 )
-"""Settings whose last part is a user's own, or what a user has set, and Ray's."""
+"""Settings whose last part is a user's own, or what a user has set, Ray's, and a chat template's."""
 
 
 @cache
@@ -50,7 +51,7 @@ def _paths(node: object, at: str = "") -> Iterator[str]:
 def named_settings(text: str) -> list[tuple[str, str]]:
     """(+ or nothing, path) of the settings that a text names."""
     found = [(match["plus"], match["name"]) for match in SETTING.finditer(text)]
-    return [(plus, name) for plus, name in found if not name.endswith((".png", ".pt"))]
+    return [(plus, name) for plus, name in found if not name.endswith((".png", ".pt", ".py"))]
 
 
 def texts_of(path: Path) -> Iterator[str]:

@@ -5,6 +5,9 @@
 #   GSM8K in verl's parquet form: python examples/data_preprocess/gsm8k.py, in a checkout of verl
 set -euo pipefail
 
+out=${OUT:-outputs/context_reset_qwen3_4b}
+mkdir -p "${out}"
+out=$(cd "${out}" && pwd)
 model=${MODEL:-Qwen/Qwen3-4B}
 data=${DATA:-$HOME/data/gsm8k}
 recipe=$(python -c 'from verl_padding.recipes.context_reset.job import HERE; print(HERE)')
@@ -20,7 +23,8 @@ job=(
     actor_rollout_ref.rollout.agent.agent_loop_config_path=$recipe/agent.yaml
     actor_rollout_ref.rollout.agent.default_agent_loop=context_reset
     trainer.experiment_name=context_reset_qwen3_4b
+    trainer.rollout_data_dir=$out/rollouts
     "$@"
 )
 verl-padding doctor "${job[@]}"
-python -m verl.trainer.main_ppo "${job[@]}"
+python -m verl_padding.runs.follow "${out}" python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"

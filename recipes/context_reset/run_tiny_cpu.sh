@@ -12,10 +12,9 @@ mkdir -p "${out}"
 out=$(cd "${out}" && pwd)
 export VERL_PLATFORM=cpu VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-WARN} OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_prestart_worker_first_driver=0
-export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 
 overrides=$(python -m verl_padding.recipes.context_reset.job "${out}/assets" --seed "${SEED:-0}" ${IMAGES:+--images}) # by itself, so that its failure ends the script
 mapfile -t job <<< "${overrides}"
 job=(+local=cpu "${job[@]}" ${PADDING-+padding=prompt} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"
-python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"
+python -m verl_padding.runs.follow "${out}" python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"

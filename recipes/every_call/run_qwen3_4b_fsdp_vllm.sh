@@ -6,6 +6,9 @@
 #   GSM8K in verl's parquet form: python examples/data_preprocess/gsm8k.py, in a checkout of verl
 set -euo pipefail
 
+out=${OUT:-outputs/every_call_qwen3_4b}
+mkdir -p "${out}"
+out=$(cd "${out}" && pwd)
 model=${MODEL:-Qwen/Qwen3-4B}
 data=${DATA:-$HOME/data/gsm8k}
 recipe=$(python -c 'from verl_padding.recipes.every_call.job import HERE; print(HERE)')
@@ -21,7 +24,8 @@ job=(
     actor_rollout_ref.rollout.agent.agent_loop_config_path=$recipe/agent.yaml
     actor_rollout_ref.rollout.agent.default_agent_loop=every_call
     trainer.experiment_name=every_call_qwen3_4b
+    trainer.rollout_data_dir=$out/rollouts
     "$@"
 )
 verl-padding doctor "${job[@]}"
-python -m verl.trainer.main_ppo "${job[@]}"
+python -m verl_padding.runs.follow "${out}" python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"

@@ -12,7 +12,6 @@ mkdir -p "${out}"
 out=$(cd "${out}" && pwd)
 export VERL_PLATFORM=cpu VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-WARN} OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_prestart_worker_first_driver=0
-export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 # A trainer with a metric of its own, session_metrics.py; it is there for trainer.v1.trainer_mode=subagents_sync.
 export VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics
 
@@ -20,4 +19,4 @@ overrides=$(python -m verl_padding.recipes.subagents.job "${out}/assets" --seed 
 mapfile -t job <<< "${overrides}"
 job=(+local="${LOCAL:-cpu}" "${job[@]}" ${PADDING-+padding=prompt} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"
-python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"
+python -m verl_padding.runs.follow "${out}" python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"

@@ -12,6 +12,7 @@ import typer
 
 from verl_padding import __version__
 from verl_padding.config import PaddingConfig
+from verl_padding.local.tiny_models import TinyModelKind
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.verl_job.composition import CONFIG_PATH, JobArguments
 from verl_padding.verl_job.known_verl import PRIMARY
@@ -158,6 +159,20 @@ def compare(
     from verl_padding.cli.compare import compare_runs
 
     sys.exit(compare_runs(runs, picture))
+
+
+@app.command()
+def tiny_model(
+    folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
+    family: Annotated[
+        TinyModelKind, typer.Option(help="Architecture; qwen3_vl sees images (extra: vision).")
+    ] = "qwen2",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
+) -> None:
+    """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
+    from verl_padding.cli.tiny_model import make_model
+
+    sys.exit(make_model(folder, family, seed))
 
 
 @app.command()

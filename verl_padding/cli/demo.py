@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -29,32 +28,11 @@ from verl_padding.runs.report import (
     read_rows,
     stock_step_table,
 )
+from verl_padding.runs.step_lines import StepLines
 from verl_padding.stock.rule import StockRule
-from verl_padding.verl_job.calls import ACTOR
-from verl_padding.verl_job.metric_names import (
-    GRAD_NORM,
-    OPTIMIZER_STEPS,
-    PAD_ROWS_TOTAL,
-    REAL_ROWS_MIN,
-    REAL_ROWS_TOTAL,
-    ROW_REWARD,
-    STEP_SECONDS,
-)
 
 NOT_LEARNED = 3
 """Exit code. 1 and 2 are taken, by a job that failed and a command line that cannot be read."""
-
-COLUMNS = {
-    "row reward": (ROW_REWARD, ".3f"),
-    "rows": (REAL_ROWS_TOTAL, ".0f"),
-    "pads": (PAD_ROWS_TOTAL, ".0f"),
-    "steps taken": (OPTIMIZER_STEPS.format(update=ACTOR), ".0f"),
-    "fewest rows": (REAL_ROWS_MIN.format(update=ACTOR), ".0f"),
-    "grad norm": (GRAD_NORM, ".3f"),
-    "seconds": (STEP_SECONDS, ".1f"),
-}
-"""Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
-smallest optimizer step. Stock verl has no ``padding/`` metrics: what they tell of it is told at the end."""
 
 VISION = {"torchvision": "torchvision", "PIL": "pillow", "qwen_vl_utils": "qwen-vl-utils"}
 """Modules of the extra ``vision``, and their packages."""
@@ -106,7 +84,7 @@ def _run(out: Path, *, steps: int, stock: bool, images: bool, seed: int) -> int:
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     ) as progress:
-        teller = _StepTeller(out, progress, steps, stock=stock)
+        teller = _StepTeller(out, progress, steps)
         code = run_local_job(overrides, folder=out, on_line=teller.look)
         teller.look()
     minutes = (time.monotonic() - started) / 60
@@ -165,37 +143,15 @@ def _flush() -> None:
 class _StepTeller:
     """Prints a line for each step that verl has logged, and moves the progress bar."""
 
-    def __init__(self, folder: Path, progress: Progress, steps: int, *, stock: bool):
-        self._folder = folder
+    def __init__(self, folder: Path, progress: Progress, steps: int):
+        self._lines = StepLines(folder)
         self._progress = progress
         self._task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
-        self._columns = {
-            heading: column for heading, column in COLUMNS.items() if not (stock and column[0].startswith("padding/"))
-        }
-        self._told = 0
-        self._size = 0
 
     def look(self, _line: str = "") -> None:
-        path = self._folder / METRICS
-        size = path.stat().st_size if path.exists() else 0
-        if size == self._size:
-            return
-        self._size = size
-        steps = read_metrics(self._folder)
-        for step, data in steps[self._told :]:
-            if not self._told:
-                self._progress.console.print("  ".join(["step", *self._columns]))
-                self._progress.update(self._task, description="training")
-            self._told += 1
-            self._progress.console.print(self._line_of(step, data))
-            self._progress.advance(self._task)
-
-    def _line_of(self, step: int, data: dict[str, Any]) -> str:
-        cells = [f"{step:>4}"]
-        for heading, (metric, form) in self._columns.items():
-            text = format(data[metric], form) if metric in data else "-"
-            cells.append(text.rjust(len(heading)))
-        return "  ".join(cells)
+        for line in self._lines.new():
+            self._progress.update(self._task, description="training", completed=self._lines.told)
+            self._progress.console.print(line)
 
 
 def _load_config(path: Path) -> DictConfig:

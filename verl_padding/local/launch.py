@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from verl_padding.local.job_supervisor import GRACE_S
-
-LOG = "log"
-METRICS = "metrics.jsonl"
+from verl_padding.runs.report import LOG, METRICS
 
 # Names of the caller's environment that would make the job join someone else's cluster or process group.
 _DROPPED = {

@@ -1,12 +1,17 @@
 """Tiny random models with a byte-level tokenizer, made on first use and without any network."""
 
+import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 TinyModelKind = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
+
+MADE_OF = "tiny_model.json"
+"""File in a tiny model's folder that says what it was made of: its kind and its seed."""
 
 IMAGE_PATCH = 16
 """Pixels of a side of a vision model's patch; 2 x 2 patches become one token."""
@@ -27,32 +32,43 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path:
-    """Makes a model of two layers and about 0.1 million parameters, in transformers' format, in float32.
+    """Makes a tiny model among others, unless it is there already.
 
     Args:
         kind: the architecture; ``qwen3_vl`` sees images and needs the extra ``vision``.
         folder: where models of all kinds and seeds are kept.
         seed: seed of the weights.
 
-    Returns: the model's own folder inside `folder`. If it is there already, it is returned at once; it
-        appears complete or not at all, so several processes may ask for the same model.
+    Returns: the model's own folder inside `folder`. Several processes may ask for the same model.
     """
     place = folder / f"tiny_{kind}_seed{seed}"
-    if place.is_dir():
-        return place
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}_", dir=folder))
-    try:
-        _write(kind, draft, seed)
-        draft.chmod(0o755)  # mkdtemp keeps other users out
+    if not place.is_dir():
         try:
-            draft.rename(place)
+            write_tiny_model(kind, place, seed=seed)
         except OSError:
             if not place.is_dir():  # otherwise another process was faster with the same model
                 raise
+    return place
+
+
+def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None:
+    """Writes a model of two layers and about 0.1 million parameters, in transformers' format, in float32.
+
+    Args:
+        place: the model's folder, which appears complete or not at all. Folders above it are made too.
+
+    Raises:
+        OSError: `place` is a file or a folder that is not empty, or cannot be written.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}_", dir=place.parent))
+    try:
+        _write(kind, draft, seed)
+        (draft / MADE_OF).write_text(json.dumps({"kind": kind, "seed": seed}) + "\n")
+        draft.chmod(0o755)  # mkdtemp keeps other users out
+        draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return place
 
 
 def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:
@@ -121,8 +137,23 @@ def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
                 _image_processor(tokenizer).save_pretrained(folder)
             case _:
                 raise ValueError(f"unknown kind of tiny model: {kind!r}")
-    model.save_pretrained(folder)
+    with _no_progress_bar():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """transformers shows one for each model that it writes, however small; whether it does is put back afterwards."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _vision_config(shape: dict[str, Any], tokenizer: Any) -> Any:

@@ -24,6 +24,8 @@ METRICS = "metrics.jsonl"
 """Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` per step."""
 ROLLOUTS = "rollouts"
 """verl's ``trainer.rollout_data_dir``: ``<step>.jsonl`` with one line per row, whose ``uid`` is the row's key."""
+LOG = "log"
+"""All that a job has said."""
 ACTOR_STEPS = OPTIMIZER_STEPS.format(update=ACTOR)
 
 
