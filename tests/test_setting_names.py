@@ -27,9 +27,9 @@ BY_PLUS = {
 
 OWN = re.compile(
     r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.(num_gpus|address|object_store_memory)"
-    r"|data\.apply_chat_template_kwargs\.\w+"
+    r"|data\.apply_chat_template_kwargs\.\w+|(actor_rollout_ref|critic)\.model\.override_config\.\w+"
 )
-"""Settings whose last part is a user's own, or what a user has set, Ray's, and a chat template's."""
+"""Settings whose last part is a user's own, or what a user has set, Ray's, a chat template's, and a model's."""
 
 
 @cache

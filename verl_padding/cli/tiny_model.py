@@ -55,8 +55,8 @@ def _make(folder: Path, family: TinyModelKind, seed: int) -> bool:
         write_tiny_model(family, folder, seed=seed)
     except ImportError as error:
         raise PaddingConfigError(
-            f"--family={family}: takes packages that are not installed. Install the extra `vision`: "
-            'pip install "verl_padding[vision]".'
+            f"--family={family}: takes packages that are not installed. Install the extra in a checkout: "
+            'pip install -e ".[vision]".'
         ) from error
     except OSError as error:
         raise PaddingDataError(f"{folder}: cannot be written ({error.strerror}). Name another folder.") from error
