@@ -76,7 +76,7 @@ def test_a_byte_order_mark_is_taken_and_a_line_separator_inside_a_text_breaks_no
         ({"prompt": "a", "session": 0, "token_ids": [1, True]}, ": token_ids=[1, true], but a list"),
         ({"uid": "abc", "input": "", "output": ""}, ': uid="abc", but the form {uid}_{session}_{index} is needed'),
         ({"uid": "a_0_1", "output": ""}, ": no 'input'. It is needed"),
-        ({"uid": "a_0_0", "input": "", "output": ""}, ": the row 'a_0_0' is in line 1 too. A batch has each row once"),
+        ({"uid": "a_0_0", "input": "", "output": ""}, ": the row 'a_0_0' is in line 1 (row number 0) too. A batch has"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number_and_what_is_wrong(line, message):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_padding.cli.row_lines import RowLine, extended_rows, place
+from verl_padding.cli.row_lines import RowLine, extended_rows, in_line, place
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import MOST_TOKENS, Rows
@@ -116,7 +116,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
             continue
         if row.key in line_of_key:
             raise PaddingDataError(
-                f"{where}: the row {row.key!r} is in line {line_of_key[row.key] + 1} too. A batch has each row once: "
+                f"{where}: the row {row.key!r} is in {in_line(line_of_key[row.key])} too. A batch has each row once: "
                 "put each batch into a file of its own."
             )
         line_of_key[row.key] = number
