@@ -363,6 +363,18 @@ def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reaso
     assert not [finding.details for finding in found if finding.details]
 
 
+def test_a_model_that_is_not_here_is_told_once_though_verls_check_of_a_critic_loads_it_too(job):
+    found = findings_of(*job, "+padding=prompt", "algorithm.adv_estimator=gae", "critic.model.path=/nowhere")
+    assert [finding.subject for finding in found if finding.verdict == "wrong"] == ["critic.model.path"]
+    assert [finding.subject for finding in found if finding.verdict == "not looked at"] == ["verl's own check"]
+
+
+def test_a_config_group_that_is_not_there_is_told_with_its_choices_and_no_search_path(job):
+    (told,) = [finding.told for finding in findings_of(*job, "+padding=promt") if finding.verdict == "wrong"]
+    assert "Could not find 'padding/promt' Available options in 'padding': " in told
+    assert "provider" not in told
+
+
 def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job):
     found = findings_of(*job, "+padding=prompt", "algorithm.adv_estimator=gae")
     assert {finding.verdict for finding in found} == {"ok"}, found

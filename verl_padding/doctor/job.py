@@ -36,9 +36,11 @@ def looks_at_job(arguments: JobArguments, platform: str) -> Iterator[Look]:
     (config,) = composed
     yield Look.at("packages", lambda: packages_of_job(config))
     yield Look.at("devices", lambda: devices_of_job(config, platform))
-    yield Look.at("files", lambda: _files(config))
+    files = Look.at("files", lambda: _files(config))
+    yield files
     yield Look.at("plan", lambda: _plan(config))
-    yield Look.at("verl's own checks", lambda: _refusals_of_verl(config))
+    told = any(finding.verdict == "wrong" and finding.subject.endswith("model.path") for finding in files.findings)
+    yield Look.at("verl's own checks", lambda: _refusals_of_verl(config, without_model=told))
 
 
 def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Finding]:
@@ -84,13 +86,19 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         yield wrong("padding", str(refusal))
 
 
-def _refusals_of_verl(config: DictConfig) -> Iterator[Finding]:
+def _refusals_of_verl(config: DictConfig, *, without_model: bool) -> Iterator[Finding]:
+    """
+    Args:
+        without_model: a model cannot be loaded, which is told already.
+    """
     from verl_padding.entry.verl_refusals import CALLS, verl_refusals
 
     refusals = dict(verl_refusals(config))
     for part in CALLS:
-        if part in refusals:
-            raised = refusals[part]
+        raised = refusals.get(part)
+        if without_model and "HFModelConfig" in str(raised):
+            yield not_looked_at(part, "it loads a model that is not here")
+        elif raised is not None:
             yield wrong(part, f"refuses the job: {type(raised).__name__}: {raised}")
         else:
             yield ok(part, "passed")

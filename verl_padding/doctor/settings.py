@@ -51,7 +51,8 @@ def refusal_of_hydra(error: Exception, arguments: JobArguments) -> str:
     """What to say where a config cannot be composed; for our own settings not what Hydra proposes, which fails too."""
     key = re.search(r"Could not override '(padding\.(\w+)[^']*)'", str(error))
     if key is None:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        told, _, _ = str(error).partition("Config search path:")  # places inside of packages, nobody's own
+        return f"{type(error).__name__}: {' '.join(told.split())}"
     choices = [field.name for field in dataclasses.fields(PaddingConfig)]
     if key[2] not in choices:
         return f"{key[1]}: no such setting. Choices: padding.{', padding.'.join(choices)}."
