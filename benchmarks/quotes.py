@@ -316,11 +316,11 @@ def _every_call_seeds(it: Figures) -> Iterator[Quote]:
         figures = {f"seed{seed}": f"{run[figure]:.2f}" for seed, run in enumerate(runs)}
         words = " | ".join(f"{{{name}}}" for name in figures)
         yield Quote("recipes/every_call/README.md", f"| {title} | {words} |", figures)
-    last = {"unshared": it["runs"]["unshared_seed0"]["last"]}
-    yield Quote("recipes/every_call/README.md", "without sharing learns the same ({unshared:.2f})", last)
+    last = {"unshared": f"{it['runs']['unshared_seed0']['last']:.2f}"}
+    yield Quote("recipes/every_call/README.md", "without sharing learns the same ({unshared})", last)
     for title, key in (("update", "update_s"), ("log-prob pass", "log_prob_s"), ("step", "step_s")):
-        seconds = {side: it["runs"][f"{side}_seed0"][key] for side in ("shared", "unshared")}
-        yield Quote("recipes/every_call/README.md", f"| {title} | {{shared:.1f}} | {{unshared:.1f}} |", seconds)
+        seconds = {side: f"{it['runs'][f'{side}_seed0'][key]:.1f}" for side in ("shared", "unshared")}
+        yield Quote("recipes/every_call/README.md", f"| {title} | {{shared}} | {{unshared}} |", seconds)
 
 
 def _sharing(it: Figures) -> Iterator[Quote]:
