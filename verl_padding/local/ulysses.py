@@ -6,14 +6,17 @@ own part of the row only, without a word.
 """
 
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import torch
 
 
-def exchange_around_sdpa(monkey_patch: ModuleType) -> None:
-    """Leads ``sdpa`` through verl's exchange where ranks share rows, with torch's attention in the middle."""
+def exchange_around_sdpa(monkey_patch: Any) -> None:
+    """Leads ``sdpa`` through verl's exchange where ranks share rows, with torch's attention in the middle.
+
+    Args:
+        monkey_patch: verl's module of this name.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
