@@ -19,7 +19,7 @@ from rich.console import Console
 from verl_padding.cli.doctor import diagnose
 from verl_padding.doctor import installation
 from verl_padding.doctor.finding import Finding, Look
-from verl_padding.doctor.installation import external_modules
+from verl_padding.doctor.installation import plug_in
 from verl_padding.doctor.job import looks_at_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
@@ -121,7 +121,7 @@ def diagnose_here(*overrides: str) -> tuple[int, str]:
 
 def findings_of(*overrides: str, platform: str = "cpu") -> list[Finding]:
     """All that is found about a job; about the installation, only what its environment adds."""
-    looks = [Look.at("plug-in", external_modules), *looks_at_job(JobArguments(overrides=overrides), platform)]
+    looks = [Look.at("plug-in", plug_in), *looks_at_job(JobArguments(overrides=overrides), platform)]
     return [finding for look in looks for finding in look.findings]
 
 
@@ -317,6 +317,82 @@ def an_unknown_setting_of_ours(machine: Machine) -> list[str]:
     return ["padding.strateggy=rows"]
 
 
+def a_logger_without_its_key(machine: Machine) -> list[str]:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        machine.patch.delenv(name, raising=False)
+    machine.patch.setenv("NETRC", f"{machine.folder}/netrc")
+    return ["trainer.logger=[console,wandb]"]
+
+
+def no_logger_at_all(machine: Machine) -> list[str]:
+    return ["trainer.logger=null"]
+
+
+def a_word_for_a_number(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.n=one"]
+
+
+def no_prompts(machine: Machine) -> list[str]:
+    return ["data.train_batch_size=0"]
+
+
+def no_such_estimator(machine: Machine) -> list[str]:
+    return ["algorithm.adv_estimator=grop"]
+
+
+def no_such_policy_loss(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.policy_loss.loss_mode=vanila"]
+
+
+def no_such_kl(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=low_var"]
+
+
+def no_such_reward_manager(machine: Machine) -> list[str]:
+    return ["reward.reward_manager.name=nope"]
+
+
+def no_such_object_of_a_reward_manager(machine: Machine) -> list[str]:
+    path = machine.file("manager.py", "class Mine: ...")
+    return ["reward.reward_manager.source=importlib", f"reward.reward_manager.module.path={path}"]
+
+
+def a_ray_cluster_of_another_size(machine: Machine) -> list[str]:
+    machine.patch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    return []
+
+
+def no_such_resume_mode(machine: Machine) -> list[str]:
+    return ["trainer.resume_mode=always"]
+
+
+def a_checkpoint_that_is_none(machine: Machine) -> list[str]:
+    return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={machine.folder}"]
+
+
+def an_external_module_that_fails(machine: Machine) -> list[str]:
+    machine.file("broken_module.py", "raise ValueError('boom')")
+    machine.patch.syspath_prepend(machine.folder)
+    machine.patch.setenv("VERL_USE_EXTERNAL_MODULES", "broken_module")
+    return []
+
+
+def no_such_teacher(machine: Machine) -> list[str]:
+    teacher = "distillation.teacher_models.teacher_model"
+    return [
+        "distillation.enabled=true",
+        "distillation.n_gpus_per_node=2",
+        "distillation.nnodes=1",
+        f"{teacher}.num_replicas=2",
+        f"{teacher}.model_path=/nowhere/teacher",
+        f"{teacher}.inference.tensor_model_parallel_size=1",
+    ]
+
+
+def a_setting_misspelt(machine: Machine) -> list[str]:
+    return ["data.train_batchsize=8"]
+
+
 CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     no_vllm: ("actor_rollout_ref.rollout.name", "vllm: vllm is not installed here"),
     no_such_rollout: ("actor_rollout_ref.rollout.name", "vlllm: "),
@@ -339,13 +415,34 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     no_agent_loop_file: ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "there is no such file"),
     an_agent_loop_without_its_module: (
         "actor_rollout_ref.rollout.agent.agent_loop_config_path",
-        "_target_: no_such_package.agent.Mine: there is no module 'no_such_package.agent'",
+        "_target_: no_such_package.agent.Mine: there is no module 'no_such_package' on Python's path",
     ),
     no_tool: ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "has no 'Hammer'"),
     no_folder_for_the_log: ("VERL_FILE_LOGGER_PATH", "its folder is not there"),
     checkpoints_below_a_file: ("trainer.default_local_dir", "checkpoints is a file"),
     no_checkpoint: ("trainer.resume_from_path", "/nowhere/global_step_7: there is no such folder"),
     no_external_module: ("VERL_USE_EXTERNAL_MODULES", "json,my_modul: there is no module 'my_modul' here"),
+    a_logger_without_its_key: ("WANDB_API_KEY", "not set, and there is no key of `wandb login`"),
+    no_logger_at_all: ("trainer.logger", "null: has to be set"),
+    a_word_for_a_number: ("actor_rollout_ref.rollout.n", "one: a whole number is needed"),
+    no_prompts: ("padding", "data.train_batch_size=0: must be at least 1"),
+    no_such_estimator: ("verl's estimators and losses", "Unknown advantage estimator simply: grop"),
+    no_such_policy_loss: ("verl's estimators and losses", "vanila"),
+    no_such_kl: ("actor_rollout_ref.actor.kl_loss_type", "low_var: verl has no such KL penalty"),
+    no_such_reward_manager: ("reward.reward_manager.name", "nope: no reward manager of this name. Choices: "),
+    no_such_object_of_a_reward_manager: ("reward.reward_manager.name", "has no 'naive'"),
+    a_ray_cluster_of_another_size: ("ray_kwargs.ray_init.num_cpus", "joins a Ray cluster (10.0.0.1:6379) cannot say"),
+    no_such_resume_mode: (
+        "trainer.resume_mode",
+        "always: verl resumes in no such way. Choices: auto, disable, resume_path",
+    ),
+    a_checkpoint_that_is_none: ("trainer.resume_from_path", "not a checkpoint of verl"),
+    an_external_module_that_fails: (
+        "VERL_USE_EXTERNAL_MODULES",
+        "importing 'broken_module' ends with ValueError: boom",
+    ),
+    no_such_teacher: ("distillation.teacher_models.teacher_model.model_path", "/nowhere/teacher: there is no such"),
+    a_setting_misspelt: ("overrides", "verl has no such setting. Did you mean data.train_batch_size?"),
     no_rollout_name: ("actor_rollout_ref.rollout.name", "???: has to be set"),
     an_unknown_setting_of_ours: ("overrides", "padding.strateggy: no such setting. Choices: padding.strategy, "),
 }
@@ -361,6 +458,96 @@ def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reaso
     matter = [finding for finding in found if finding.verdict == "wrong"]
     assert [finding for finding in matter if finding.subject == setting and told in finding.told], matter
     assert not [finding.details for finding in found if finding.details]
+
+
+@pytest.fixture
+def gpus(monkeypatch) -> None:
+    """A machine of eight GPUs with all packages, as far as the doctor can see."""
+    import torch
+
+    from verl_padding.doctor import packages
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(packages, "is_there", lambda module: True)
+
+
+ON_GPUS = (
+    "trainer.device=cuda",
+    "trainer.n_gpus_per_node=8",
+    "ray_kwargs.ray_init.num_gpus=null",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "matter"),
+    [
+        ([], []),
+        (["trainer.n_gpus_per_node=16"], ["trainer.n_gpus_per_node"]),
+        (
+            [
+                "reward.reward_model.enable=true",
+                "reward.reward_model.enable_resource_pool=true",
+                "reward.reward_model.nnodes=1",
+                "reward.reward_model.n_gpus_per_node=8",
+                "reward.reward_model.rollout.name=vllm",
+                "reward.reward_model.model_path=${actor_rollout_ref.model.path}",
+            ],
+            ["trainer.n_gpus_per_node"],
+        ),
+    ],
+    ids=["eight", "sixteen", "eight, and eight of a reward model"],
+)
+def test_devices_of_all_pools_are_counted(overrides, matter, job, gpus):
+    found = findings_of(*job, "+padding=prompt", *ON_GPUS, *overrides, platform="")
+    assert [finding.subject for finding in found if finding.verdict == "wrong"] == matter, found
+
+
+def test_what_is_legal_though_rare_is_not_called_wrong(job, tmp_path, monkeypatch):
+    data = pandas.DataFrame({"prompt": [[{"role": "user", "content": "1+1"}]] * 8})
+    for number in range(2):
+        data.to_parquet(tmp_path / f"part{number}.parquet")
+    (tmp_path / "rewards.py").write_text(
+        "globals()['compute_score'] = len\nclass Manager: ...\nclass Loops:\n    def make(self): ...\n"
+    )
+    (tmp_path / "agent.yaml").write_text("- name: mine\n  _target_: rewards.Loops.make\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = findings_of(
+        *job,
+        "+padding=prompt",
+        f"data.train_files={tmp_path}/part*.parquet",
+        "data.train_batch_size=16",
+        f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
+        "reward.reward_manager.source=importlib",
+        f"reward.reward_manager.module.path={tmp_path / 'rewards.py'}",
+        "reward.reward_manager.name=Manager",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path / 'agent.yaml'}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=mine",
+    )
+    assert {finding.verdict for finding in found} == {"ok"}, [each for each in found if each.verdict != "ok"]
+
+
+def test_a_hub_that_is_busy_is_not_taken_for_one_without_the_model(monkeypatch):
+    from verl_padding.doctor.models import Hub
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for code, told in ((404, "the hub has none for you"), (503, "cannot be reached (HTTP 503)")):
+        monkeypatch.setattr(Hub, "_ask", lambda self, name, code=code: code)
+        finding = Hub().finding("actor_rollout_ref.model.path", "some/model")
+        assert finding.verdict == "wrong"
+        assert told in finding.told
+    monkeypatch.setattr(Hub, "_ask", lambda self, name: 200)
+    assert Hub().finding("actor_rollout_ref.model.path", "some/model").verdict == "ok"
+
+
+def test_verls_loggers_are_known():
+    from verl.utils.tracking import Tracking
+
+    from verl_padding.doctor.packages import LOGGERS
+
+    assert set(LOGGERS) == {*Tracking.supported_backend, "tracking"}
 
 
 def test_a_model_that_is_not_here_is_told_once_though_verls_check_of_a_critic_loads_it_too(job):
@@ -391,7 +578,10 @@ def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job)
             "4096: below data.max_prompt_length + data.max_response_length = 4512",
         ),
         (["algorithm.adv_estimator=gae", "critic.forward_micro_batch_size_per_gpu=4"],
-         "critic.forward_micro_batch_size_per_gpu", "4: has no effect: the critic's engine does not read it"),
+         "critic.forward_micro_batch_size_per_gpu",
+         "4: has no effect: the critic's engine reads +critic.fsdp.infer_micro_batch_size_per_gpu"),
+        (["+data.train_batchsize=8"], "data.train_batchsize",
+         "8: verl has no such setting. Did you mean data.train_batch_size?"),
         (["custom_reward_function.path=mine.py"], "custom_reward_function.path",
          "mine.py: has no effect: verl.trainer.main_ppo reads reward.custom_reward_function.path"),
     ],

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 from typer.testing import CliRunner
 
-from verl_padding.cli.app import app
+from verl_padding.cli.app import Family, app
 from verl_padding.local import tiny_models
 
 
@@ -97,3 +98,7 @@ def test_a_family_that_is_not_there_is_told_with_the_choices(tmp_path):
 def test_what_it_was_made_of_is_in_the_folder(tmp_path):
     tiny_model(tmp_path / "model", "--seed", "3")
     assert json.loads((tmp_path / "model" / tiny_models.MADE_OF).read_text()) == {"kind": "qwen2", "seed": 3}
+
+
+def test_the_command_line_names_the_families_that_there_are():
+    assert get_args(Family) == get_args(tiny_models.TinyModelKind)

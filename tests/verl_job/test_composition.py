@@ -7,15 +7,15 @@ from pathlib import Path
 
 PRINT = """
 import sys
-from verl_padding.verl_job.composition import compose_job
+from verl_padding.verl_job.composition import JobArguments, compose_job
 for project in sys.argv[1:]:
-    config = compose_job([
+    config = compose_job(JobArguments(overrides=(
         "hydra.run.dir=outputs/${hydra:job.name}/${trainer.project_name}",
         f"trainer.project_name={project}",
         "trainer.default_local_dir=${hydra:runtime.output_dir}",
         "trainer.rollout_data_dir=${hydra:run.dir}",
         "trainer.validation_data_dir=${hydra:runtime.cwd}",
-    ])
+    )))
     assert "hydra" not in config
     print(config.trainer.default_local_dir, config.trainer.rollout_data_dir, config.trainer.validation_data_dir)
 """

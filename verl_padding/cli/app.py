@@ -6,18 +6,20 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from verl_padding import __version__
 from verl_padding.config import PaddingConfig
-from verl_padding.local.tiny_models import TinyModelKind
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.verl_job.composition import CONFIG_PATH, JobArguments
 from verl_padding.verl_job.known_verl import PRIMARY
 
 app = typer.Typer(no_args_is_help=True)
+
+Family = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
+"""Families of tiny models. Named here again: the command line must not need what its commands need."""
 
 BESIDE = ("verl", "TransferQueue", "torch")
 """Packages whose versions a report of a fault should name."""
@@ -164,9 +166,7 @@ def compare(
 @app.command()
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
-    family: Annotated[
-        TinyModelKind, typer.Option(help="Architecture; qwen3_vl sees images (extra: vision).")
-    ] = "qwen2",
+    family: Annotated[Family, typer.Option(help="Architecture; qwen3_vl sees images (extra: vision).")] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""

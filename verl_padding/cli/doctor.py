@@ -9,15 +9,16 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_padding.doctor.devices import choose_platform
+from verl_padding.doctor.devices import choose_platform, platform_of_verl
 from verl_padding.doctor.finding import Finding, Look, Verdict
-from verl_padding.doctor.installation import external_modules, registrations, versions
+from verl_padding.doctor.installation import plug_in, versions
 from verl_padding.doctor.job import NOT_ASKED_FOR, looks_at_job
 from verl_padding.verl_job.composition import JobArguments
 
@@ -37,7 +38,7 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
     with _as_a_job_would_start():
         looks = [Look.at("versions", versions)]
         platform = choose_platform()
-        looks.append(Look.at("plug-in", lambda: [*external_modules(), *registrations()]))
+        looks.append(Look.at("plug-in", lambda: chain(plug_in(), platform_of_verl(platform))))
         if arguments is not None:
             looks += looks_at_job(arguments, platform)
     findings = [finding for look in looks for finding in look.findings]
@@ -57,13 +58,13 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
 
 @contextmanager
 def _as_a_job_would_start() -> Iterator[None]:
-    """Modules beside the user are found, as by ``python -m``; other packages do not speak up."""
+    """Modules beside the user are found, as by ``python -m``; what other packages print is kept out of the report."""
     here = os.getcwd()
     sys.path.insert(0, here)
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
             warnings.simplefilter("ignore")  # verl's, of engines that are not installed
             yield
     finally:
@@ -115,5 +116,6 @@ def _word(verdict: Verdict) -> Text:
 
 
 def _line(finding: Finding) -> Text:
-    separator = "=" if "." in finding.subject or finding.subject.isupper() else ": "
+    is_value = ("." in finding.subject or finding.subject.isupper()) and not finding.told.startswith("not set")
+    separator = "=" if is_value else ": "
     return Text(f"{finding.subject}{separator}{finding.told}")

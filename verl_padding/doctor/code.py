@@ -1,4 +1,4 @@
-"""Code of the user's own that a job loads: rewards, agent loops, tools and the like. None of it is run."""
+"""Code of the user's own that a job loads: rewards, agent loops, tools and the like. It is looked for, and not run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.data_files import names_in_column
-from verl_padding.doctor.finding import Finding, ok, wrong
-from verl_padding.doctor.named_objects import refuse_missing_object, refuse_missing_target
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.doctor.named_objects import is_module, refuse_missing_object, refuse_missing_target
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS = f"{AGENT}.agent_loop_config_path"
@@ -22,7 +22,6 @@ AGENT_COLUMN = "agent_name"
 
 OBJECTS = (
     "reward.custom_reward_function",
-    "reward.reward_manager.module",
     "data.custom_cls",
     "trainer.v1.sampler.custom_sampler",
     f"{AGENT}.custom_async_server",
@@ -43,8 +42,34 @@ def code_of_job(config: DictConfig) -> Iterator[Finding]:
     for setting in TARGETS:
         if target := OmegaConf.select(config, setting):
             yield _looked_for(setting, target, partial(refuse_missing_target, target))
+    if module := config.actor_rollout_ref.model.get("external_lib"):
+        setting = "actor_rollout_ref.model.external_lib"
+        there = is_module(module)
+        yield ok(setting, module) if there else wrong(setting, f"{module}: there is no such module. Correct the name.")
+    yield _reward_manager(config)
     yield from _tools(config)
     yield from _agent_loops(config)
+
+
+def _reward_manager(config: DictConfig) -> Finding:
+    """As verl's ``resolve_reward_manager_cls`` finds it."""
+    manager, setting = config.reward.reward_manager, "reward.reward_manager.name"
+    if manager.source == "importlib":
+        path = manager.module.path
+        if not path:
+            return wrong(
+                "reward.reward_manager.module.path", f"{path}: source=importlib takes the manager from a file. Name it."
+            )
+        return _looked_for(setting, f"{manager.name}, of {path}", partial(refuse_missing_object, path, manager.name))
+    if manager.source != "register":
+        return wrong("reward.reward_manager.source", f"{manager.source}: not a choice. Choices: register, importlib.")
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    if manager.name in REWARD_MANAGER:
+        return ok(setting, manager.name)
+    if config.reward.custom_reward_function.path:
+        return not_looked_at(setting, f"{manager.name}: the file of the reward function may register it")
+    return wrong(setting, f"{manager.name}: no reward manager of this name. Choices: {', '.join(REWARD_MANAGER)}.")
 
 
 def _looked_for(setting: str, told: str, look: Callable[[], None]) -> Finding:
@@ -63,7 +88,10 @@ def _tools(config: DictConfig) -> Iterator[Finding]:
     setting = f"{MULTI_TURN}.tool_config_path"
     if path := OmegaConf.select(config, setting):
         try:
-            entries = _entries(path).get("tools") or ()
+            content = _entries(path)
+            if not isinstance(content, DictConfig):
+                raise LookupError("a mapping with the key `tools` is needed")
+            entries = content.get("tools") or ()
             for entry in entries:
                 _refuse_bad_entry(entry, "class_name", needed=("class_name", "config"))
         except LookupError as problem:

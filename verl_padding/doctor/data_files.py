@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 from verl_padding.plan.counted import counted
@@ -22,14 +23,19 @@ def data_files_of_job(config: DictConfig) -> Iterator[Finding]:
     own_data_set = bool(data.custom_cls.path)
     prompts: int | None = 0
     for setting in ("data.train_files", "data.val_files"):
-        value = data[setting.removeprefix("data.")]
-        for name in value if isinstance(value, ListConfig) else [value]:
-            finding, rows = _file(setting, str(name), data, own_data_set)
+        for name in _names(OmegaConf.select(config, setting)):
+            finding, rows = _file(setting, name, data, own_data_set)
             yield finding
             if setting == "data.train_files":
                 prompts = None if prompts is None or rows is None else prompts + rows
     if prompts is not None:
         yield _enough(config, prompts)
+
+
+def _names(value: str | ListConfig) -> list[str]:
+    """Names of files; a pattern stands for all that it matches, as for the library that reads them."""
+    names = map(str, value) if isinstance(value, ListConfig) else [str(value)]
+    return [found for name in names for found in (sorted(glob(str(Path(name).expanduser()))) or [name])]
 
 
 def _file(setting: str, name: str, data: DictConfig, own_data_set: bool) -> tuple[Finding, int | None]:
@@ -44,7 +50,7 @@ def _file(setting: str, name: str, data: DictConfig, own_data_set: bool) -> tupl
     if path.suffix not in KINDS:
         return wrong(setting, f"{name}: verl's data set reads {', '.join(KINDS)} only. Name such a file."), None
     if path.suffix != ".parquet":
-        return ok(setting, name), None
+        return not_looked_at(setting, f"{name}: it is there; its prompts are not counted"), None
     import pyarrow
     from pyarrow import parquet
 
@@ -67,15 +73,14 @@ def names_in_column(config: DictConfig, column: str) -> Iterator[tuple[str, set[
     """(file, values) of each training file that can be read and has such a column of text."""
     from pyarrow import ArrowException, parquet
 
-    value = config.data.train_files
-    for name in value if isinstance(value, ListConfig) else [value]:
-        path = Path(str(name)).expanduser()
+    for name in _names(config.data.train_files):
+        path = Path(name).expanduser()
         if path.suffix != ".parquet" or not path.is_file():
             continue
         try:
             with parquet.ParquetFile(path) as read:
                 if column in read.schema_arrow.names:
-                    yield str(name), set(map(str, read.read([column])[column].unique().to_pylist()))
+                    yield name, set(map(str, read.read([column])[column].unique().to_pylist()))
         except (OSError, ArrowException):  # told as a file that cannot be read
             continue
 

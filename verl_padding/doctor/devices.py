@@ -16,6 +16,7 @@ PLATFORM = "VERL_PLATFORM"
 """Environment variable that names verl's platform."""
 CPU = "cpu"
 RAY_ADDRESS = "RAY_ADDRESS"
+RAY_INIT = "ray_kwargs.ray_init"
 
 
 def choose_platform() -> str:
@@ -24,52 +25,90 @@ def choose_platform() -> str:
     A torch without accelerators can import them on the platform "cpu" only, so there it is set.
     """
     chosen = os.environ.get(PLATFORM, "").strip().lower()
-    if not chosen and _accelerator() is None:
+    if _accelerator() is None:
         os.environ[PLATFORM] = CPU
     return chosen
 
 
+def platform_of_verl(platform: str) -> Iterator[Finding]:
+    """Whether verl, with the modules that it was told to import, knows the platform that the environment names."""
+    from verl.plugin.platform import PlatformRegistry
+
+    if platform and PlatformRegistry.get(platform) is None:
+        choices = ", ".join(PlatformRegistry.registered_names())
+        yield wrong(PLATFORM, f"{platform}: verl knows no such platform. Choices: {choices}; or leave it out.")
+
+
 def _accelerator() -> str | None:
     """The kind of accelerator that torch was built for."""
-    import torch
-
+    try:
+        import torch
+    except ImportError:  # told as a version that is missing
+        return None
     if torch.version.cuda or torch.version.hip:
         return "cuda"
     return "npu" if find_spec("torch_npu") else None
 
 
 def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
-    """The platform, and the number of devices.
+    """The platform, the Ray cluster if there is one, and the number of devices.
 
     Args:
         platform: the one that the environment names, "" for none.
     """
-    device = config.trainer.device
-    if device == CPU:
-        if platform == CPU:
-            yield ok(PLATFORM, platform)
-        else:
-            yield wrong(
-                PLATFORM,
-                f"{platform or 'not set'}, but trainer.device=cpu: verl then looks for accelerators. "
-                f"export {PLATFORM}={CPU}",
-            )
-        return
-    if platform == CPU:
+    device, cluster = config.trainer.device, ray_cluster(config)
+    if (device == CPU) == (platform == CPU):
+        yield ok(PLATFORM, platform or f"not set, for trainer.device={device}")
+    elif device == CPU:
+        yield wrong(
+            PLATFORM,
+            f"{platform or 'not set'}, but trainer.device=cpu: verl then looks for accelerators. "
+            f"export {PLATFORM}={CPU}",
+        )
+    else:
         yield warning(
             PLATFORM, f"cpu, but trainer.device={device}: the job trains on the CPU. +local=cpu has settings for that."
         )
-        return
-    yield _number(config, device)
+    if cluster:
+        yield from _on_cluster(config, cluster)
+    elif platform != CPU and device != CPU:
+        yield _number(config, device)
+    elif not OmegaConf.select(config, f"{RAY_INIT}.num_gpus"):
+        yield wrong(
+            f"{RAY_INIT}.num_gpus",
+            "null: Ray finds no GPU here, and verl asks it for one for each rank. Add +local=cpu.",
+        )
+
+
+def ray_cluster(config: DictConfig) -> str | None:
+    """The address of the Ray cluster that the job would join, as ``ray.init`` finds it."""
+    from ray._private.utils import read_ray_address
+
+    named = os.environ.get(RAY_ADDRESS) or OmegaConf.select(config, f"{RAY_INIT}.address")
+    return None if named == "local" else named or read_ray_address()
+
+
+def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
+    setting = "trainer.n_gpus_per_node"
+    yield not_looked_at(
+        setting, f"{config.trainer.n_gpus_per_node}: the devices are those of the Ray cluster {address}"
+    )
+    for name in ("num_cpus", "num_gpus"):
+        value = OmegaConf.select(config, f"{RAY_INIT}.{name}")
+        if value is not None:
+            yield wrong(
+                f"{RAY_INIT}.{name}",
+                f"{value}: a job that joins a Ray cluster ({address}) cannot say how large it is. Set it to null, or "
+                f"{RAY_INIT}.address=local for a cluster of its own.",
+            )
 
 
 def _number(config: DictConfig, device: str) -> Finding:
     import torch
 
+    from verl_padding.entry.verl_refusals import n_gpus_of_pools
+
     trainer, setting = config.trainer, "trainer.n_gpus_per_node"
-    address = os.environ.get(RAY_ADDRESS) or OmegaConf.select(config, "ray_kwargs.ray_init.address")
-    if address:
-        return not_looked_at(setting, f"{trainer.n_gpus_per_node}: the devices are those of the Ray cluster {address}")
     if trainer.nnodes > 1:
         return not_looked_at(
             setting, f"{trainer.n_gpus_per_node}: the job is for {counted(trainer.nnodes, 'node')}, and this is one"
@@ -80,16 +119,19 @@ def _number(config: DictConfig, device: str) -> Finding:
             f"{device}: torch {torch.__version__} was not built for it. Install a torch that was, or train on this "
             f"machine's CPU: {PLATFORM}={CPU} and +local=cpu.",
         )
-    wanted = int(trainer.n_gpus_per_node)
-    told = f"{wanted}"
+    there = torch.cuda.device_count() if device == "cuda" else torch.get_device_module(device).device_count()
+    try:
+        wanted = n_gpus_of_pools(config)
+    except Exception:  # told by verl's own checks
+        return not_looked_at(setting, f"{trainer.n_gpus_per_node}: verl refuses the job")
     if trainer.v1.trainer_mode.removeprefix(MODE_PREFIX) == SEPARATE_ASYNC:
         rollout = config.actor_rollout_ref.rollout
-        more = int(rollout.nnodes or 0) * int(rollout.n_gpus_per_node or 0)
-        wanted, told = wanted + more, f"{wanted}, and {more} of the rollout"
-    there = torch.cuda.device_count() if device == "cuda" else torch.get_device_module(device).device_count()
+        wanted += int(rollout.nnodes or 0) * int(rollout.n_gpus_per_node or 0)
+    told = f"{trainer.n_gpus_per_node}: the job takes {counted(wanted, 'device')}"
     if there < wanted:
         return wrong(
             setting,
-            f"{told}: this machine has {counted(there, 'device')}. Lower it, or name the Ray cluster ({RAY_ADDRESS}).",
+            f"{told}, all its pools together; this machine has {there}. Lower it, or name a Ray cluster "
+            f"({RAY_ADDRESS}).",
         )
     return ok(setting, f"{told}, of {there}")

@@ -12,6 +12,7 @@ from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 
 LOG_FILE = "VERL_FILE_LOGGER_PATH"
 LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
+RESUME_MODES = ("auto", "disable", "resume_path")
 MADE_BY_VERL = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 
 
@@ -23,9 +24,22 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
     loggers = config.trainer.logger
     if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
         yield _log_file()
-    resume = config.trainer.resume_from_path
-    if config.trainer.resume_mode == "resume_path" and resume and not Path(str(resume)).is_dir():
-        yield wrong("trainer.resume_from_path", f"{resume}: there is no such folder. Correct the path.")
+    yield from _resumed(config)
+
+
+def _resumed(config: DictConfig) -> Iterator[Finding]:
+    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
+    if mode not in RESUME_MODES:
+        yield wrong("trainer.resume_mode", f"{mode}: verl resumes in no such way. Choices: {', '.join(RESUME_MODES)}.")
+    if mode != "resume_path":
+        return
+    setting = "trainer.resume_from_path"
+    if not isinstance(path, str) or "global_step_" not in path:
+        yield wrong(setting, f"{path}: not a checkpoint of verl. Name a folder global_step_<step>.")
+    elif not Path(path).is_dir():
+        yield wrong(setting, f"{path}: there is no such folder. Correct the path.")
+    else:
+        yield ok(setting, path)
 
 
 def _log_file() -> Finding:

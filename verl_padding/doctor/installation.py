@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
-from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from verl_padding.doctor.finding import Finding, ok, tried, wrong
+from verl_padding.doctor.named_objects import is_module
 
 PACKAGE = "verl_padding"
 PLUGIN_GROUP = "verl.plugins"
@@ -68,28 +69,35 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def external_modules() -> Iterator[Finding]:
-    """Modules that verl is to import beside itself; what is looked at later does without those that are missing."""
-    named = os.environ.get(EXTERNAL_MODULES, "")
-    found = []
-    for name in named.split(",") if named else ():
-        if _is_there(name):
-            found.append(name)
-        else:
+def plug_in() -> Iterator[Finding]:
+    """What verl and Hydra find of the plug-in, and the modules that verl is to import beside itself."""
+    named = os.environ.pop(EXTERNAL_MODULES, "")  # verl would import them all at once, and end at the first that fails
+    yield from registrations()
+    if named:
+        yield from _external_modules(named)
+
+
+def _external_modules(named: str) -> Iterator[Finding]:
+    """Each imported by itself; what is looked at later does without those that fail."""
+    import verl  # noqa: F401  (as they expect)
+
+    good = []
+    for name in named.split(","):
+        if not is_module(name):
             yield wrong(
                 EXTERNAL_MODULES, f"{named}: there is no module {name!r} here. Correct the name, or install it."
             )
-    if found:
-        yield ok(EXTERNAL_MODULES, ",".join(found))
-    if named:
-        os.environ[EXTERNAL_MODULES] = ",".join(found)
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):  # no package before the dot; no name at all
-        return False
+            continue
+        try:
+            import_module(name)
+        except (Exception, SystemExit) as error:
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            yield wrong(EXTERNAL_MODULES, f"{named}: importing {name!r} ends with {told}. Correct the module.")
+        else:
+            good.append(name)
+    if good:
+        yield ok(EXTERNAL_MODULES, ",".join(good))
+        os.environ[EXTERNAL_MODULES] = ",".join(good)
 
 
 def registrations() -> Iterator[Finding]:

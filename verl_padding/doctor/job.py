@@ -14,7 +14,14 @@ from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
 from verl_padding.doctor.folders import folders_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.packages import packages_of_job
-from verl_padding.doctor.settings import ignored_settings, lengths, missing_settings, refusal_of_hydra
+from verl_padding.doctor.penalties import penalties_of_job
+from verl_padding.doctor.settings import (
+    ignored_settings,
+    lengths,
+    missing_settings,
+    misspelt_settings,
+    refusal_of_hydra,
+)
 from verl_padding.verl_job.composition import JobArguments, compose_job
 
 NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
@@ -51,9 +58,12 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
         return
     missing = list(missing_settings(config))
     yield from missing
-    if not missing:
-        yield ok("mandatory settings", "all there")
+    if missing:
+        return
+    yield ok("mandatory settings", "all there")
+    yield from penalties_of_job(config)
     yield from ignored_settings(config)
+    yield from misspelt_settings(arguments)
     composed.append(config)
 
 

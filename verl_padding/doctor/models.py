@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
-from verl_padding.verl_job.roles_of_job import has_critic
+from verl_padding.doctor.served_models import ACTOR_MODEL, settings_of_models
 
 SECONDS = 3.0
 """How long the hub may take to answer."""
@@ -24,32 +24,31 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voca
 def models_of_job(config: DictConfig) -> Iterator[Finding]:
     """Each model and tokenizer that the job names; asks the hub at most once for each, and quickly."""
     model = "actor_rollout_ref.model"
-    has_tokenizer = bool(OmegaConf.select(config, f"{model}.tokenizer_path"))
-    wanted = [(f"{model}.path", not has_tokenizer)]
-    if has_critic(config):
-        wanted.append(("critic.model.path", False))
-    if config.reward.reward_model.enable:
-        wanted.append(("reward.reward_model.model_path", True))
-    seen: dict[str, Finding] = {}
-    for setting, with_tokenizer in wanted:
-        path = str(OmegaConf.select(config, setting))
-        if path not in seen:
-            seen[path] = _model(setting, path, with_tokenizer)
-        yield Finding(subject=setting, verdict=seen[path].verdict, told=seen[path].told)
-    for setting in (f"{model}.tokenizer_path", f"{model}.hf_config_path", f"{model}.lora_adapter_path"):
-        if path := OmegaConf.select(config, setting):
-            yield _model(setting, str(path), False, weights=False)
+    hub = Hub()
+    told: dict[str, Finding] = {}
+    for setting in settings_of_models(config):
+        path = OmegaConf.select(config, setting)
+        with_tokenizer = setting != ACTOR_MODEL or not OmegaConf.select(config, f"{model}.tokenizer_path")
+        if not path:
+            yield wrong(setting, f"{path}: has to be set.")
+            continue
+        if path not in told:
+            told[path] = _model(setting, path, hub, with_tokenizer=with_tokenizer and not setting.startswith("critic"))
+        yield Finding(subject=setting, verdict=told[path].verdict, told=told[path].told)
+    for name in ("tokenizer_path", "hf_config_path", "lora_adapter_path"):
+        if path := OmegaConf.select(config, f"{model}.{name}"):
+            yield _model(f"{model}.{name}", path, hub, whole=False)
 
 
-def _model(setting: str, path: str, with_tokenizer: bool, *, weights: bool = True) -> Finding:
+def _model(setting: str, path: str, hub: Hub, *, with_tokenizer: bool = False, whole: bool = True) -> Finding:
     if "://" in path:
         return not_looked_at(setting, f"{path}: verl copies it when the job starts")
     folder = Path(path).expanduser()
     if folder.is_dir():
-        return _folder(setting, path, folder, with_tokenizer) if weights else ok(setting, path)
+        return _folder(setting, path, folder, with_tokenizer) if whole else ok(setting, path)
     if not HUB_NAME.fullmatch(path) or path.count("/") > 1:
         return wrong(setting, f"{path}: there is no such folder. Correct the path, or name a model of the hub.")
-    return _of_hub(setting, path)
+    return hub.finding(setting, path)
 
 
 def _folder(setting: str, path: str, folder: Path, with_tokenizer: bool) -> Finding:
@@ -64,33 +63,51 @@ def _folder(setting: str, path: str, folder: Path, with_tokenizer: bool) -> Find
     return ok(setting, path)
 
 
-def _of_hub(setting: str, name: str) -> Finding:
-    from huggingface_hub import constants, get_token, hf_hub_url, try_to_load_from_cache
+class Hub:
+    """A hub of models, which is asked no more once it has not answered."""
 
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return ok(setting, f"{name}, in the hub's cache")
-    absent = f"{name}: no such folder, and not in the hub's cache"
-    if os.environ.get("VERL_USE_MODELSCOPE", "").strip().lower() in ("1", "true", "yes"):
-        return not_looked_at(setting, f"{absent}; VERL_USE_MODELSCOPE says to fetch it from ModelScope")
-    if constants.HF_HUB_OFFLINE:
-        return wrong(setting, f"{absent}; HF_HUB_OFFLINE is set. Correct the path, or fetch the model first.")
-    request = urllib.request.Request(hf_hub_url(name, "config.json"), method="HEAD")
-    if token := get_token():
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=SECONDS):
+    def __init__(self) -> None:
+        self._silence = ""
+
+    def finding(self, setting: str, name: str) -> Finding:
+        """Whether a model is in the hub's cache, or in the hub."""
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return ok(setting, f"{name}, in the hub's cache")
+        absent = f"{name}: no such folder, and not in the hub's cache"
+        if os.environ.get("VERL_USE_MODELSCOPE", "").strip().lower() in ("1", "true", "yes"):
+            return not_looked_at(setting, f"{absent}; VERL_USE_MODELSCOPE says to fetch it from ModelScope")
+        if constants.HF_HUB_OFFLINE and not self._silence:
+            return wrong(setting, f"{absent}; HF_HUB_OFFLINE is set. Correct the path, or fetch the model first.")
+        code = None if self._silence else self._ask(name)
+        if code is not None and code < 400:
             return ok(setting, f"{name}, to be fetched from the hub")
-    except urllib.error.HTTPError as refusal:
+        if code in (401, 403, 404):
+            return wrong(
+                setting,
+                f"{absent}; the hub has none for you under this name (HTTP {code}). Correct the name, or log in "
+                "(hf auth login).",
+            )
+        reason = self._silence or f"HTTP {code}"
         return wrong(
-            setting,
-            f"{absent}; the hub has none for you under this name (HTTP {refusal.code}). Correct the name, or log in "
-            "(hf auth login).",
+            setting, f"{absent}; {constants.ENDPOINT} cannot be reached ({reason}). Name a folder, or fetch it first."
         )
-    except OSError as error:
-        # transformers would try for a minute, wherever the rest of the checkup asks for the model's config.
-        constants.HF_HUB_OFFLINE = True
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        return wrong(
-            setting,
-            f"{absent}; {constants.ENDPOINT} cannot be reached ({reason}). Name a folder, or fetch the model first.",
-        )
+
+    def _ask(self, name: str) -> int | None:
+        """The hub's HTTP code for a model; None if it does not answer."""
+        from huggingface_hub import constants, get_token, hf_hub_url
+
+        request = urllib.request.Request(hf_hub_url(name, "config.json"), method="HEAD")
+        if token := get_token():
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as refusal:
+            return refusal.code
+        except OSError as error:
+            self._silence = str(error.reason if isinstance(error, urllib.error.URLError) else error)
+            # transformers would try for a minute, wherever the rest of the checkup asks for the model's config.
+            constants.HF_HUB_OFFLINE = True
+            return None

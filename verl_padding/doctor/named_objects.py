@@ -6,6 +6,8 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
+MAKES_NAMES = {"*", "__getattr__", "globals", "setattr", "exec"}
+"""What a module that makes names as it runs has among its own: it may hold any name."""
 PACKAGE_PREFIX, FILE_PREFIX = "pkg://", "file://"
 """As verl's ``load_module`` reads them; a path without either is a file."""
 
@@ -29,7 +31,7 @@ def refuse_missing_object(module: str, name: str) -> None:
 
 
 def refuse_missing_target(target: str) -> None:
-    """The same for a dotted path such as ``my_package.loops.MyLoop``.
+    """The same for a dotted path such as ``my_package.loops.MyLoop``, or a method of such a class.
 
     Raises:
         LookupError: as above.
@@ -37,18 +39,40 @@ def refuse_missing_target(target: str) -> None:
     module, _, name = target.rpartition(".")
     if not module:
         raise LookupError("a dotted path is needed, such as my_package.my_module.MyClass")
+    outer, _, last = module.rpartition(".")
+    if outer and last[:1].isupper() and not is_module(module):
+        module, name = outer, last  # a class, and something in it
     _refuse_without(_source_of(module), name)
 
 
-def _source_of(module: str) -> Path | None:
-    """The file of a module; None if it is not of Python."""
+def is_module(name: str) -> bool:
+    """Whether there is a module of this name on Python's path; neither it nor its packages are run."""
     try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
+        _source_of(name)
+    except LookupError:
+        return False
+    return True
+
+
+def _source_of(module: str) -> Path | None:
+    """The file of a module; None if it is not of Python, or is in a place that only importing would tell."""
+    top, *parts = module.split(".")
+    try:
+        spec = find_spec(top)
+    except Exception:  # what is on Python's path may raise anything
         spec = None
-    if spec is None:
-        raise LookupError(f"there is no module {module!r} on Python's path")
-    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    if not top or spec is None:
+        raise LookupError(f"there is no module {top!r} on Python's path")
+    if not parts:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    for folder in spec.submodule_search_locations or ():
+        place = Path(folder).joinpath(*parts)
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                return file
+        if place.is_dir() or any(place.parent.glob(f"{place.name}.*")):
+            return None  # a namespace, or compiled
+    raise LookupError(f"there is no module {module!r} on Python's path")
 
 
 def _refuse_without(source: Path | None, name: str) -> None:
@@ -58,24 +82,22 @@ def _refuse_without(source: Path | None, name: str) -> None:
         names = _names_of(ast.parse(source.read_text(encoding="utf-8"), str(source)))
     except (OSError, SyntaxError, ValueError) as error:
         raise LookupError(f"{source} cannot be read as Python ({error})") from error
-    # A module may make names as it runs; these two ways can be seen.
-    if name not in names and not names & {"*", "__getattr__"}:
+    if name not in names and not names & MAKES_NAMES:
         raise LookupError(f"{source} has no {name!r}")
 
 
 def _names_of(tree: ast.Module) -> set[str]:
-    """Names that a module binds at its top, also below ``if`` and ``try``."""
+    """Names that a module binds at its top, also below ``if``, ``try`` and ``with``; and what it calls there."""
     names: set[str] = set()
-    waiting: list[ast.stmt] = list(tree.body)
+    waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
+            names.add(node.name)  # what is in it is not of the module
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
         else:
-            waiting += [child for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
+            if isinstance(node, ast.Name):
+                names.add(node.id)
+            waiting += ast.iter_child_nodes(node)
     return names

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.doctor.served_models import settings_of_rollouts
 from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
 
 ROLLOUTS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
@@ -50,27 +53,58 @@ INSTALLED_AS = {
 
 def packages_of_job(config: DictConfig) -> Iterator[Finding]:
     """Whether each is installed; none is imported."""
-    yield _rollout(config)
+    for setting in settings_of_rollouts(config):
+        yield _rollout(setting, str(OmegaConf.select(config, setting)))
     yield from _engines(config)
     model = config.actor_rollout_ref.model
     if model.get("use_liger"):
         yield _needed("actor_rollout_ref.model.use_liger", "True", "liger_kernel")
-    setting = "actor_rollout_ref.model.override_config.attn_implementation"
-    attention = OmegaConf.select(config, setting) or "flash_attention_2"
-    if config.trainer.device == "cuda" and attention == "flash_attention_2" and not is_there("kernels"):
-        yield _needed(setting, attention, "flash_attn")
+    if config.trainer.device == "cuda":
+        yield from _attention(config)
     loggers = config.trainer.logger
-    for name in [loggers] if isinstance(loggers, str) else loggers or ():
+    for name in [loggers] if isinstance(loggers, str) else loggers:
         if name not in LOGGERS:
             yield wrong("trainer.logger", f"{name}: verl has no logger of this name. Choices: {', '.join(LOGGERS)}.")
         elif module := LOGGERS[name]:
             yield _needed("trainer.logger", name, module)
+            if module == "wandb" and is_there(module):
+                yield _wandb()
 
 
-def _rollout(config: DictConfig) -> Finding:
+def _wandb() -> Finding:
+    """wandb asks for a key where there is a terminal, and there is none in the trainer's process."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return ok("WANDB_MODE", os.environ["WANDB_MODE"])
+    if os.environ.get("WANDB_API_KEY"):
+        return ok("WANDB_API_KEY", "set")
+    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    if file.is_file() and "wandb" in file.read_text(errors="replace"):
+        return ok("trainer.logger", f"wandb, with the key of {file}")
+    return wrong(
+        "WANDB_API_KEY",
+        "not set, and there is no key of `wandb login`, but trainer.logger has wandb: set it, or WANDB_MODE=offline, "
+        "or trainer.logger=[console,file].",
+    )
+
+
+def _attention(config: DictConfig) -> Iterator[Finding]:
+    setting = "actor_rollout_ref.model.override_config.attn_implementation"
+    strategies = [OmegaConf.select(config, f"{role}.strategy") for role in roles_of(config)]
+    attention = OmegaConf.select(config, setting) or "flash_attention_2"
+    if set(strategies) & {"fsdp", "fsdp2"} and attention == "flash_attention_2" and not is_there("kernels"):
+        yield _needed(setting, attention, "flash_attn")
+
+
+def roles_of(config: DictConfig) -> list[str]:
+    """Sections of the roles that the job trains or asks."""
+    roles = ["actor_rollout_ref.actor"]
+    roles += ["actor_rollout_ref.ref"] if has_separate_reference(config) else []
+    return roles + (["critic"] if has_critic(config) else [])
+
+
+def _rollout(setting: str, name: str) -> Finding:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    setting, name = "actor_rollout_ref.rollout.name", config.actor_rollout_ref.rollout.name
     if name in ROLLOUTS:
         return _needed(setting, name, ROLLOUTS[name])
     try:
@@ -81,10 +115,7 @@ def _rollout(config: DictConfig) -> Finding:
 
 
 def _engines(config: DictConfig) -> Iterator[Finding]:
-    roles = ["actor_rollout_ref.actor"]
-    roles += ["actor_rollout_ref.ref"] if has_separate_reference(config) else []
-    roles += ["critic"] if has_critic(config) else []
-    for role in roles:
+    for role in roles_of(config):
         strategy = OmegaConf.select(config, f"{role}.strategy")
         setting = f"{role}.strategy"
         if strategy not in ENGINES:
@@ -119,5 +150,5 @@ def is_there(module: str) -> bool:
     """Whether a module can be imported, as far as can be told without importing it."""
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):
+    except Exception:  # a package on the way may raise anything
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from functools import cache
 
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +17,7 @@ from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.known_verl import KNOWN_VERL
 from verl_padding.verl_job.roles_of_job import has_critic
 
-ENGINE_OF_CRITIC = "the critic's engine does not read it, but +critic.<its engine's section>."
+OF_CRITIC = "the critic's engine reads +critic.{engine}."
 
 IGNORED = {
     "actor_rollout_ref.actor.use_prefix_grouper": (
@@ -25,10 +26,10 @@ IGNORED = {
     "actor_rollout_ref.actor.ppo_micro_batch_size": "verl's workers read ppo_micro_batch_size_per_gpu",
     "actor_rollout_ref.ref.log_prob_micro_batch_size": "verl's workers read log_prob_micro_batch_size_per_gpu",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size": "verl's workers read log_prob_micro_batch_size_per_gpu",
-    "critic.ppo_micro_batch_size": f"{ENGINE_OF_CRITIC}micro_batch_size_per_gpu",
-    "critic.ppo_micro_batch_size_per_gpu": f"{ENGINE_OF_CRITIC}micro_batch_size_per_gpu",
-    "critic.forward_micro_batch_size": f"{ENGINE_OF_CRITIC}infer_micro_batch_size_per_gpu",
-    "critic.forward_micro_batch_size_per_gpu": f"{ENGINE_OF_CRITIC}infer_micro_batch_size_per_gpu",
+    "critic.ppo_micro_batch_size": OF_CRITIC + "micro_batch_size_per_gpu",
+    "critic.ppo_micro_batch_size_per_gpu": OF_CRITIC + "micro_batch_size_per_gpu",
+    "critic.forward_micro_batch_size": OF_CRITIC + "infer_micro_batch_size_per_gpu",
+    "critic.forward_micro_batch_size_per_gpu": OF_CRITIC + "infer_micro_batch_size_per_gpu",
     "critic.ppo_max_token_len_per_gpu": "both passes of the critic read +critic.ppo_infer_max_token_len_per_gpu",
     "critic.forward_max_token_len_per_gpu": "both passes of the critic read +critic.ppo_infer_max_token_len_per_gpu",
     "critic.ulysses_sequence_parallel_size": "the critic's engine reads critic.fsdp.ulysses_sequence_parallel_size",
@@ -38,6 +39,9 @@ IGNORED = {
     "reward_model.num_workers": "verl.trainer.main_ppo reads reward.num_workers",
 }
 """Setting -> what is read in its place. Told where a job sets it to another value than verl's own config does."""
+
+SECTION_OF_ENGINE = {"fsdp2": "fsdp"}
+"""Strategy of a critic -> section of its engine, where they differ."""
 
 USED: dict[str, Callable[[DictConfig], bool]] = {
     "reward.reward_model.": lambda config: bool(config.reward.reward_model.enable),
@@ -52,6 +56,9 @@ def refusal_of_hydra(error: Exception, arguments: JobArguments) -> str:
     key = re.search(r"Could not override '(padding\.(\w+)[^']*)'", str(error))
     if key is None:
         told, _, _ = str(error).partition("Config search path:")  # places inside of packages, nobody's own
+        unknown = re.search(r"Could not override '([^']+)'", told)
+        if unknown and (meant := _likely_meant(unknown[1])):
+            return f"{unknown[1]}: verl has no such setting. Did you mean {meant}?"
         return f"{type(error).__name__}: {' '.join(told.split())}"
     choices = [field.name for field in dataclasses.fields(PaddingConfig)]
     if key[2] not in choices:
@@ -62,24 +69,90 @@ def refusal_of_hydra(error: Exception, arguments: JobArguments) -> str:
 
 
 def missing_settings(config: DictConfig) -> Iterator[Finding]:
-    """Settings without a value (``???``) that the job reads."""
-    for key in sorted(OmegaConf.missing_keys(config)):
-        if all(used(config) for prefix, used in USED.items() if key.startswith(prefix)):
-            yield wrong(key, "???: has to be set" + (f". {HINTS[key]}" if key in HINTS else "."))
+    """Sections that are not there, and settings without a value, ``???`` or null, that the job reads."""
+    for section in SECTIONS:
+        if not isinstance(OmegaConf.select(config, section), DictConfig):
+            yield wrong(section, "there is no such section. Start from a config of verl.trainer.main_ppo.")
+            return
+    for key in WHOLE_NUMBERS:
+        value = OmegaConf.select(config, key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            yield wrong(key, f"{value}: a whole number is needed.")
+    unset = [key for key in (*NEEDED, *WHOLE_NUMBERS) if OmegaConf.select(config, key) is None]
+    missing = [key for key in OmegaConf.missing_keys(config) if _is_read(config, key)]
+    for key in sorted({*unset, *missing}):
+        value = "???" if key in missing else "null"
+        yield wrong(key, f"{value}: has to be set" + (f". {HINTS[key]}" if key in HINTS else "."))
 
 
+SECTIONS = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.model",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.rollout.agent",
+    "algorithm",
+    "critic",
+    "data",
+    "reward.custom_reward_function",
+    "reward.reward_manager",
+    "reward.reward_model",
+    "trainer.v1.sampler",
+)
+NEEDED = (
+    "actor_rollout_ref.model.path",
+    "algorithm.adv_estimator",
+    "data.train_files",
+    "data.val_files",
+    "trainer.logger",
+)
+WHOLE_NUMBERS = (
+    "actor_rollout_ref.rollout.n",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.train_batch_size",
+    "data.train_max_samples",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "trainer.save_freq",
+    "trainer.test_freq",
+)
+"""Sections and settings that verl.trainer.main_ppo does not do without."""
 HINTS = {"actor_rollout_ref.rollout.name": "vllm, for example; +local=cpu brings `transformers`."}
+
+
+def _is_read(config: DictConfig, key: str) -> bool:
+    return all(used(config) for prefix, used in USED.items() if key.startswith(prefix))
 
 
 def ignored_settings(config: DictConfig) -> Iterator[Finding]:
     """Settings of the job that nobody reads."""
     verls = _verls_own()
+    engine = SECTION_OF_ENGINE.get(config.critic.strategy, config.critic.strategy)
     for key, instead in IGNORED.items():
-        if not all(used(config) for prefix, used in USED.items() if key.startswith(prefix)):
+        parent = OmegaConf.select(config, key.rpartition(".")[0])
+        if not isinstance(parent, DictConfig) or OmegaConf.is_interpolation(parent, key.rpartition(".")[2]):
             continue
         value = OmegaConf.select(config, key)
-        if value != OmegaConf.select(verls, key):
-            yield warning(key, f"{value}: has no effect: {instead}")
+        if value is not None and _is_read(config, key) and value != OmegaConf.select(verls, key):
+            yield warning(key, f"{value}: has no effect: {instead.format(engine=engine)}")
+
+
+def misspelt_settings(arguments: JobArguments) -> Iterator[Finding]:
+    """Settings that the job adds with a +, and whose name is nearly one of verl's."""
+    for override in arguments.overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if override.startswith("+") and (meant := _likely_meant(key)):
+            yield warning(key, f"{value}: verl has no such setting. Did you mean {meant}?")
+
+
+def _likely_meant(key: str) -> str | None:
+    """The setting beside a key whose name is nearly the same, if verl has not the key itself."""
+    section, _, name = key.rpartition(".")
+    beside = OmegaConf.select(_verls_own(), section) if section else None
+    if not isinstance(beside, DictConfig) or name in beside:
+        return None
+    near = get_close_matches(name, map(str, beside), n=1, cutoff=0.85)
+    return f"{section}.{near[0]}" if near else None
 
 
 @cache
@@ -96,7 +169,8 @@ def lengths(config: DictConfig, job: Job) -> Iterator[Finding]:
     for setting, budget in budgets.items():
         if budget < longest:
             yield warning(
-                setting, f"{budget}: below {told}. A row that is longer than the budget ends the job. Raise it."
+                setting,
+                f"{budget}: below {told}. A row that is longer than the budget ends the job. Raise it to {longest}.",
             )
     if budgets and min(budgets.values()) >= longest:
         yield ok("lengths", f"{told}, and every token budget is as large")

@@ -50,7 +50,13 @@ def _check_of_main(config: DictConfig) -> None:
     validate_config(config=config, use_reference_policy=has_reference(config), use_critic=has_critic(config))
 
 
-def _trainer(config: DictConfig) -> None:
+def n_gpus_of_pools(config: DictConfig) -> int:
+    """Devices that verl's trainer asks Ray for: those of all its pools."""
+    with redirect_stdout(io.StringIO()):
+        return int(_trainer(config).resource_pool_manager.get_n_gpus())
+
+
+def _trainer(config: DictConfig) -> Any:
     from verl_padding.trainer.trainers import asks_for_padding, make_trainer, padded_trainer
 
     config = deepcopy(config)  # verl writes into it
@@ -60,7 +66,9 @@ def _trainer(config: DictConfig) -> None:
         config.trainer.checkpoint_callback_class = None
         if asks_for_padding(config):
             config.trainer.v1.trainer_mode = padded_trainer(config.trainer.v1.trainer_mode).extends
-    make_trainer(config)._init_resource_pool_mgr()
+    trainer = make_trainer(config)
+    trainer._init_resource_pool_mgr()
+    return trainer
 
 
 def _rollout(config: DictConfig) -> None:
@@ -79,6 +87,15 @@ def _distillation(config: DictConfig) -> None:
         _typed(config.distillation)
 
 
+def _names(config: DictConfig) -> None:
+    """Names that verl looks up in its registries, unless a module that the workers load may add to these."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+
+    if not config.actor_rollout_ref.model.get("external_lib"):
+        get_adv_estimator_fn(config.algorithm.adv_estimator)
+        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+
+
 def _skip(config: DictConfig) -> None:
     from verl.utils.skip import SkipManagerConfig
 
@@ -91,11 +108,12 @@ def _typed(section: DictConfig, dataclass_type: type[Any] | None = None) -> None
     omega_conf_to_dataclass(section, dataclass_type)
 
 
-CALLS: dict[str, Callable[[DictConfig], None]] = {
+CALLS: dict[str, Callable[[DictConfig], object]] = {
     "verl's own check": _check_of_main,
     "verl's trainer": _trainer,
     "verl's rollout": _rollout,
     "verl's reference": _ref,
+    "verl's estimators and losses": _names,
     "verl's distillation": _distillation,
     "verl's skipped rollouts": _skip,
 }

@@ -82,6 +82,15 @@ class Update(Call):
         refuse_below_one(self, "prompts_per_mini_batch")
 
 
+LABELS = {
+    "prompts": "prompts_setting",
+    "sessions_per_prompt": "sessions_setting",
+    "prompts_per_mini_batch": "mini_batch_setting",
+    "token_budget": "budget_setting",
+}
+"""Field -> the one with the name of its setting."""
+
+
 def setting_of(call: Call) -> str:
     """What raises the token budget of a call, in words for a message."""
     return call.budget_setting or "its token_budget"
@@ -103,4 +112,5 @@ def refuse_below_one(values: object, *names: str) -> None:
     """
     for name in names:
         if getattr(values, name) < 1:
-            raise PlanError(f"{name}={getattr(values, name)}: must be at least 1")
+            setting = getattr(values, LABELS.get(name, ""), "") or name
+            raise PlanError(f"{setting}={getattr(values, name)}: must be at least 1")

@@ -238,7 +238,9 @@ class JobReader:
             inference[VALUES] = Pass(**self._pass_fields(VALUES, dp_sizes))
         separate_ref = "ref" in self.engines
         sync_step = parameter_sync_step(self._config, self._mode)
-        shared = f" / trainer.v1.{self._mode}.parameter_sync_step" if sync_step > 1 else ""
+        batch_of = "data.train_batch_size"
+        if sync_step > 1:
+            batch_of += f" / trainer.v1.{self._mode}.parameter_sync_step"
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
         if (self._uses_ref and not separate_ref) or not self._bypasses_log_prob:
             inference[LOG_PROB] = Pass(**self._pass_fields(LOG_PROB, dp_sizes))
@@ -248,7 +250,7 @@ class JobReader:
             return Job(
                 strategy=self._padding.strategy,
                 prompts=self._config.data.train_batch_size // sync_step,
-                prompts_setting=f"data.train_batch_size{shared}",
+                prompts_setting=batch_of,
                 sessions_per_prompt=self._rollout.n,
                 sessions_setting="actor_rollout_ref.rollout.n",
                 updates=updates,
