@@ -27,6 +27,17 @@ def follow(out: Path, code: str, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def started(out: Path, code: str) -> subprocess.Popen[str]:
+    """A job in a process group of its own that has said that it is ready."""
+    command = [sys.executable, "-m", "verl_padding.runs.follow", str(out), sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0)
+    deadline = time.monotonic() + 30
+    while not ((out / "log").exists() and "ready" in (out / "log").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
 def test_steps_are_told_noise_is_in_the_log_and_the_last_line_says_where_all_is(tmp_path):
     out = tmp_path / "runs" / "one"
     result = follow(out, JOB, "0")
@@ -77,12 +88,7 @@ signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
 time.sleep(60)
 """
-    command = [sys.executable, "-m", "verl_padding.runs.follow", str(tmp_path), sys.executable, "-c", job]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0)
-    deadline = time.monotonic() + 30
-    while not ((tmp_path / "log").exists() and "ready" in (tmp_path / "log").read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = started(tmp_path, job)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
     else:
@@ -91,3 +97,72 @@ time.sleep(60)
     assert process.returncode == 1
     assert f"ended by {int(number)}" in (tmp_path / "log").read_text()
     assert f"ended by {int(number)}" in said
+
+
+BROKEN = """
+import os, sys, time
+for line in range(3):
+    with open(os.environ["VERL_FILE_LOGGER_PATH"], "a") as file:
+        file.write('{"step": 1}\\n')
+    print(f"line {line} is said", flush=True)
+    time.sleep(0.1)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_metrics_that_cannot_be_read_are_told_once_and_the_job_goes_on(code, tmp_path):
+    result = follow(tmp_path, BROKEN, str(code))
+    assert result.returncode == code
+    assert (tmp_path / "log").read_text() == "line 0 is said\nline 1 is said\nline 2 is said\n"
+    told = [line for line in result.stderr.splitlines() if line.startswith("The job goes on")]
+    assert len(told) == 1
+    assert f"{tmp_path}/metrics.jsonl, line 1: not what verl's file logger writes" in told[0]
+    assert "Traceback" not in result.stderr
+    last = result.stderr if code else result.stdout
+    assert f"in {tmp_path}/log" in last.splitlines()[-1]
+
+
+def test_a_metric_that_is_no_number_does_not_end_the_job(tmp_path):
+    result = follow(tmp_path, JOB.replace("1.5", "'fast'"), "0")
+    assert result.returncode == 0
+    assert "step 2 is done" in (tmp_path / "log").read_text()
+    assert result.stderr.count("The job goes on") == 1
+
+
+@pytest.mark.parametrize("closed", [("stdout",), ("stdout", "stderr")])
+@pytest.mark.parametrize("code", [0, 3])
+def test_nobody_who_reads_what_is_shown_ends_no_job_and_changes_no_exit_code(closed, code, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "verl_padding.runs.follow", str(tmp_path), sys.executable, "-c", JOB, str(code)]
+    streams = {name: writer if name in closed else subprocess.PIPE for name in ("stdout", "stderr")}
+    result = subprocess.run(command, **streams, text=True, check=False)
+    os.close(writer)
+    assert result.returncode == code
+    assert "step 2 is done" in (tmp_path / "log").read_text()
+    if "stderr" not in closed:
+        assert result.stderr.count("Broken pipe") == 1
+        assert "Traceback" not in result.stderr
+
+
+def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path):
+    (tmp_path / "log").symlink_to("/dev/full")
+    result = follow(tmp_path, JOB, "0")
+    assert result.returncode == 0
+    assert result.stderr.count("No space left on device") == 1
+    assert len(result.stdout.splitlines()) == 5
+
+
+def test_the_end_of_the_terminal_ends_the_job_and_what_it_says_last_is_in_the_log(tmp_path):
+    job = """
+import signal, sys, time
+signal.signal(signal.SIGHUP, lambda *_: sys.exit("ended by the terminal"))
+print("ready", flush=True)
+time.sleep(60)
+"""
+    process = started(tmp_path, job)
+    os.killpg(process.pid, signal.SIGHUP)  # as a terminal does
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "ended by the terminal" in (tmp_path / "log").read_text()

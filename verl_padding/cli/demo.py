@@ -18,6 +18,7 @@ from verl_padding.cli.demo_folder import ASSETS, HYDRA, PICTURE, demo_folder
 from verl_padding.errors import PaddingDataError
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.runs.curves import CONFIG
+from verl_padding.runs.faults import Faults
 from verl_padding.runs.learning import Learning
 from verl_padding.runs.report import (
     METRICS,
@@ -141,17 +142,19 @@ def _flush() -> None:
 
 
 class _StepTeller:
-    """Prints a line for each step that verl has logged, and moves the progress bar."""
+    """Prints a line for each step that verl has logged, and moves the progress bar; if it cannot, the job goes on."""
 
     def __init__(self, folder: Path, progress: Progress, steps: int):
         self._lines = StepLines(folder)
         self._progress = progress
+        self._faults = Faults(lambda sentence: _tell(progress.console, sentence, style="red"))
         self._task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
 
     def look(self, _line: str = "") -> None:
-        for line in self._lines.new():
-            self._progress.update(self._task, description="training", completed=self._lines.told)
-            self._progress.console.print(line)
+        with self._faults.told_once():
+            for line in self._lines.new():
+                self._progress.update(self._task, description="training", completed=self._lines.told)
+                self._progress.console.print(line)
 
 
 def _load_config(path: Path) -> DictConfig:

@@ -1,7 +1,8 @@
 """Runs a job's command and tells of it what is worth reading: ``python -m verl_padding.runs.follow OUT COMMAND...``.
 
 The command's whole output, Ray's and torch's too, goes to ``OUT/log``. What is shown is a line for each step, and at
-the end where everything is; if the command fails, the end of the log instead. The exit code is the command's.
+the end where everything is; if the command fails, the end of the log instead. The exit code is the command's, and what
+cannot be shown, on a terminal that was closed for instance, does not end the command.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
+from verl_padding.runs.faults import Faults
 from verl_padding.runs.report import LOG, METRICS, ROLLOUTS
 from verl_padding.runs.step_lines import StepLines
 
@@ -31,10 +34,13 @@ def follow(out: Path, command: Sequence[str]) -> int:
     Returns: the command's exit code; 128 + n if signal n ended it.
     """
     out.mkdir(parents=True, exist_ok=True)
-    print(f"What the job says is in {out / LOG}.", flush=True)
     steps, last = StepLines(out), deque[str](maxlen=LAST_LINES)
+    faults = Faults(lambda sentence: _say(sentence, sys.stderr))
+    with faults.told_once():
+        _say(f"What the job says is in {out / LOG}.", sys.stdout)
     with (
-        open(out / LOG, "w", encoding="utf-8", buffering=1) as log,
+        # Unbuffered: what a full disk did not take is not tried again, and fails no later line.
+        open(out / LOG, "wb", buffering=0) as log,
         subprocess.Popen(
             command,
             env=os.environ | {"VERL_FILE_LOGGER_PATH": str(out / METRICS)},
@@ -45,26 +51,49 @@ def follow(out: Path, command: Sequence[str]) -> int:
             errors="replace",
         ) as job,
     ):
-        # Ctrl-C reaches the job by itself: what it says as it ends belongs to the log.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C and the end of the terminal reach the job by themselves: what it says as it ends belongs to the log.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: job.terminate())
         assert job.stdout is not None
         for line in job.stdout:
-            log.write(line)
             last.append(line)
-            for told in steps.new():
-                print(told, flush=True)
-    for told in steps.new():
-        print(told, flush=True)
+            with faults.told_once():
+                log.write(line.encode())
+            with faults.told_once():
+                _say_new(steps)
+    with faults.told_once():
+        _say_new(steps)
     code = job.returncode if job.returncode >= 0 else 128 - job.returncode
-    if code:
-        print(f"{''.join(last)}The job ended with code {code}; its output is in {out / LOG}.", file=sys.stderr)
-    else:
-        print(
-            f"Metrics are in {out / METRICS}, rollouts in {out / ROLLOUTS}, the log in {out / LOG}; to draw them: "
-            f"verl-padding compare {out} --picture {out / 'curves.png'}"
-        )
+    with faults.told_once():
+        _say_end(out, code, last)
     return code
+
+
+def _say_new(steps: StepLines) -> None:
+    for told in steps.new():
+        _say(told, sys.stdout)
+
+
+def _say_end(out: Path, code: int, last: Iterable[str]) -> None:
+    if code:
+        _say(f"{''.join(last)}The job ended with code {code}; its output is in {out / LOG}.", sys.stderr)
+    else:
+        _say(
+            f"Metrics are in {out / METRICS}, rollouts in {out / ROLLOUTS}, the log in {out / LOG}; to draw them: "
+            f"verl-padding compare {out} --picture {out / 'curves.png'}",
+            sys.stdout,
+        )
+
+
+def _say(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        # The rest in the stream's buffer would fail again as Python ends, and change the exit code.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+        raise
 
 
 if __name__ == "__main__":

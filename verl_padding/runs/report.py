@@ -105,7 +105,7 @@ def _lines(path: Path, what: str, needed: dict[str, Any]) -> Iterator[dict[str, 
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = None
         if not isinstance(entry, dict) or not all(isinstance(entry.get(key), of) for key, of in needed.items()):
             raise PaddingDataError(
