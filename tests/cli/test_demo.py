@@ -96,6 +96,26 @@ def finished_run(monkeypatch, folder, rewards, *, padded=True):
     monkeypatch.setattr(demo, "run_local_job", job)
 
 
+def test_metrics_that_cannot_be_read_while_the_job_runs_are_told_once_and_do_not_end_it(monkeypatch, tmp_path, capsys):
+    said = []
+
+    def job(overrides, *, folder, on_line):
+        (folder / "log").write_text("")
+        for number in range(3):
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write("{}\n")
+            on_line(f"line {number}")
+            said.append(number)
+        return 7
+
+    monkeypatch.setattr(demo, "run_local_job", job)
+    assert demo.run_demo(steps=2, out=tmp_path, stock=False) == 7
+    assert said == [0, 1, 2]
+    told = capsys.readouterr().out
+    assert told.count("The job goes on, but not all of it can be shown") == 1
+    assert "metrics.jsonl, line 1: not what verl's file logger writes" in told
+
+
 RISE = [0.01 * step for step in range(40)]
 
 

@@ -82,6 +82,36 @@ def test_of_a_folder_a_bad_line_is_told_with_its_file_and_no_picture_is_drawn(fo
     assert "3.jsonl, line 2 (row number 1): not JSON" in refused(folder, *SHAPE)
 
 
+def test_what_a_killed_job_leaves_in_its_dumps_is_left_out_with_a_note(folder):
+    whole = plan_of(folder, *SHAPE)["batches"]
+    last = json.dumps({**ROWS[0], "prompt": "\u00e9"}, ensure_ascii=False).encode()
+    left = {"3.jsonl": b"", "4.jsonl": last[:5], "10.jsonl": text_of(ROWS[:60]).encode() + last[:13]}
+    assert last[12:14] == "\u00e9".encode(), "the cut goes through a letter"
+    for name, content in left.items():
+        (folder / name).write_bytes(content)
+    result = run(folder, *SHAPE, "--json")
+    assert [batch["steps"] for batch in json.loads(result.stdout)["batches"]] == [batch["steps"] for batch in whole]
+    assert result.stderr.splitlines()[:3] == [
+        f"{folder}/3.jsonl: holds no row, and is left out.",
+        f"{folder}/4.jsonl: holds no row, and is left out.",
+        f"{folder}/10.jsonl, line 61 (row number 60): half written, and left out.",
+    ]
+    alone = run(folder / "10.jsonl", *SHAPE)
+    assert alone.exit_code == 0
+    assert "10.jsonl, line 61 (row number 60): half written" in alone.stderr
+    (folder / "10.jsonl").write_text(text_of(ROWS).rstrip("\n"))
+    assert plan_of(folder / "10.jsonl", *SHAPE)["steps"] == whole[0]["steps"], "its last line is whole"
+
+
+def test_a_folder_of_dumps_without_a_row_is_refused_and_a_half_line_of_another_file_too(folder, file):
+    for dump in folder.iterdir():
+        dump.write_text("{")
+    assert f"{folder}: holds no row in 3 rollout dumps. Name the folder of a job" in refused(folder, *SHAPE)
+    assert "1.jsonl: holds no row" in refused(folder / "1.jsonl", *SHAPE)
+    file.write_text(text_of(ROWS) + "{")
+    assert "rows.jsonl, line 65 (row number 64): not JSON" in refused(file, *SHAPE)
+
+
 def test_a_row_past_the_budget_is_told_with_its_line(file):
     file.write_text("\n" + file.read_text())
     told = refused(file, *SHAPE, "--budget", 72)

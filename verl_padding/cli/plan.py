@@ -17,7 +17,9 @@ from verl_padding.cli.comparison import LayoutTotals, comparison_table
 from verl_padding.cli.plan_notes import all_notes, notes_of
 from verl_padding.cli.plan_table import step_table
 from verl_padding.cli.planned_file import PLAN, UNSHARED, VERL, LaidOut, PlannedFile, PlanRequest
-from verl_padding.cli.rows_file import CountTokens, files_of, read_rows_file
+from verl_padding.cli.row_lines import place
+from verl_padding.cli.rows_file import NoRowError, files_of, read_rows_file
+from verl_padding.cli.token_counter import first_line, token_counter
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS, PlanError, TransformerCost
 from verl_padding.plan.batch_plan import layout_as_json
@@ -38,8 +40,8 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
     notes = Console(stderr=True)
     try:
         # Before anything is printed: a refused command prints only its refusal.
-        files = _planned_files(request, notes, compare=compare, picture=picture)
-        for note in all_notes(files):
+        files, left_out = _planned_files(request, notes, compare=compare, picture=picture)
+        for note in [*left_out, *all_notes(files)]:
             notes.print(note, markup=False, highlight=False, soft_wrap=True)
         if not as_json:
             _print_tables(request, files)
@@ -58,14 +60,18 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
     return 0
 
 
-def _planned_files(request: PlanRequest, notes: Console, *, compare: bool, picture: Path | None) -> list[PlannedFile]:
+def _planned_files(
+    request: PlanRequest, notes: Console, *, compare: bool, picture: Path | None
+) -> tuple[list[PlannedFile], list[str]]:
     """Reads and plans all files, and refuses what would be refused later.
+
+    Returns: the files, and notes on what a job that was killed has left and no plan holds.
 
     Raises:
         PaddingDataError: a file, an option or the picture is refused.
         PlanError: a batch cannot be planned.
     """
-    cost_model, count_tokens = _cost_model(request.cost_model), _token_counter(request.tokenizer)
+    cost_model, count_tokens = _cost_model(request.cost_model), token_counter(request.tokenizer)
     files = files_of(request.path)
     if picture is not None:
         if request.is_folder:
@@ -74,12 +80,28 @@ def _planned_files(request: PlanRequest, notes: Console, *, compare: bool, pictu
                 "or leave --picture out."
             )
         refuse_unwritable(picture)
-    bar = _bar("planning", notes)(range(len(files)))
-    planned = [PlannedFile.of(request, read_rows_file(files[number], count_tokens), cost_model) for number in bar]
+    planned: list[PlannedFile] = []
+    left_out = []
+    for number in _bar("planning", notes)(range(len(files))):
+        try:
+            batch = read_rows_file(files[number], count_tokens)
+        except NoRowError:
+            if not request.is_folder:
+                raise
+            left_out.append(f"{files[number]}: holds no row, and is left out.")
+            continue
+        if batch.half_written is not None:
+            left_out.append(f"{place(batch.name, batch.half_written)}: half written, and left out.")
+        planned.append(PlannedFile.of(request, batch, cost_model))
+    if not planned:
+        raise PaddingDataError(
+            f"{request.path}: holds no row in {counted(len(files), 'rollout dump')}. Name the folder of a job that has "
+            "ended a step."
+        )
     if compare:
         for file in planned:
             file.refuse_comparison()
-    return planned
+    return planned, left_out
 
 
 def _cost_model(name: str) -> CostModel:
@@ -96,27 +118,9 @@ def _cost_model(name: str) -> CostModel:
         config = AutoConfig.from_pretrained(name).to_dict()
     except Exception as error:  # whatever transformers makes of a file that is no config
         raise PaddingDataError(
-            f"--cost-model {name}: config.json cannot be read ({_first_line(error)}). Choose --cost-model attention."
+            f"--cost-model {name}: config.json cannot be read ({first_line(error)}). Choose --cost-model attention."
         ) from error
     return TransformerCost.from_config(config)
-
-
-def _token_counter(tokenizer: str | None) -> CountTokens | None:
-    if tokenizer is None:
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
-    except Exception as error:  # tokenizers raises bare Exceptions
-        raise PaddingDataError(
-            f"--tokenizer {tokenizer}: cannot be read ({_first_line(error)}). Name the model's folder."
-        ) from error
-    return lambda text: len(loaded.encode(text, add_special_tokens=False))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0]
 
 
 def _print_tables(request: PlanRequest, files: Sequence[PlannedFile]) -> None:

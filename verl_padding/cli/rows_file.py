@@ -15,7 +15,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import MOST_TOKENS, Rows
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, row_key, session_name
-from verl_padding.runs.report import dumps_in
+from verl_padding.runs.report import dumps_in, is_named_as_dump
 
 CountTokens = Callable[[str], int]
 
@@ -42,10 +42,16 @@ class RowsFile:
     """Pads of stock verl in a rollout dump, left out."""
     counted: bool
     """Whether the lengths are an estimate: a tokenizer's counts of a dump's text."""
+    half_written: int | None = None
+    """Line of a dump, its last, that is half written and left out."""
 
     def place(self, row: int) -> str:
         """Where a row stands, for a message."""
         return place(self.name, self.lines_R[row])
+
+
+class NoRowError(PaddingDataError):
+    """A file that holds no row."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -78,7 +84,7 @@ def read_rows_file(file: Path, count_tokens: CountTokens | None) -> RowsFile:
         return read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)
     try:
         with file.open("rb") as lines:
-            return read_rows(lines, name=str(file), count_tokens=count_tokens)
+            return read_rows(lines, name=str(file), count_tokens=count_tokens, is_dump=is_named_as_dump(file))
     except OSError as error:
         raise PaddingDataError(
             f"{file}: cannot be read ({error.strerror}). Name a file of rows, one JSON object per line; a folder of "
@@ -86,7 +92,9 @@ def read_rows_file(file: Path, count_tokens: CountTokens | None) -> RowsFile:
         ) from error
 
 
-def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None) -> RowsFile:
+def read_rows(
+    lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None, is_dump: bool = False
+) -> RowsFile:
     """Reads one JSON object per line; docs/rows_file.md has its forms.
 
     Args:
@@ -94,9 +102,11 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
             its like, at which other readers break lines.
         name: of the file, for messages.
         count_tokens: counts the tokens of a text; needed for a rollout dump.
+        is_dump: a last line without a newline that is not JSON is left out: a job that was killed leaves it so.
 
     Raises:
-        PaddingDataError: a line is none of a row (its number is given), or there is no row at all.
+        NoRowError: there is no row at all.
+        PaddingDataError: a line is none of a row; its number is given.
     """
     found: list[RowLine] = []
     pads: set[int] = set()
@@ -104,7 +114,11 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
     rows_of: dict[tuple[str, int], int] = {}
     number = -1
     counted = False
-    for number, entry in _objects(lines, name):
+    half_written = None
+    for number, entry in _objects(lines, name, is_dump):
+        if entry is None:
+            half_written = number
+            continue
         where = place(name, number)
         if "uid" in entry and ("prompt" not in entry or "input" in entry):
             row = _dumped_row(entry, number, where, count_tokens)
@@ -122,7 +136,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
         line_of_key[row.key] = number
         found.append(row)
     if not found:
-        raise PaddingDataError(f"{name}: holds no row. One JSON object per line is needed: {FORMS}.")
+        raise NoRowError(f"{name}: holds no row. One JSON object per line is needed: {FORMS}.")
     rows = Rows(
         key_R=tuple(row.key for row in found),
         prompt_R=tuple(row.prompt for row in found),
@@ -130,28 +144,51 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
         tokens_R=tuple(row.tokens for row in found),
         extends_R=extended_rows(found, name=name, pads=pads, n_lines=number + 1),
     )
-    return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=len(pads), counted=counted)
+    return RowsFile(
+        name=name,
+        rows=rows,
+        lines_R=tuple(row.line for row in found),
+        pads=len(pads),
+        counted=counted,
+        half_written=half_written,
+    )
 
 
-def _objects(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of the lines that are not blank, each with the number of its line, from 0."""
+def _objects(lines: Iterable[bytes], name: str, is_dump: bool) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The objects of the lines that are not blank, each with the number of its line, from 0.
+
+    Args:
+        is_dump: None stands for a last line that is half written.
+    """
     for number, line in enumerate(lines):
-        where = place(name, number)
         try:
-            text = line.decode("utf-8" if number else "utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise PaddingDataError(f"{where}: not UTF-8 ({error.reason}). Store the file as UTF-8.") from error
-        if not text.strip():
-            continue
-        try:
-            value = json.loads(text)
-        # ValueError: also a number of thousands of digits.
-        except (ValueError, RecursionError) as error:
-            raise PaddingDataError(f"{where}: not JSON ({error}). One object per line is needed: {FORMS}.") from error
-        if not isinstance(value, dict):
-            kind = type(value).__name__
-            raise PaddingDataError(f"{where}: not an object but {kind}. One object per line is needed: {FORMS}.")
-        yield number, value
+            value = _json(line, place(name, number), encoding="utf-8" if number else "utf-8-sig")
+        except PaddingDataError:
+            if not is_dump or line.endswith(b"\n"):
+                raise
+            yield number, None
+            return
+        if value is not None:
+            yield number, value
+
+
+def _json(line: bytes, where: str, *, encoding: str) -> dict[str, Any] | None:
+    """The object of a line; None if it is blank."""
+    try:
+        text = line.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise PaddingDataError(f"{where}: not UTF-8 ({error.reason}). Store the file as UTF-8.") from error
+    if not text.strip():
+        return None
+    try:
+        value = json.loads(text)
+    # ValueError: also a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
+        raise PaddingDataError(f"{where}: not JSON ({error}). One object per line is needed: {FORMS}.") from error
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise PaddingDataError(f"{where}: not an object but {kind}. One object per line is needed: {FORMS}.")
+    return value
 
 
 def _dumped_row(entry: dict[str, Any], number: int, where: str, count_tokens: CountTokens | None) -> RowLine | None:

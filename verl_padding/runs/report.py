@@ -73,10 +73,15 @@ def dumps_in(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):
         return []
     try:
-        dumps = [path for path in folder.iterdir() if path.suffix == ".jsonl" and path.stem.isdecimal()]
+        dumps = [path for path in folder.iterdir() if is_named_as_dump(path)]
     except OSError as error:
         raise PaddingDataError(f"{folder}: cannot be read ({error.strerror}). Name another folder.") from error
     return sorted(dumps, key=lambda path: (int(path.stem), path.stem))
+
+
+def is_named_as_dump(path: Path) -> bool:
+    """Whether a file's name is one that verl gives to a rollout dump, ``<step>.jsonl``."""
+    return path.suffix == ".jsonl" and path.stem.isdecimal()
 
 
 def _read_step(path: Path) -> StepRows:
