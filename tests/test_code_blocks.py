@@ -16,7 +16,7 @@ import pytest
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.support.own_recipe import make_own_recipe
-from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read
+from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
 from tests.support.run_folder import write_run
 
 OWN_RECIPE, FIRST_HOUR = DOCS / "own_recipe.md", DOCS / "first_hour.md"
@@ -149,7 +149,7 @@ def checkout(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("code", BASH_BLOCKS, ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}")
 def test_a_block_of_commands_runs(code, checkout):
     if "sphinx-build" in code:
-        pytest.importorskip("sphinx", reason="takes the extra `docs`")
+        skip_without_the_extra_docs()
     environment = os.environ | {
         "PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{checkout}:{ROOT}",

@@ -8,13 +8,20 @@ from collections import Counter
 from dataclasses import fields
 from html import unescape
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
+from typer import Context
+from typer.main import get_command
 
-from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read
+from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read, skip_without_the_extra_docs
+from verl_padding import errors as padding_errors
+from verl_padding import plan
+from verl_padding.cli.app import app
 from verl_padding.config import PaddingConfig
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update, plan_batch
-from verl_padding.trainer import step_metrics
+from verl_padding.plan import errors as plan_errors
+from verl_padding.trainer import step_metrics, trainers
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.verl_job import metric_names
 from verl_padding.verl_job.calls import ACTOR, CALLS, CRITIC, LOG_PROB, REF, VALUES
@@ -57,7 +64,7 @@ def functions_of(path: str) -> set[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as ``.ci/run`` builds it."""
-    pytest.importorskip("sphinx", reason="takes the extra `docs`")
+    skip_without_the_extra_docs()
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", folder / "doctrees"]
     build = subprocess.run([*command, DOCS, folder / "html"], cwd=ROOT, capture_output=True, text=True)
@@ -69,6 +76,52 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site):
     for page in PAGES[1:]:
         assert (site / page.relative_to(DOCS).with_suffix(".html")).is_file()
     assert (site / "_images" / "way_of_the_data.svg").is_file()
+    assert "_images/demo.png" in (site / "index.html").read_text()
+
+
+def test_the_site_shows_each_command_and_option(site):
+    group = get_command(app)
+    page = text_of(site / "commands.html")
+    commands = {name: group.get_command(Context(group), name) for name in group.list_commands(Context(group))}
+    assert len(commands) >= 4
+    for name, command in commands.items():
+        assert f"$ verl-padding {name} " in page
+        options = [option for option in command.params if not getattr(option, "hidden", False)]
+        assert len(options) >= 2
+        for option in options:
+            assert max(option.opts, key=len) in page
+            assert " ".join(option.help.split()) in page
+
+
+def test_the_site_explains_what_a_program_may_import(site):
+    page = (site / "api.html").read_text()
+    named = set(re.findall(r'<dt class="sig[^"]*" id="(verl_padding[\w.]+)"', page))
+    kinds = (type, FunctionType)
+    promised = [f"{plan.__name__}.{name}" for name in plan.__all__ if isinstance(getattr(plan, name), kinds)]
+    promised = [name for name in promised if not name.endswith("Error")]
+    promised += [f"{PaddingConfig.__module__}.PaddingConfig.{field.name}" for field in fields(PaddingConfig)]
+    promised += [f"verl_padding.trainer.trainers.{trainer.__name__}" for trainer in trainers.COUNTERPARTS.values()]
+    promised += [f"{module.__name__}.{name}" for module, name in errors()]
+    assert len(promised) > 25
+    assert [name for name in promised if name not in named] == []
+    assert page.count('href="_modules/verl_padding/') > 20, "each links to its source"
+
+
+def test_code_can_be_copied_and_pages_lead_to_their_source(site):
+    assert "copybutton.js" in (site / "first_hour.html").read_text()
+    for page in PAGES[1:]:
+        source = page.relative_to(DOCS)
+        shown = (site / "_sources" / source).with_suffix(".md.txt")
+        assert shown.read_text() == page.read_text()
+        assert f"_sources/{source.as_posix()}.txt" in (site / source.with_suffix(".html")).read_text()
+
+
+def test_items_of_the_lists_in_the_pages_are_items_on_the_site(site):
+    for page in PAGES[1:]:
+        numbered = re.findall(r"^\d+\. ", FENCE.sub("", read(page)), re.MULTILINE)
+        html = (site / page.relative_to(DOCS)).with_suffix(".html").read_text()
+        shown = re.findall(r"<ol\b.*?</ol>", html, re.DOTALL)
+        assert sum(listed.count("<li>") for listed in shown) == len(numbered), page.name
 
 
 def test_the_site_loads_nothing_from_elsewhere(site):
@@ -90,6 +143,21 @@ def test_the_settings_page_shows_each_setting_with_its_default(site):
         assert len(meaning) > 20
     assert shown["padding.strategy"][2] == ", ".join(STRATEGIES)
     assert shown["padding.pad_length"][2] == "a whole number, auto"
+
+
+def text_of(page: Path) -> str:
+    """What a page of the site shows, with single spaces."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", "", page.read_text())).split())
+
+
+def errors() -> list[tuple[ModuleType, str]]:
+    """(module, name) of the errors that a user may meet."""
+    return [
+        (module, name)
+        for module in (padding_errors, plan_errors)
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+    ]
 
 
 def logged_metrics() -> set[str]:

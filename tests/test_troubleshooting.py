@@ -20,6 +20,7 @@ LETTERS = 8
 TOLD_BY = {
     "Distributed package doesn't have NCCL built in": "torch/distributed/distributed_c10d.py",
     "Total available GPUs <> is less than total desired GPUs": "verl/single_controller/ray/base.py",
+    "InvalidAuthToken: Authentication token is missing or incorrect": None,
     "Unsupported interpolation type verl_padding.version": "omegaconf/base.py",
     "Missing mandatory value": "omegaconf/basecontainer.py",
     "Could not override": "hydra/_internal/defaults_list.py",

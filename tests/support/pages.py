@@ -1,7 +1,12 @@
-"""The pages of the documentation, as a reader sees them."""
+"""The pages of the documentation, as a reader sees them, and what building their site takes."""
 
 import re
+from configparser import ConfigParser
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -29,3 +34,14 @@ def commands_of(page: Path) -> list[str]:
     """Blocks of commands of a page, in order, without those that are files."""
     blocks = [match["code"] for match in FENCE.finditer(read(page)) if match["language"] == "bash"]
     return [code for code in blocks if not FILE_NAME.match(code)]
+
+
+def skip_without_the_extra_docs() -> None:
+    """Skips a test that builds the site where a package of the extra ``docs`` is not installed."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    for requirement in setup["options.extras_require"]["docs"].split():
+        try:
+            distribution(Requirement(requirement).name)
+        except PackageNotFoundError:
+            pytest.skip(f"takes the extra `docs`: {requirement} is not installed")

@@ -12,3 +12,4 @@ from verl_padding.plan.strategies.rows import EvenRows
 from verl_padding.plan.strategies.strategy import Strategy
 
 STRATEGIES: Mapping[str, Strategy] = {"prompt": Prompt(), "rows": EvenRows(), "lcm": Lcm()}
+"""Strategies by the name that a job gives."""
