@@ -1,5 +1,6 @@
 """The site of the documentation: ``sphinx-build -W --keep-going -b html docs docs/_build/html``; takes no network."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from sphinx.ext.napoleon import GoogleDocstring
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+
+os.environ.setdefault("VERL_PLATFORM", "cpu")  # pages are made where there need be no accelerator
 
 import verl_padding  # noqa: E402
 
