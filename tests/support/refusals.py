@@ -19,6 +19,12 @@ CLASSES = {
     for name, value in vars(module).items()
     if isinstance(value, type) and issubclass(value, ROOTS)
 }
+CLASSES |= {
+    node.name
+    for path in PACKAGE.rglob("*.py")
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id in CLASSES for base in node.bases)
+}
 BUILT_IN = {
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 }
