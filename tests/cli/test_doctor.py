@@ -21,6 +21,7 @@ from verl_padding.doctor import installation
 from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
 from verl_padding.doctor.job import looks_at_job
+from verl_padding.doctor.named_objects import is_module
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
 from verl_padding.verl_job.composition import JobArguments, compose_job
@@ -540,6 +541,14 @@ def test_a_hub_that_is_busy_is_not_taken_for_one_without_the_model(monkeypatch):
         assert told in finding.told
     monkeypatch.setattr(Hub, "_ask", lambda self, name: 200)
     assert Hub().finding("actor_rollout_ref.model.path", "some/model").verdict == "ok"
+
+
+def test_a_module_of_a_package_that_is_installed_elsewhere_is_found():
+    import verl_padding.recipes
+
+    assert Path(verl_padding.__file__).parent not in Path(verl_padding.recipes.__file__).parents
+    assert is_module("verl_padding.recipes.every_call.agent_loop")
+    assert not is_module("verl_padding.recipes.every_call.nothing")
 
 
 def test_verls_loggers_are_known():

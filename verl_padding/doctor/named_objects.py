@@ -46,7 +46,7 @@ def refuse_missing_target(target: str) -> None:
 
 
 def is_module(name: str) -> bool:
-    """Whether there is a module of this name on Python's path; neither it nor its packages are run."""
+    """Whether there is a module of this name on Python's path; it is not run."""
     try:
         _source_of(name)
     except LookupError:
@@ -72,7 +72,13 @@ def _source_of(module: str) -> Path | None:
                 return file
         if place.is_dir() or any(place.parent.glob(f"{place.name}.*")):
             return None  # a namespace, or compiled
-    raise LookupError(f"there is no module {module!r} on Python's path")
+    try:
+        spec = find_spec(module)  # runs the packages on the way: an installation may keep one of them elsewhere
+    except Exception:
+        spec = None
+    if spec is None:
+        raise LookupError(f"there is no module {module!r} on Python's path")
+    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
 
 
 def _refuse_without(source: Path | None, name: str) -> None:
