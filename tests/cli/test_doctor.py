@@ -21,7 +21,7 @@ from verl_padding.doctor import installation
 from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
 from verl_padding.doctor.job import looks_at_job
-from verl_padding.doctor.named_objects import is_module
+from verl_padding.doctor.named_objects import is_module, refuse_missing_object
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
 from verl_padding.verl_job.composition import JobArguments, compose_job
@@ -44,12 +44,28 @@ def run_doctor(*arguments: str, before: str = "", **environment: str) -> tuple[i
     return result.returncode, result.stdout + result.stderr
 
 
+@pytest.fixture(autouse=True)
+def no_ray_cluster(monkeypatch) -> None:
+    """What else runs on this machine is nothing to these jobs."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+
+
+def prompts(number: int, **columns: list) -> pandas.DataFrame:
+    """As verl's own scripts write them."""
+    row = {
+        "prompt": [{"role": "user", "content": "1+1"}],
+        "data_source": "sums",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+    }
+    return pandas.DataFrame([row] * number).assign(**columns)
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> list[str]:
     """Overrides of a job that can start."""
     folder = tmp_path_factory.mktemp("job")
     model = make_tiny_model("qwen2", folder)
-    pandas.DataFrame({"prompt": [[{"role": "user", "content": "1+1"}]] * 16}).to_parquet(folder / "train.parquet")
+    prompts(16).to_parquet(folder / "train.parquet")
     return [
         "+local=cpu",
         f"actor_rollout_ref.model.path={model}",
@@ -258,6 +274,53 @@ def another_prompt_column(machine: Machine) -> list[str]:
     return ["data.prompt_key=question"]
 
 
+def _data(machine: Machine, data: pandas.DataFrame) -> list[str]:
+    data.to_parquet(machine.folder / "data.parquet")
+    return [f"data.train_files={machine.folder / 'data.parquet'}"]
+
+
+def prompts_of_plain_text(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, prompt=["1+1"] * 16))
+
+
+def prompts_of_another_form(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, prompt=[[{"from": "human", "value": "hi"}]] * 16))
+
+
+def no_ground_truth(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16).drop(columns="reward_model"))
+
+
+def a_folder_of_data(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.folder}"]
+
+
+def a_checkpoint_folder_that_is_a_file(machine: Machine) -> list[str]:
+    return [f"trainer.default_local_dir={machine.file('checkpoints')}"]
+
+
+def a_reward_of_other_arguments(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "def compute_score(text):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_that_imports_what_is_not_there(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "import sympyy\ndef compute_score(**kwargs):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def ranks_that_a_row_cannot_be_shared_by(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.ulysses_sequence_parallel_size=3"]
+
+
+def an_optimizer_that_verl_asserts_against(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.lr_scheduler_type=linear"]
+
+
+def fewer_cpus_than_verl_asks_for(machine: Machine) -> list[str]:
+    return ["ray_kwargs.ray_init.num_cpus=6"]
+
+
 def no_reward_file(machine: Machine) -> list[str]:
     return ["reward.custom_reward_function.path=/nowhere/reward.py"]
 
@@ -272,7 +335,7 @@ def no_such_agent_loop(machine: Machine) -> list[str]:
 
 def a_row_with_another_agent_loop(machine: Machine) -> list[str]:
     path = machine.folder / "agents.parquet"
-    pandas.DataFrame({"prompt": [[]] * 8, "agent_name": ["tool_agent", "mine"] * 4}).to_parquet(path)
+    prompts(8, agent_name=["tool_agent", "mine"] * 4).to_parquet(path)
     return [f"data.train_files={path}"]
 
 
@@ -331,6 +394,18 @@ def no_logger_at_all(machine: Machine) -> list[str]:
 
 def a_word_for_a_number(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.rollout.n=one"]
+
+
+def a_word_for_a_temperature(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.temperature=hot"]
+
+
+def a_learning_rate_misspelt(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.lr=1e-3x"]
+
+
+def a_rollout_of_more_devices_than_there_are(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.tensor_model_parallel_size=4", "actor_rollout_ref.rollout.data_parallel_size=2"]
 
 
 def no_prompts(machine: Machine) -> list[str]:
@@ -425,6 +500,38 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     no_external_module: ("VERL_USE_EXTERNAL_MODULES", "json,my_modul: there is no module 'my_modul' here"),
     a_logger_without_its_key: ("WANDB_API_KEY", "not set, and there is no key of `wandb login`"),
     no_logger_at_all: ("trainer.logger", "null: has to be set"),
+    prompts_of_plain_text: ("data.train_files", "its column 'prompt' holds text, and verl's agent loops take lists"),
+    prompts_of_another_form: ("data.train_files", "its column 'prompt' holds lists of objects with from, value, and"),
+    no_ground_truth: ("data.train_files", "has no column 'reward_model', which verl's reward managers read"),
+    a_folder_of_data: ("data.train_files", "is a folder. Name the files in it: "),
+    a_checkpoint_folder_that_is_a_file: ("trainer.default_local_dir", "is a file. Name another folder"),
+    a_reward_of_other_arguments: (
+        "reward.custom_reward_function.path",
+        "compute_score() takes no argument 'data_source': it is called with data_source, solution_str, ground_truth",
+    ),
+    a_reward_that_imports_what_is_not_there: (
+        "reward.custom_reward_function.path",
+        "imports 'sympyy', and there is no such module on Python's path",
+    ),
+    ranks_that_a_row_cannot_be_shared_by: (
+        "padding",
+        "actor_rollout_ref.actor: 3 ranks compute a row together (tensor, pipeline, context or Ulysses parallel), "
+        "which does not divide the job's 2 ranks",
+    ),
+    an_optimizer_that_verl_asserts_against: ("padding", "AssertionError: assert self.lr_scheduler_type in"),
+    fewer_cpus_than_verl_asks_for: (
+        "ray_kwargs.ray_init.num_cpus",
+        "6: verl asks Ray for at least 7 CPUs (3 for each of 2 ranks, and one)",
+    ),
+    a_word_for_a_temperature: (
+        "actor_rollout_ref.rollout.temperature",
+        "hot: a number is needed; verl's own value is 1.0.",
+    ),
+    a_learning_rate_misspelt: ("actor_rollout_ref.actor.optim.lr", "1e-3x: a number is needed"),
+    a_rollout_of_more_devices_than_there_are: (
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "a replica of the rollout takes 8 devices, and the job has",
+    ),
     a_word_for_a_number: ("actor_rollout_ref.rollout.n", "one: a whole number is needed"),
     no_prompts: ("padding", "data.train_batch_size=0: must be at least 1"),
     no_such_estimator: ("verl's estimators and losses", "Unknown advantage estimator simply: grop"),
@@ -470,13 +577,14 @@ def gpus(monkeypatch) -> None:
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(packages, "is_there", lambda module: True)
+    monkeypatch.setattr(packages, "is_module", lambda module: True)
 
 
 ON_GPUS = (
     "trainer.device=cuda",
     "trainer.n_gpus_per_node=8",
     "ray_kwargs.ray_init.num_gpus=null",
+    "ray_kwargs.ray_init.num_cpus=null",
     "actor_rollout_ref.rollout.name=vllm",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
@@ -507,7 +615,7 @@ def test_devices_of_all_pools_are_counted(overrides, matter, job, gpus):
 
 
 def test_what_is_legal_though_rare_is_not_called_wrong(job, tmp_path, monkeypatch):
-    data = pandas.DataFrame({"prompt": [[{"role": "user", "content": "1+1"}]] * 8})
+    data = prompts(8)
     for number in range(2):
         data.to_parquet(tmp_path / f"part{number}.parquet")
     (tmp_path / "rewards.py").write_text(
@@ -549,6 +657,15 @@ def test_a_module_of_a_package_that_is_installed_elsewhere_is_found():
     assert Path(verl_padding.__file__).parent not in Path(verl_padding.recipes.__file__).parents
     assert is_module("verl_padding.recipes.every_call.agent_loop")
     assert not is_module("verl_padding.recipes.every_call.nothing")
+
+
+def test_a_name_that_a_module_only_uses_is_not_one_that_it_has(tmp_path):
+    source = tmp_path / "rewards.py"
+    source.write_text("from math import inf\nwith open('x') as file:\n    print(compute_score)\n")
+    for name in ("inf", "file"):
+        refuse_missing_object(str(source), name)
+    with pytest.raises(LookupError, match="has no 'compute_score'"):
+        refuse_missing_object(str(source), "compute_score")
 
 
 def test_verls_loggers_are_known():
@@ -680,3 +797,20 @@ def test_ray_is_not_started(job):
     before = "import ray\ndef no(*a, **k): raise AssertionError('Ray was started')\nray.init = no\n"
     code, said = run_doctor(*job, "+padding=prompt", before=before)
     assert code == 0, said
+
+
+def test_a_narrow_terminal_breaks_no_key(job):
+    key = "actor_rollout_ref.actor.ppo_micro_batch_size"
+    console = Console(width=80, record=True, file=StringIO())
+    assert diagnose(JobArguments(overrides=(*job, f"{key}=4")), console=console) == 0
+    said = console.export_text()
+    assert f"{key}=4: has no effect" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan"])
+def test_a_job_of_another_engine_is_looked_at_to_its_end(engine, job):
+    found = findings_of(*job, "+padding=prompt", f"model_engine={engine}")
+    assert not [finding.subject for finding in found if finding.told == "could not be looked at"]
+    subjects = {finding.subject for finding in found}
+    assert subjects >= {"actor_rollout_ref.actor.strategy", "data.train_batch_size", "verl's trainer"}

@@ -245,7 +245,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(path)
     assert "--mini-batch=3 x --n=2 = 6 rows" in refused(path, *SHAPE, "--strategy", "lcm", "--dp", 7)
-    assert "packer='verl'" in refused(path, *SHAPE, "--sharing", "chains")
+    assert "--packer 'verl'" in refused(path, *SHAPE, "--sharing", "chains")
     assert "--cost-model flops" in refused(path, *SHAPE, "--cost-model", "flops")
     assert "--tokenizer" in refused(path, *SHAPE, "--tokenizer", str(tmp_path / "none"))
     too_long = tmp_path / ("long" * 100)

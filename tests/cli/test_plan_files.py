@@ -65,7 +65,7 @@ def test_each_dump_of_a_folder_is_a_batch_of_its_own_and_has_a_line_in_the_order
         ["10.jsonl", "4", "60"],
         ["all", "10", "156"],
     ]
-    assert "10.jsonl: --mini-batch 4: does not divide the 15 prompts that have rows." in result.stderr
+    assert "10.jsonl: --mini-batch 4: does not divide 15 prompts with rows." in result.stderr
     told = plan_of(folder, *SHAPE, "--budget", 128, "--compare")
     assert [Path(batch["file"]).name for batch in told["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
     alone = plan_of(folder / "2.jsonl", *SHAPE, "--budget", 128, "--compare")
@@ -182,9 +182,7 @@ def notes(file: Path, *args: object) -> list[str]:
 def test_options_that_the_rows_do_not_bear_out_are_told_with_both_numbers(file):
     assert notes(file, *SHAPE) == notes(file, *SHAPE, "--budget", 128, "--compare") == []
     (told,) = notes(file, *SHAPE, "--mini-batch", 5)
-    assert told.startswith(
-        "--mini-batch 5: does not divide the 16 prompts that have rows. The batch is taken for one of"
-    )
+    assert told.startswith("--mini-batch 5: does not divide 16 prompts with rows. The batch is taken for one of")
     assert told.endswith("20 prompts, of which 4 came back empty.")
     assert notes(file, *SHAPE, "--n", 7) == ["--n 7: no prompt has more than 4 sessions."]
     assert notes(file, *SHAPE, "--n", 2) == ["--n 2: a prompt has 4 sessions."]

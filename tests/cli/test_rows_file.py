@@ -46,6 +46,11 @@ def test_row_numbers_are_lines_from_0_blank_ones_and_pads_of_stock_verl_included
     assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3 (row number 2): ")
 
 
+def test_a_parquet_file_is_told_as_one():
+    with pytest.raises(PaddingDataError, match=r"line 1 \(row number 0\): a parquet file, but rows are read from text"):
+        read_rows([b"PAR1\x15\x04\xff\n"], name="rows.parquet", count_tokens=None)
+
+
 def test_a_byte_order_mark_is_taken_and_a_line_separator_inside_a_text_breaks_no_line():
     marked = b"\xef\xbb\xbf" + lines_of(ROW)[0]
     assert len(read_rows([marked], name="rows.jsonl", count_tokens=None).rows) == 1
@@ -69,6 +74,11 @@ def test_a_byte_order_mark_is_taken_and_a_line_separator_inside_a_text_breaks_no
         ({"prompt": "a", "session": 0}, ": no 'tokens'. It is needed: a row is {\"prompt\""),
         ({"prompt": "a", "tokens": 5}, ": no 'session'. It is needed"),
         ({"session": 0, "tokens": 5}, ": no 'prompt'. It is needed"),
+        (
+            {"prompt": "a", "session": 0, "prompt_tokens": 4, "response_tokens": 2, "tokens": 7},
+            ": by prompt_tokens and response_tokens 6, but by tokens 7 tokens. Correct the line",
+        ),
+        ({"prompt": "a", "session": 0, "token_ids": [4, 5], "tokens": 3}, ": by token_ids 2, but by tokens 3 tokens."),
         ({"prompt": "a", "session": 0, "prompt_tokens": 4}, ": no 'response_tokens'. It is needed"),
         ({"prompt": "a", "session": 0, "prompt_tokens": 0, "response_tokens": 4}, ": prompt_tokens=0, but a whole"),
         ({"prompt": "a", "session": 0, "prompt_tokens": 2**26, "response_tokens": 1}, ": 67108865 tokens, but at most"),

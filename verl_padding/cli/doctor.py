@@ -23,6 +23,8 @@ from verl_padding.doctor.job import NOT_ASKED_FOR, looks_at_job
 from verl_padding.verl_job.composition import JobArguments
 
 STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not looked at": "dim"}
+WIDE = 110
+"""Columns of a terminal that has room for the titles of looks beside the keys of settings."""
 TOLD_IN_FULL = ("plan",)
 """Looks whose findings are all shown: they say what the plug-in will do."""
 
@@ -35,25 +37,32 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
         verbose: show every finding.
         as_json: print all findings as JSON, and nothing else.
     """
-    with _as_a_job_would_start():
-        looks = [Look.at("versions", versions)]
-        platform = choose_platform()
-        looks.append(Look.at("plug-in", lambda: chain(plug_in(), platform_of_verl(platform))))
-        if arguments is not None:
-            looks += looks_at_job(arguments, platform)
+    looks: list[Look] = []
+    with _as_a_job_would_start(), console.status("versions") as status:
+        for look in _looks(arguments):
+            looks.append(look)
+            status.update(f"{look.title}: looked at")
     findings = [finding for look in looks for finding in look.findings]
     is_wrong = any(finding.verdict == "wrong" for finding in findings)
     if as_json:
         told = {"ok": not is_wrong, "looks": [dataclasses.asdict(look) for look in looks]}
         console.file.write(json.dumps(told) + "\n")
         return int(is_wrong)
-    console.print(_table(looks, verbose))
+    console.print(_table(looks, verbose, with_titles=console.width >= WIDE))
     for finding in findings:
         if finding.details:
             console.print(Text(f"\n{finding.subject}:", style="red"))
             console.print(finding.details, markup=False, highlight=False)
     console.print(_verdict(findings, for_a_job=arguments is not None))
     return int(is_wrong)
+
+
+def _looks(arguments: JobArguments | None) -> Iterator[Look]:
+    yield Look.at("versions", versions)
+    platform = choose_platform()
+    yield Look.at("plug-in", lambda: chain(plug_in(), platform_of_verl(platform)))
+    if arguments is not None:
+        yield from looks_at_job(arguments, platform)
 
 
 @contextmanager
@@ -85,22 +94,28 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
     return Text(f"{told}.")
 
 
-def _table(looks: list[Look], verbose: bool) -> Table:
-    """A line for each finding that is not ok, and one for all others of a look; with ``verbose``, a line for each."""
+def _table(looks: list[Look], verbose: bool, *, with_titles: bool) -> Table:
+    """A line for each finding that is not ok, and one for all others of a look; with ``verbose``, a line for each.
+
+    Args:
+        with_titles: give the title of each look a column of its own.
+    """
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    if with_titles:
+        table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for look in looks:
         in_full = verbose or look.title in TOLD_IN_FULL
         title = look.title
         well = [finding for finding in look.findings if finding.verdict == "ok"]
         if well and not in_full:
-            table.add_row(_word("ok"), title, Text(_in_short(look.title, well)))
+            told = Text(_in_short(look.title, well))
+            table.add_row(_word("ok"), *([title, told] if with_titles else [Text(f"{title}: ") + told]))
             title = ""
         for finding in look.findings:
             if in_full or finding.verdict != "ok":
-                table.add_row(_word(finding.verdict), title, _line(finding))
+                table.add_row(_word(finding.verdict), *([title] if with_titles else []), _line(finding))
                 title = ""
     return table
 

@@ -51,8 +51,8 @@ def _on_options(planned: PlannedFile) -> Iterator[str]:
         sessions_of.setdefault(prompt, set()).add(session)
     if job.prompts != len(sessions_of):
         yield (
-            f"--mini-batch {request.mini_batch}: does not divide the {counted(len(sessions_of), 'prompt')} that have "
-            f"rows. The batch is taken for one of {counted(job.prompts, 'prompt')}, of which "
+            f"--mini-batch {request.mini_batch}: does not divide {counted(len(sessions_of), 'prompt')} with rows. "
+            f"The batch is taken for one of {counted(job.prompts, 'prompt')}, of which "
             f"{job.prompts - len(sessions_of)} came back empty."
         )
     most = max(map(len, sessions_of.values()))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from verl_padding.cli.planned_file import LaidOut
+from verl_padding.plan.counted import counted
 from verl_padding.runs.charts import PADS, new_figure, save_chart
 
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
@@ -47,8 +48,8 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
     )
     handles: dict[str, Any] = {}
     for column, (name, (laid, colours)) in enumerate(layouts.items()):
-        axes_MC[0, column].set_title(name)
-        its_steps = min(steps, len(laid.rows_MDK))
+        its_steps = min(steps, laid.n_steps)
+        axes_MC[0, column].set_title(f"{name}, {its_steps} of {counted(laid.n_steps, 'step')}")
         for step, axes in enumerate(axes_MC[:its_steps, column]):
             _draw_step(axes, laid, step, ranks, colours)
             axes.set_ylabel(f"step {step}\nrank")
@@ -59,8 +60,7 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
         lowest.set_xlabel("cost, in rows of 1000 tokens")
         handles[f"rows ({name})" if len(layouts) > 1 else "rows"] = _patch(facecolor=colours[0])
     handles |= {"pads": _patch(facecolor=PADS), "waiting": _patch(**WAITING)}
-    drawn = (steps, ranks) == (all_steps, all_ranks)
-    left_out = "" if drawn else f" (first {steps} of {all_steps} steps, {ranks} of {all_ranks} ranks)"
+    left_out = "" if ranks == all_ranks else f" ({ranks} of {all_ranks} ranks)"
     figure.suptitle(f"micro-batches of each rank{left_out}")
     figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
     save_chart(figure, path)

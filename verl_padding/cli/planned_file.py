@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +22,15 @@ from verl_padding.verl_job.calls import ACTOR
 
 VERL, PLAN, UNSHARED = "verl", "plan", "plan_without_sharing"
 """Layouts that are compared."""
+
+OPTIONS = {
+    "strategy": "--strategy",
+    "packer": "--packer",
+    "sharing": "--sharing",
+    "dp_size": "--dp",
+    "token_budget": "--budget",
+}
+"""Word of the planner -> option of the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +192,16 @@ def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:
             pad_tokens=MIN_PAD_LENGTH,
         )
     except PlanError as refusal:
-        raise PlanError(
-            f"{refusal} (strategy: --strategy; packer: --packer; sharing: --sharing; dp_size: --dp; token_budget: "
-            "--budget)"
-        ) from refusal
+        raise PlanError(_with_options(str(refusal))) from refusal
+
+
+def _with_options(message: str) -> str:
+    """A message of the planner, with the options of this command in the place of its own words.
+
+    >>> _with_options("dp_size=0: must be at least 1")
+    '--dp 0: must be at least 1'
+    """
+    return re.sub(r"\b(\w+)=", lambda word: f"{OPTIONS[word[1]]} " if word[1] in OPTIONS else word[0], message)
 
 
 def _planned(batch: RowsFile, job: Job) -> BatchPlan:

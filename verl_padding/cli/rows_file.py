@@ -26,6 +26,8 @@ FORMS = (
 )
 MOST = MOST_TOKENS
 """A larger number of tokens, or number of a session, is a mistake."""
+PARQUET = b"PAR1"
+"""A parquet file begins with this."""
 SHOWN = 40
 """Letters of a wrong value that a message shows."""
 
@@ -177,6 +179,10 @@ def _json(line: bytes, where: str, *, encoding: str) -> dict[str, Any] | None:
     try:
         text = line.decode(encoding)
     except UnicodeDecodeError as error:
+        if line.startswith(PARQUET):
+            raise PaddingDataError(
+                f"{where}: a parquet file, but rows are read from text. One JSON object per line is needed: {FORMS}."
+            ) from error
         raise PaddingDataError(f"{where}: not UTF-8 ({error.reason}). Store the file as UTF-8.") from error
     if not text.strip():
         return None
@@ -228,15 +234,18 @@ def _row_of_lengths(entry: dict[str, Any], number: int, where: str, rows_of: dic
     prompt, session = _text(entry, "prompt", where), _count(entry, "session", where, least=0)
     index = rows_of.get((prompt, session), 0)
     rows_of[prompt, session] = index + 1
-    whole = None
-    if "token_ids" in entry:
-        whole = _token_ids(entry, where)
-        tokens = len(whole)
-    elif "prompt_tokens" in entry or "response_tokens" in entry:
+    whole = _token_ids(entry, where) if "token_ids" in entry else None
+    told: dict[str, int] = {} if whole is None else {"token_ids": len(whole)}
+    if "prompt_tokens" in entry or "response_tokens" in entry:
         # Without a token in the prompt, verl has no log-prob of the first response token.
-        tokens = _count(entry, "prompt_tokens", where, least=1) + _count(entry, "response_tokens", where, least=0)
-    else:
-        tokens = _count(entry, "tokens", where, least=1)
+        parts = _count(entry, "prompt_tokens", where, least=1), _count(entry, "response_tokens", where, least=0)
+        told["prompt_tokens and response_tokens"] = sum(parts)
+    if "tokens" in entry or not told:
+        told["tokens"] = _count(entry, "tokens", where, least=1)
+    tokens = next(iter(told.values()))
+    if set(told.values()) != {tokens}:
+        lengths = ", but by ".join(f"{name} {length}" for name, length in told.items())
+        raise PaddingDataError(f"{where}: by {lengths} tokens. Correct the line, or leave one of them out.")
     if tokens > MOST:
         raise PaddingDataError(f"{where}: {tokens} tokens, but at most {MOST} are possible. Correct the line.")
     return RowLine(

@@ -11,7 +11,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.data_files import names_in_column
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
-from verl_padding.doctor.named_objects import is_module, refuse_missing_object, refuse_missing_target
+from verl_padding.doctor.named_objects import (
+    is_module,
+    refuse_missing_object,
+    refuse_missing_target,
+    refuse_other_parameters,
+)
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS = f"{AGENT}.agent_loop_config_path"
@@ -20,8 +25,11 @@ MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 AGENT_COLUMN = "agent_name"
 """Column of the prompts that names the agent loop of each, in place of the default one."""
 
+REWARD = "reward.custom_reward_function"
+REWARD_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""What verl's reward managers give a reward function, by name."""
 OBJECTS = (
-    "reward.custom_reward_function",
+    REWARD,
     "data.custom_cls",
     "trainer.v1.sampler.custom_sampler",
     f"{AGENT}.custom_async_server",
@@ -38,7 +46,11 @@ def code_of_job(config: DictConfig) -> Iterator[Finding]:
         path = OmegaConf.select(config, f"{section}.path")
         name = OmegaConf.select(config, f"{section}.name")
         if path:
-            yield _looked_for(f"{section}.path", f"{path} ({name})", partial(refuse_missing_object, path, name))
+            found = _looked_for(f"{section}.path", f"{path} ({name})", partial(refuse_missing_object, path, name))
+            if found.verdict == "ok" and section == REWARD and _is_called_by_verl(config):
+                look = partial(refuse_other_parameters, path, name, REWARD_ARGUMENTS)
+                found = _looked_for(found.subject, f"{path} ({name})", look)
+            yield found
     for setting in TARGETS:
         if target := OmegaConf.select(config, setting):
             yield _looked_for(setting, target, partial(refuse_missing_target, target))
@@ -49,6 +61,11 @@ def code_of_job(config: DictConfig) -> Iterator[Finding]:
     yield _reward_manager(config)
     yield from _tools(config)
     yield from _agent_loops(config)
+
+
+def _is_called_by_verl(config: DictConfig) -> bool:
+    """Whether one of verl's reward managers calls the reward function, alone."""
+    return config.reward.reward_manager.source == "register" and not config.reward.reward_model.enable
 
 
 def _reward_manager(config: DictConfig) -> Finding:

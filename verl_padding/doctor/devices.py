@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,6 +16,10 @@ from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC
 PLATFORM = "VERL_PLATFORM"
 """Environment variable that names verl's platform."""
 CPU = "cpu"
+CPUS_A_RANK = 3
+"""``max_colocate_count`` of verl's ``ResourcePoolManager``."""
+PARALLEL_SIZES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+"""Of a rollout; a replica has as many ranks as their product."""
 RAY_ADDRESS = "RAY_ADDRESS"
 RAY_INIT = "ray_kwargs.ray_init"
 
@@ -69,6 +74,8 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
         yield warning(
             PLATFORM, f"cpu, but trainer.device={device}: the job trains on the CPU. +local=cpu has settings for that."
         )
+    yield from _replicas(config)
+    yield from _tickets(config)
     if cluster:
         yield from _on_cluster(config, cluster)
     elif platform != CPU and device != CPU:
@@ -101,6 +108,37 @@ def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
                 f"{value}: a job that joins a Ray cluster ({address}) cannot say how large it is. Set it to null, or "
                 f"{RAY_INIT}.address=local for a cluster of its own.",
             )
+
+
+def _replicas(config: DictConfig) -> Iterator[Finding]:
+    """Whether the rollout's ranks make up at least one of its replicas, as verl counts them; without one it hangs."""
+    section, rollout, trainer = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout, config.trainer
+    sizes = {name: int(rollout.get(name) or 1) for name in PARALLEL_SIZES}
+    replica = math.prod(sizes.values())
+    ranks = trainer.n_gpus_per_node * trainer.nnodes
+    if replica > ranks:
+        told = ", ".join(f"{section}.{name}={size}" for name, size in sizes.items() if size > 1)
+        yield wrong(
+            f"{section}.{next(name for name, size in sizes.items() if size > 1)}",
+            f"{told}: a replica of the rollout takes {counted(replica, 'device')}, and the job has {ranks} "
+            "(trainer.n_gpus_per_node x trainer.nnodes). Lower it, or raise trainer.n_gpus_per_node.",
+        )
+
+
+def _tickets(config: DictConfig) -> Iterator[Finding]:
+    """Whether Ray may give out as many CPUs as verl asks for; with fewer, a job waits for ever.
+
+    That of a single node, which the job starts by itself: several nodes are a cluster that is there before the job.
+    """
+    setting, given = f"{RAY_INIT}.num_cpus", OmegaConf.select(config, f"{RAY_INIT}.num_cpus")
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    needed = CPUS_A_RANK * ranks + 1  # and one for the trainer's own process
+    if given is not None and given < needed and config.trainer.nnodes == 1:
+        yield wrong(
+            setting,
+            f"{given}: verl asks Ray for at least {needed} CPUs ({CPUS_A_RANK} for each of {counted(ranks, 'rank')}, "
+            "and one), and the job would wait for ever. They are tickets, not cores. Raise it, or leave it out.",
+        )
 
 
 def _number(config: DictConfig, device: str) -> Finding:

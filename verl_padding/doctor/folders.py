@@ -20,7 +20,7 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
     """Whether they can be written to. Nothing is made."""
     for setting in MADE_BY_VERL:
         if name := OmegaConf.select(config, setting):
-            yield _writable(setting, str(name))
+            yield _writable(setting, str(name), is_folder=True)
     loggers = config.trainer.logger
     if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
         yield _log_file()
@@ -55,12 +55,12 @@ def _log_file() -> Finding:
     return _writable(LOG_FILE, name)
 
 
-def _writable(setting: str, name: str) -> Finding:
+def _writable(setting: str, name: str, *, is_folder: bool = False) -> Finding:
     if "://" in name:
         return not_looked_at(setting, f"{name}: not on this machine")
     place = Path(name).expanduser().absolute()
     there = next(folder for folder in (place, *place.parents) if folder.exists())
-    if there != place and not there.is_dir():
+    if (there != place or is_folder) and not there.is_dir():
         return wrong(setting, f"{name}: {there} is a file. Name another folder.")
     if not os.access(there, os.W_OK):
         return wrong(setting, f"{name}: {there} cannot be written to. Name another place.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -23,6 +22,7 @@ from verl_padding.doctor.settings import (
     refusal_of_hydra,
 )
 from verl_padding.verl_job.composition import JobArguments, compose_job
+from verl_padding.verl_job.role_engine import first_words
 
 NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
 
@@ -88,7 +88,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
             return
         trainer = padded_trainer(mode)
         yield ok("trainer", f"{mode}, by {trainer.__name__}")
-        job: Any = planned_job(config, trainer.extends)
+        job = planned_job(config, trainer.extends)
         for subject, told in summary(config, job):
             yield ok(subject, told)
         yield from lengths(config, job)
@@ -109,6 +109,12 @@ def _refusals_of_verl(config: DictConfig, *, without_model: bool) -> Iterator[Fi
         if without_model and "HFModelConfig" in str(raised):
             yield not_looked_at(part, "it loads a model that is not here")
         elif raised is not None:
-            yield wrong(part, f"refuses the job: {type(raised).__name__}: {raised}")
+            yield wrong(part, f"refuses the job: {type(raised).__name__}: {_in_full(raised)}")
         else:
             yield ok(part, "passed")
+
+
+def _in_full(raised: BaseException) -> str:
+    """What an exception says, and what its cause does where that is not said already."""
+    cause = first_words(raised.__cause__ or raised)
+    return str(raised) if cause in str(raised) else f"{raised} ({cause})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,13 +22,16 @@ def refuse_missing_object(module: str, name: str) -> None:
     Raises:
         LookupError: there is no such file, module or object, with a sentence.
     """
+    _refuse_without(_file_of(module), name)
+
+
+def _file_of(module: str) -> Path | None:
     if module.startswith(PACKAGE_PREFIX):
-        source = _source_of(module.removeprefix(PACKAGE_PREFIX).replace("/", "."))
-    else:
-        source = Path(module.removeprefix(FILE_PREFIX))
-        if not source.is_file():
-            raise LookupError("there is no such file")
-    _refuse_without(source, name)
+        return _source_of(module.removeprefix(PACKAGE_PREFIX).replace("/", "."))
+    source = Path(module.removeprefix(FILE_PREFIX))
+    if not source.is_file():
+        raise LookupError("there is no such file")
+    return source
 
 
 def refuse_missing_target(target: str) -> None:
@@ -84,16 +88,49 @@ def _source_of(module: str) -> Path | None:
 def _refuse_without(source: Path | None, name: str) -> None:
     if source is None:
         return
-    try:
-        names = _names_of(ast.parse(source.read_text(encoding="utf-8"), str(source)))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise LookupError(f"{source} cannot be read as Python ({error})") from error
+    tree = _parsed(source)
+    names = _names_of(tree)
     if name not in names and not names & MAKES_NAMES:
         raise LookupError(f"{source} has no {name!r}")
+    for node in tree.body:  # at the very top: below `if` and `try` a module may be left out
+        imported = []
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            imported = [node.module]
+        for module in imported:
+            if not is_module(module.split(".")[0]):
+                raise LookupError(f"{source} imports {module!r}, and there is no such module on Python's path")
+
+
+def _parsed(source: Path) -> ast.Module:
+    try:
+        return ast.parse(source.read_text(encoding="utf-8"), str(source))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise LookupError(f"{source} cannot be read as Python ({error})") from error
+
+
+def refuse_other_parameters(module: str, name: str, given: Sequence[str]) -> None:
+    """Looks whether a function takes arguments of some names.
+
+    Args:
+        module: as for :func:`refuse_missing_object`, which has found it.
+
+    Raises:
+        LookupError: it does not, with a sentence. What is no plain function at the top of the file is let pass.
+    """
+    source = _file_of(module)
+    for node in _parsed(source).body if source else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name and not node.args.kwarg:
+            takes = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+            if missing := [each for each in given if each not in takes]:
+                raise LookupError(
+                    f"{name}() takes no argument {missing[0]!r}: it is called with {', '.join(given)}, by these names"
+                )
 
 
 def _names_of(tree: ast.Module) -> set[str]:
-    """Names that a module binds at its top, also below ``if``, ``try`` and ``with``; and what it calls there."""
+    """Names that a module binds at its top, also below ``if``, ``try`` and ``with``; and `MAKES_NAMES` of it."""
     names: set[str] = set()
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
@@ -103,7 +140,7 @@ def _names_of(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         else:
-            if isinstance(node, ast.Name):
+            if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in MAKES_NAMES):
                 names.add(node.id)
             waiting += ast.iter_child_nodes(node)
     return names

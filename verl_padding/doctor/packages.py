@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.served_models import settings_of_rollouts
 from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
 
@@ -67,7 +67,7 @@ def packages_of_job(config: DictConfig) -> Iterator[Finding]:
             yield wrong("trainer.logger", f"{name}: verl has no logger of this name. Choices: {', '.join(LOGGERS)}.")
         elif module := LOGGERS[name]:
             yield _needed("trainer.logger", name, module)
-            if module == "wandb" and is_there(module):
+            if module == "wandb" and is_module(module):
                 yield _wandb()
 
 
@@ -91,7 +91,7 @@ def _attention(config: DictConfig) -> Iterator[Finding]:
     setting = "actor_rollout_ref.model.override_config.attn_implementation"
     strategies = [OmegaConf.select(config, f"{role}.strategy") for role in roles_of(config)]
     attention = OmegaConf.select(config, setting) or "flash_attention_2"
-    if set(strategies) & {"fsdp", "fsdp2"} and attention == "flash_attention_2" and not is_there("kernels"):
+    if set(strategies) & {"fsdp", "fsdp2"} and attention == "flash_attention_2" and not is_module("kernels"):
         yield _needed(setting, attention, "flash_attn")
 
 
@@ -121,7 +121,7 @@ def _engines(config: DictConfig) -> Iterator[Finding]:
         if strategy not in ENGINES:
             yield not_looked_at(setting, f"{strategy}: an engine whose packages are not known here")
             continue
-        missing = [module for module in _modules_of(config, role, strategy) if not is_there(module)]
+        missing = [module for module in _modules_of(config, role, strategy) if not is_module(module)]
         if missing:
             yield _missing(setting, strategy, missing[0])
         else:
@@ -136,7 +136,7 @@ def _modules_of(config: DictConfig, role: str, strategy: str) -> tuple[str, ...]
 
 
 def _needed(setting: str, value: str, module: str) -> Finding:
-    return ok(setting, value) if is_there(module) else _missing(setting, value, module)
+    return ok(setting, value) if is_module(module) else _missing(setting, value, module)
 
 
 def _missing(setting: str, value: str, module: str) -> Finding:
@@ -144,11 +144,3 @@ def _missing(setting: str, value: str, module: str) -> Finding:
     if module == "vllm":
         return wrong(setting, f"{value}: {package} is not installed here. In a checkout: pip install '.[vllm]'")
     return wrong(setting, f"{value}: {package} is not installed here. pip install {package}")
-
-
-def is_there(module: str) -> bool:
-    """Whether a module can be imported, as far as can be told without importing it."""
-    try:
-        return find_spec(module) is not None
-    except Exception:  # a package on the way may raise anything
-        return False

@@ -74,15 +74,38 @@ def missing_settings(config: DictConfig) -> Iterator[Finding]:
         if not isinstance(OmegaConf.select(config, section), DictConfig):
             yield wrong(section, "there is no such section. Start from a config of verl.trainer.main_ppo.")
             return
-    for key in WHOLE_NUMBERS:
-        value = OmegaConf.select(config, key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            yield wrong(key, f"{value}: a whole number is needed.")
+    yield from _mistyped(config)
     unset = [key for key in (*NEEDED, *WHOLE_NUMBERS) if OmegaConf.select(config, key) is None]
     missing = [key for key in OmegaConf.missing_keys(config) if _is_read(config, key)]
     for key in sorted({*unset, *missing}):
         value = "???" if key in missing else "null"
         yield wrong(key, f"{value}: has to be set" + (f". {HINTS[key]}" if key in HINTS else "."))
+
+
+def _mistyped(config: DictConfig) -> Iterator[Finding]:
+    """Settings whose value is no whole number where one is needed, or a text where verl's own value is a number."""
+    for key in WHOLE_NUMBERS:
+        value = OmegaConf.select(config, key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            yield wrong(key, f"{value}: a whole number is needed.")
+    for key, verls in _leaves(_verls_own()):
+        is_number = isinstance(verls, int | float) and not isinstance(verls, bool)
+        if is_number and key not in WHOLE_NUMBERS and _is_read(config, key):
+            value = OmegaConf.select(config, key)
+            if isinstance(value, str):
+                yield wrong(key, f"{value}: a number is needed; verl's own value is {verls}.")
+
+
+def _leaves(section: DictConfig, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(key, value) of each setting that holds a value of its own, and does not take over another's."""
+    for name in map(str, section):
+        key = f"{prefix}{name}"
+        if OmegaConf.is_missing(section, name) or OmegaConf.is_interpolation(section, name):
+            continue
+        if isinstance(section[name], DictConfig):
+            yield from _leaves(section[name], f"{key}.")
+        else:
+            yield key, section[name]
 
 
 SECTIONS = (
@@ -129,8 +152,10 @@ def ignored_settings(config: DictConfig) -> Iterator[Finding]:
     verls = _verls_own()
     engine = SECTION_OF_ENGINE.get(config.critic.strategy, config.critic.strategy)
     for key, instead in IGNORED.items():
-        parent = OmegaConf.select(config, key.rpartition(".")[0])
-        if not isinstance(parent, DictConfig) or OmegaConf.is_interpolation(parent, key.rpartition(".")[2]):
+        section, _, name = key.rpartition(".")
+        parent = OmegaConf.select(config, section)
+        # Not every engine's config has every setting.
+        if not isinstance(parent, DictConfig) or name not in parent or OmegaConf.is_interpolation(parent, name):
             continue
         value = OmegaConf.select(config, key)
         if value is not None and _is_read(config, key) and value != OmegaConf.select(verls, key):

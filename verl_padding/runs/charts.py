@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from verl_padding.errors import PaddingDataError
 
 STOCK, STOCK_LIGHT = "tab:orange", "#ffbb78"
@@ -25,6 +27,18 @@ def new_figure(**options: Any) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     return pyplot.subplots(**options)
+
+
+def start_at_zero(axes: Any) -> None:
+    """Lets the y axis start at 0, unless a line goes below it; a line at the top is whole."""
+    axes.margins(y=0.05)
+    if all(np.nanmin(line.get_ydata(), initial=0) >= 0 for line in axes.lines):
+        axes.set_ylim(bottom=0)
+
+
+def whole_numbers(axis: Any) -> None:
+    """Labels an axis of steps with whole numbers, also where there are few of them."""
+    axis.get_major_locator().set_params(integer=True)
 
 
 def refuse_unwritable(path: Path) -> None:

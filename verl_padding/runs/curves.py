@@ -17,7 +17,7 @@ from rich.table import Table
 from yaml import YAMLError
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.runs.charts import OURS, STOCK, new_figure, save_chart
+from verl_padding.runs.charts import OURS, STOCK, new_figure, save_chart, start_at_zero, whole_numbers
 from verl_padding.runs.learning import LAST
 from verl_padding.runs.report import METRICS, ROLLOUTS, read_metrics, read_rows
 from verl_padding.stock.rule import StockRule
@@ -186,11 +186,12 @@ def draw(runs: Sequence[RunCurves], path: Path) -> None:
         for run, look in zip(runs, _looks(runs), strict=True):
             axis.plot(run.steps, getattr(run, attribute), linewidth=1.2, **look)
         axis.set_ylabel(label)
-        axis.set_ylim(bottom=0)
+        start_at_zero(axis)
         axis.spines[["top", "right"]].set_visible(False)
     names = ["\n".join(textwrap.wrap(run.name, WIDEST_NAME)) for run in runs]
     figure.legend(axes[0].lines, names, loc="outside upper left", frameon=False)
     axes[-1].set_xlabel("step")
+    whole_numbers(axes[-1].xaxis)
     save_chart(figure, path)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.runs.charts import NEITHER, OURS, STOCK, new_figure, save_chart
+from verl_padding.runs.charts import NEITHER, OURS, STOCK, new_figure, save_chart, start_at_zero, whole_numbers
 from verl_padding.stock.rule import StockRule
 from verl_padding.verl_job.calls import ACTOR
 from verl_padding.verl_job.metric_names import OPTIMIZER_STEPS, PAD_ROWS_TOTAL, ROW_REWARD
@@ -176,8 +176,9 @@ def draw_curves(
     bottom.set_ylabel("optimizer steps")
     bottom.set_xlabel("step")
     bottom.legend(frameon=False)
+    whole_numbers(bottom.xaxis)
     for axis in (top, middle, bottom):
-        axis.set_ylim(bottom=0)
+        start_at_zero(axis)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     save_chart(figure, path)

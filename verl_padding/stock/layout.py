@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import padded_rows
 
@@ -118,8 +116,9 @@ def _pack(cell: Sequence[int], tokens_R: Sequence[int], token_budget: int, at_le
     from tensordict import TensorDict
     from verl.utils.seqlen_balancing import rearrange_micro_batches
 
-    offsets = torch.tensor([0, *np.cumsum([tokens_R[row] for row in cell]).tolist()])
-    ids = torch.nested.nested_tensor_from_jagged(torch.zeros(int(offsets[-1]), dtype=torch.int8), offsets)
+    ids = torch.nested.as_nested_tensor(
+        [torch.zeros(tokens_R[row], dtype=torch.int8) for row in cell], layout=torch.jagged
+    )
     _, places_K = rearrange_micro_batches(
         TensorDict({"input_ids": ids}, batch_size=len(cell)), max_token_len=token_budget, min_num_micro_batch=at_least
     )
