@@ -1,8 +1,11 @@
 """Random batches and jobs for the planner's properties."""
 
+import dataclasses
+
 from hypothesis import strategies as st
 
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update
+from verl_padding.plan.calls import Call
 
 
 @st.composite
@@ -47,7 +50,12 @@ def jobs(draw, strategies=tuple(STRATEGIES)) -> Job:
         )
         for name in draw(st.sampled_from([("actor",), ("actor", "critic")]))
     }
-    inference = {name: call(Pass) for name in draw(st.sampled_from([(), ("log_prob",), ("log_prob", "values")]))}
+    names = draw(st.sampled_from([(), ("log_prob",), ("log_prob", "values")]))
+    inference = {name: call(Pass, as_update="actor" if name == "log_prob" else None) for name in names}
+    if inference and draw(st.booleans()):
+        # A pass that is cut by the rules of the update, as most are.
+        shared = {field.name: getattr(updates["actor"], field.name) for field in dataclasses.fields(Call)}
+        inference["log_prob"] = Pass(as_update="actor", **shared)
     return Job(
         strategy=strategy,
         prompts=prompts,

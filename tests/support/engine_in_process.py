@@ -4,7 +4,7 @@ What they make of a micro-batch, and of the model's output, is verl's own code; 
 group, is not. transformers computes norms in float32 whatever a model's dtype is: they are torch's own here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,6 +100,7 @@ def train_as_planned(
     *,
     token_budget: int,
     pads: bool = True,
+    factor_R: Sequence[float] | None = None,
     **said: Any,
 ) -> torch.Tensor:
     """Gradients of all mini-batches, (M, N), summed over micro-batches and ranks as verl and FSDP do it.
@@ -108,32 +109,55 @@ def train_as_planned(
         engine: plays every rank in turn.
         rows: fields of each row, by its key.
         pads: False for the plan's micro-batches without their pads, and none that is empty then.
+        factor_R: of each row, if rows weigh differently.
         said: non-tensor data of every micro-batch, beside what each update says.
+    """
+    gradients = []
+    for mini_batch in range(plan.layouts[call].n_mini_batches):
+        cut = cut_as_planned(rows, plan, call, mini_batch, token_budget=token_budget, factor_R=factor_R, **said)
+        for _, micro_batch in cut:
+            if not pads:
+                real = (~micro_batch[IS_PADDING]).nonzero().flatten().tolist()
+                if not real:
+                    continue
+                micro_batch = tu.index_select_tensor_dict(micro_batch, real)
+            engine.backward(micro_batch, loss)
+        gradients.append(engine.take_gradient())
+    return torch.stack(gradients)
+
+
+def cut_as_planned(
+    rows: Mapping[str, Row],
+    plan: BatchPlan,
+    call: str,
+    mini_batch: int,
+    *,
+    token_budget: int,
+    factor_R: Sequence[float] | None = None,
+    **said: Any,
+) -> Iterator[tuple[list[str | None], TensorDict]]:
+    """The micro-batches of all ranks of a mini-batch, as verl's workers get them.
+
+    Each comes with the keys of its rows, None for a pad. The arguments are those of :func:`train_as_planned`.
     """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     pad = PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])).shared
-    columns = loss_columns(layout, keys) | micro_batch_columns(plan, call)
+    columns = loss_columns(layout, factor_R=factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches, sharing=plan.sharing)
-    gradients = []
-    for mini_batch, ranks in enumerate(layout.cells):
-        tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
-        for rank, cell in enumerate(ranks):
-            first = (rank * layout.n_mini_batches + mini_batch) * layout.rows_per_cell
-            data = micro_batch_of([fields[row] if row < len(rows) else pad for row in cell])
-            for name, column in columns.items():
-                data[name] = column[first : first + len(cell)]
-            budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
-            shape = {"dp_size": layout.dp_size, "batch_num_tokens": tokens}
-            tu.assign_non_tensor(data, **COMMON | budget | shape | said)
-            for micro_batch in cut(data)[0]:
-                if not pads:
-                    real = (~micro_batch[IS_PADDING]).nonzero().flatten().tolist()
-                    if not real:
-                        continue
-                    micro_batch = tu.index_select_tensor_dict(micro_batch, real)
-                engine.backward(micro_batch, loss)
-        gradients.append(engine.take_gradient())
-    return torch.stack(gradients)
+    ranks = layout.cells[mini_batch]
+    tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
+    for rank, cell in enumerate(ranks):
+        first = (rank * layout.n_mini_batches + mini_batch) * layout.rows_per_cell
+        data = micro_batch_of([fields[row] if row < len(rows) else pad for row in cell])
+        for name, column in columns.items():
+            data[name] = column[first : first + len(cell)]
+        budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
+        shape = {"dp_size": layout.dp_size, "batch_num_tokens": tokens}
+        tu.assign_non_tensor(data, **COMMON | budget | shape | said)
+        micro_batches, places = cut(data)
+        assert places is not None
+        for micro_batch, of_cell in zip(micro_batches, places, strict=True):
+            yield [keys[cell[place]] if cell[place] < len(rows) else None for place in of_cell], micro_batch
 
 
 def train_at_once(

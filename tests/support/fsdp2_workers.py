@@ -25,9 +25,9 @@ from verl_padding.trainer.losses import wrap_worker_loss
 
 
 def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
-    """An actor of ``n_ranks`` FSDP2 ranks, from the model's weights."""
+    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights."""
     config = compose_job(
-        "+local=cpu",
+        *([] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]),
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.actor.optim.lr=1e-3",
         "actor_rollout_ref.actor.optim.total_training_steps=100",
@@ -110,7 +110,7 @@ def start_over(
         if hasattr(config, "policy_loss"):
             object.__setattr__(config.policy_loss, "loss_mode", policy_loss)
         if wrapper:
-            trainee.set_loss_fn(type(wrapper)(verls_loss, wrapper.denominator, wrapper.weighting))
+            trainee.set_loss_fn(type(wrapper)(verls_loss, wrapper.denominator))
         object.__setattr__(trainee.engine_config, "use_dynamic_bsz", micro_batch_rows is None)
         object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", micro_batch_rows)
         return DataProto()
@@ -157,6 +157,11 @@ def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
 
 
 def _gather_weights(worker: Any) -> DataProto:
-    module = getattr(worker, "actor", worker).engine.module
-    flat = torch.cat([parameter.full_tensor().detach().float().reshape(-1) for parameter in module.parameters()])
+    engine = getattr(worker, "actor", worker).engine
+    if engine.engine_config.strategy == "megatron":
+        named = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
+        weights = [named[name] for name in sorted(named)]
+    else:
+        weights = [parameter.full_tensor() for parameter in engine.module.parameters()]
+    flat = torch.cat([weight.detach().float().reshape(-1) for weight in weights])
     return DataProto(batch=TensorDict({"weights": flat.unsqueeze(0)}, batch_size=1))

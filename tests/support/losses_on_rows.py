@@ -108,8 +108,8 @@ class Rows:
         return output, data
 
 
-def policy_loss(mode, name="vanilla", **settings):
-    """verl's actor loss with a registered policy loss, KL and entropy terms."""
+def policy_loss(mode, name="vanilla", *, terms=True, **settings):
+    """verl's actor loss with a registered policy loss, with KL and entropy terms or without them."""
     config = FSDPActorConfig(
         strategy="fsdp2",
         rollout_n=1,
@@ -117,9 +117,9 @@ def policy_loss(mode, name="vanilla", **settings):
         use_dynamic_bsz=True,
         loss_agg_mode=mode,
         loss_scale_factor=8,
-        use_kl_loss=True,
+        use_kl_loss=terms,
         kl_loss_coef=0.3,
-        entropy_coeff=0.2,
+        entropy_coeff=0.2 if terms else 0.0,
         policy_loss=PolicyLossConfig(loss_mode=name, **SETTINGS.get(name, {}) | settings),
     )
     return partial(ppo_loss, config=config)

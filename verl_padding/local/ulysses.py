@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
+from verl_padding.errors import PaddingConfigError
+
 
 def exchange_around_sdpa(monkey_patch: Any) -> None:
     """Leads ``sdpa`` through verl's exchange where ranks share rows, with torch's attention in the middle.
 
     Args:
         monkey_patch: verl's module of this name.
+
+    The attention raises a PaddingConfigError where ranks share rows and the model has a sliding window or dropout.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -32,12 +36,18 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
         position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
+        ranks = monkey_patch.get_ulysses_sequence_parallel_world_size()
         # As verl: vision towers pass no position ids, and their ranks share nothing.
-        if monkey_patch.get_ulysses_sequence_parallel_world_size() == 1 or position_ids is None:
+        if ranks == 1 or position_ids is None:
             out: tuple[torch.Tensor, None] = sdpa(
                 module, query, key, value, attention_mask, scaling=scaling, position_ids=position_ids, **kwargs
             )
             return out
+        if kwargs.get("sliding_window") is not None or kwargs.get("dropout"):
+            raise PaddingConfigError(
+                f"ulysses_sequence_parallel_size={ranks}: on a CPU, attention with a sliding window or dropout has no "
+                "exchange between the ranks that share a row. Set it to 1."
+            )
         states = (part.transpose(1, 2).contiguous() for part in (query, key, value))
         exchanged: torch.Tensor = monkey_patch._ulysses_flash_attention_forward(
             *states, None, query.shape[2], position_ids=position_ids.contiguous(), softmax_scale=scaling

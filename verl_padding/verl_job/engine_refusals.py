@@ -32,6 +32,7 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
     """
     refuse_unequal_groups(engines)
     for engine in engines:
+        _refuse_uneven_ranks(engine)
         if engine.has_scheduler:
             _refuse_scheduler(engine, padding)
         if engine.padded_to != "row":
@@ -94,6 +95,16 @@ def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
             f"{setting}: {engine.section}.{name}=False cuts micro-batches by rows, wherever a chain ends. "
             "Set it to True, or padding.sharing=off."
         )
+
+
+def _refuse_uneven_ranks(engine: RoleEngine) -> None:
+    if engine.strategy == "torchtitan" or engine.n_gpus % engine.model_ranks == 0:
+        return
+    raise PaddingConfigError(
+        f"{engine.section}: {engine.model_ranks} ranks compute a row together (tensor, pipeline, context or Ulysses "
+        f"parallel), which does not divide the job's {engine.n_gpus} ranks (trainer.n_gpus_per_node x trainer.nnodes). "
+        "Set these sizes so that their product divides it."
+    )
 
 
 def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:

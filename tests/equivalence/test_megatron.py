@@ -1,0 +1,148 @@
+"""Zero effect on verl's Megatron engine: padded ranks of each shape end with the weights of one rank without pads."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+from transformers import AutoConfig, AutoModelForCausalLM
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
+from tests.equivalence.updates import (
+    BUDGET,
+    LENGTHS,
+    SEQ_MEAN_MODES,
+    assert_packed_as_planned,
+    put_trained_rows,
+    update_both_with,
+    with_trained_fields,
+)
+from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
+from tests.support.rows_in_queue import put_rows
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.template import PadTemplate
+from verl_padding.patches.plan_packer import install
+from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.megatron,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("transfer_queue"),
+]
+
+TERMS = (
+    "+local=cpu_megatron",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "actor_rollout_ref.actor.loss_scale_factor=16",
+    "+actor_rollout_ref.actor.optim.override_optimizer_config.adam_eps=1e-5",
+)
+SIZE = "actor_rollout_ref.actor.megatron.{}_parallel_size={}"
+SHAPES = {
+    "dp2": (2, {}),
+    "pp2": (2, {"pipeline_model": 2}),
+    "pp2 vpp2": (2, {"pipeline_model": 2, "virtual_pipeline_model": 2}),
+    "tp2": (2, {"tensor_model": 2}),
+    "cp2": (2, {"context": 2}),
+    "pp2 x dp2": (4, {"pipeline_model": 2}),
+    "tp2 x dp2": (4, {"tensor_model": 2}),
+    "cp2 x dp2": (4, {"context": 2}),
+}
+"""Ranks, and their parallel sizes."""
+
+
+PAD_TOKENS = 8
+LAYERS, EXPERTS, TOP_K = 2, 4, 2
+
+
+def with_shared_heads(folder: Path, **changes: Any) -> Path:
+    """The tiny model of a folder, with heads and a vocabulary that two tensor parallel ranks can share."""
+    config = AutoConfig.from_pretrained(folder, num_key_value_heads=2, vocab_size=320, **changes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """Four layers, for a virtual pipeline."""
+    folder = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+    return with_shared_heads(folder, num_hidden_layers=4, layer_types=["full_attention"] * 4)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory) -> Path:
+    return with_shared_heads(make_tiny_model("qwen3_moe", tmp_path_factory.mktemp("mixture")))
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def actors(request, transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup, int, dict[str, int]]]:
+    ranks, sizes = SHAPES[request.param]
+    shape = [SIZE.format(name, size) for name, size in sizes.items()]
+    with padded_and_plain(start_actor, model, *TERMS, padded=[*BUDGETS, *shape], ranks=ranks) as (padded, plain):
+        sharing = math.prod(sizes.get(name, 1) for name in ("pipeline_model", "tensor_model", "context"))
+        yield padded, plain, ranks // sharing, sizes
+
+
+def plan_for(batch: KVBatchMeta, packer: str, dp_size: int, sizes: dict[str, int]) -> BatchPlan:
+    """Three mini-batches; pads of eight tokens, which no shape here rounds up."""
+    update = Update(
+        dp_size=dp_size,
+        token_budget=BUDGET * sizes.get("context", 1),
+        prompts_per_mini_batch=2,
+        micro_batch_multiple=2 if "virtual_pipeline_model" in sizes else 1,
+    )
+    job = Job(
+        strategy="prompt",
+        prompts=6,
+        sessions_per_prompt=2,
+        updates={"actor": update},
+        inference={},
+        packer=packer,
+        pad_tokens=PAD_TOKENS,
+    )
+    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+    assert plan.layouts["actor"].n_mini_batches == 3
+    return plan
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("mode", ["token-mean", SEQ_MEAN_MODES[1]])
+def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
+    padded_ranks, one_rank, dp_size, sizes = actors
+    for workers in (padded_ranks, one_rank):
+        start_over(workers, mode)
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
+    batch = put_trained_rows()
+    plan = plan_for(batch, packer, dp_size, sizes)
+    template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
+    both = update_both_with(padded_ranks, one_rank, batch, plan, template)
+    assert_metrics_agree(both)
+    if packer == "plan":
+        assert_packed_as_planned(both)
+
+
+@pytest.mark.parametrize("replay", ["R2", "R3"])
+def test_so_do_ranks_that_share_experts_whose_routes_are_recorded(replay, transfer_queue, mixture):
+    draw = torch.Generator().manual_seed(0)
+
+    def routes(tokens: int) -> torch.Tensor:
+        """Experts of each token and layer, (tokens, layers, top k)."""
+        return torch.rand(tokens, LAYERS, EXPERTS, generator=draw).argsort(-1)[..., :TOP_K].to(torch.int16)
+
+    recorded = f"actor_rollout_ref.actor.megatron.router_replay.mode={replay}"
+    experts = ["actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1", SIZE.format("expert_model", 2)]
+    with padded_and_plain(start_actor, mixture, *TERMS, recorded, padded=[*BUDGETS, *experts]) as (padded, plain):
+        batch = put_rows(LENGTHS, routed_experts=[routes(sum(length)) for length in LENGTHS])
+        batch = with_trained_fields(batch, draw)
+        template = PadTemplate(eos_token_id=3, length=PAD_TOKENS, n_experts=lambda: EXPERTS)
+        assert_metrics_agree(update_both_with(padded, plain, batch, plan_for(batch, "verl", 2, {}), template))

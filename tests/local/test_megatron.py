@@ -1,0 +1,56 @@
+"""verl's Megatron engine on a CPU: what is refused, and that nothing changes before an engine is built."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.local.megatron import engines
+
+
+class Engine:
+    """In the place of verl's."""
+
+    def __init__(self, *_: object) -> None:
+        raise AssertionError("was built")
+
+
+@pytest.fixture
+def registered():
+    """The classes that are registered for device cpu, by model type."""
+    found = {}
+
+    def register(model_type, backend, device):
+        assert (backend, device) == ("megatron", "cpu")
+        return lambda engine: found.setdefault(model_type, engine)
+
+    module = SimpleNamespace(
+        EngineRegistry=SimpleNamespace(register=register),
+        MegatronEngineWithLMHead=Engine,
+        MegatronEngineWithValueHead=Engine,
+    )
+    engines.register_engines(module)
+    return found
+
+
+def test_both_kinds_of_models_are_registered_and_nothing_of_cuda_is_changed(registered):
+    assert set(registered) == {"language_model", "value_model"}
+    assert all(issubclass(engine, Engine) for engine in registered.values())
+    assert torch.cuda.Stream.__module__.startswith("torch")
+
+
+def test_another_version_is_refused_before_anything_is_changed(registered, monkeypatch):
+    monkeypatch.setattr(engines, "version", lambda package: "9.9")
+    with pytest.raises(
+        PaddingConfigError, match=r"^megatron-core 9\.9: on a CPU.* pip install megatron-core==0\.16\.1$"
+    ):
+        registered["language_model"](None, SimpleNamespace(vanilla_mbridge=True))
+    assert torch.cuda.Stream.__module__.startswith("torch")
+
+
+def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeypatch):
+    monkeypatch.setattr(engines, "version", engines.TRIED.get)
+    with pytest.raises(PaddingConfigError, match=r"vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge"):
+        registered["language_model"](None, SimpleNamespace(vanilla_mbridge=False))
+    assert torch.cuda.Stream.__module__.startswith("torch")

@@ -1,0 +1,69 @@
+"""verl's Megatron engines for device "cpu". Nothing is changed in a process before it builds one.
+
+Registered when verl imports its Megatron engine, which it does wherever Megatron-Core is installed.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.local.megatron.cuda_calls import answer_for_cuda
+
+TRIED = {"megatron-core": "0.16.1", "mbridge": "0.15.1"}
+"""Package -> the version that the pieces of this package fit: they stand in for parts of it."""
+VANILLA = "actor_rollout_ref.actor.megatron.vanilla_mbridge"
+
+
+def register_engines(transformer_impl: ModuleType) -> None:
+    """Registers verl's Megatron engine classes for device "cpu" (verl registers them for cuda and npu)."""
+    registry = transformer_impl.EngineRegistry
+    for model_type, engine in {
+        "language_model": transformer_impl.MegatronEngineWithLMHead,
+        "value_model": transformer_impl.MegatronEngineWithValueHead,
+    }.items():
+        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
+        registry.register(model_type=model_type, backend="megatron", device="cpu")(on_cpu)
+
+
+class _OnCpu:
+    """Mixin before one of verl's Megatron engines."""
+
+    engine_config: Any
+    model_config: Any
+
+    def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
+        refuse_other_versions()
+        if not engine_config.vanilla_mbridge:
+            raise PaddingConfigError(
+                f"{VANILLA}=False: on a CPU, Megatron needs the vanilla bridge; Megatron-Bridge imports Transformer "
+                "Engine, which needs CUDA. Set it to True, as +local=cpu_megatron does."
+            )
+        answer_for_cuda()
+        from verl_padding.local.megatron import megatron_core
+
+        megatron_core.replace_transformer_engine()
+        super().__init__(model_config, engine_config, *args, **kwargs)  # type: ignore[call-arg]
+
+    def _build_tf_config(self) -> None:
+        # verl's config knows half precisions only, which a CPU emulates: slowly, and hiding small errors.
+        object.__setattr__(self.engine_config, "dtype", "float32")
+        config = self.model_config.hf_config
+        if not hasattr(config, "rope_theta"):  # transformers 5 has it in here, and mbridge asks for it there
+            config.rope_theta = config.rope_parameters["rope_theta"]
+        super()._build_tf_config()  # type: ignore[misc]
+
+
+def refuse_other_versions() -> None:
+    """
+    Raises:
+        PaddingConfigError: Megatron-Core or mbridge is of a version that was not tried.
+    """
+    for package, tried in TRIED.items():
+        if (installed := version(package)) != tried:
+            raise PaddingConfigError(
+                f"{package} {installed}: on a CPU, parts of it are replaced by others that were written for {tried}. "
+                f"pip install {package}=={tried}"
+            )

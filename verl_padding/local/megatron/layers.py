@@ -1,0 +1,124 @@
+"""Layers of Megatron-Core with the parameter names of Transformer Engine's, which the bridges to Hugging Face map.
+
+Megatron-Core itself has local layers for all but two kinds: a norm that is part of the linear layer behind it, and the
+linear layers of all experts in one module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.experts import TEGroupedMLP
+from torch import nn
+from torch.nn import functional
+
+from verl_padding.local.megatron.attention import PackedAttention
+
+
+def _norm_weight(config: Any, size: int) -> nn.Parameter:
+    weight = nn.Parameter(torch.ones(size, dtype=config.params_dtype))
+    weight.sequence_parallel = config.sequence_parallel  # its gradient is summed there
+    return weight
+
+
+class RmsNorm(nn.Module):
+    """In the place of ``TENorm``."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any):
+        super().__init__()
+        self.eps = eps
+        self.weight = _norm_weight(config, hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+class ColumnLinear(ColumnParallelLinear):
+    """In the place of ``TEColumnParallelLinear``."""
+
+    def __init__(self, *args: Any, tp_comm_buffer_name: str | None = None, name: str | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+
+
+class RowLinear(RowParallelLinear):
+    """In the place of ``TERowParallelLinear``."""
+
+    def __init__(self, *args: Any, tp_comm_buffer_name: str | None = None, name: str | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+
+
+class NormColumnLinear(ColumnLinear):
+    """In the place of ``TELayerNormColumnParallelLinear``: the norm is part of the layer."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any):
+        super().__init__(input_size, output_size, config=config, **kwargs)
+        self.layer_norm_weight = _norm_weight(config, input_size)
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        x = functional.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.config.layernorm_epsilon)
+        return super().forward(x, *args, **kwargs)
+
+
+class ExpertsLinear(nn.Module):
+    """In the place of ``TEColumnParallelGroupedLinear``: weights ``weight0``, ``weight1``, .. of a rank's experts."""
+
+    partition_dim = 0
+    """Dimension of a weight that expert tensor parallelism splits."""
+
+    def __init__(self, num_gemms: int, input_size: int, output_size: int, *, config: Any, pg_collection: Any, **_: Any):
+        super().__init__()
+        shape = [output_size, input_size]
+        shape[self.partition_dim] //= pg_collection.expt_tp.size()
+        for expert in range(num_gemms):
+            weight: Any = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
+            config.init_method(weight.data)
+            weight.allreduce = config.expert_model_parallel_size == 1
+            weight.tensor_model_parallel, weight.partition_dim, weight.partition_stride = True, self.partition_dim, 1
+            setattr(self, f"weight{expert}", weight)
+
+    def forward(self, x: torch.Tensor, tokens_E: Sequence[int]) -> tuple[torch.Tensor, None]:
+        """
+        Args:
+            x: tokens, sorted by expert, (T, input).
+            tokens_E: tokens of each expert.
+        """
+        parts = x.split([int(tokens) for tokens in tokens_E])
+        return torch.cat([functional.linear(part, getattr(self, f"weight{e}")) for e, part in enumerate(parts)]), None
+
+
+class ExpertsRowLinear(ExpertsLinear):
+    """In the place of ``TERowParallelGroupedLinear``."""
+
+    partition_dim = 1
+
+
+class LayersWithoutTransformerEngine(LocalSpecProvider):
+    """In the place of ``TESpecProvider``, which says what a layer is built of."""
+
+    linear = None
+
+    def column_parallel_linear(self) -> type:
+        return ColumnLinear
+
+    def row_parallel_linear(self) -> type:
+        return RowLinear
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        return True
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        return NormColumnLinear
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> Callable[..., nn.Module]:
+        return RmsNorm
+
+    def core_attention(self) -> type:
+        return PackedAttention
+
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool) -> tuple[type, Any]:
+        return TEGroupedMLP, MLPSubmodules(linear_fc1=ExpertsLinear, linear_fc2=ExpertsRowLinear)
