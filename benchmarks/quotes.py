@@ -138,6 +138,11 @@ def _zero_effect(it: Figures) -> Iterator[Quote]:
         estimators_shown.append((f"`{line['estimator']}`", cells))
     yield _table(page, losses_shown)
     yield _table(page, estimators_shown)
+    sessions = it["sessions"]
+    weights = [(f"`{mode}`", [f"{told[side]:.3g}" for side in _SIDES]) for mode, told in sessions["weight"].items()]
+    yield _table(page, weights)
+    credit = {name: told for name, told in sessions["credit"].items() if not isinstance(told, str)}
+    yield _table(page, [(f"`{name}`", [shown(told[side]) for side in _SIDES]) for name, told in credit.items()])
     losses = {line["loss"]: line["stock verl"] for line in it["losses"]}
     estimators = {line["estimator"]: line["59 pads"]["stock verl"] for line in it["estimators"] if _runs(line)}
     half = f"{100 * losses['vanilla']['seq-mean-token-mean']:.0f}"

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan import errors as plan_errors
 from verl_padding.trainer import step_metrics, trainers
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.trainer.session_metrics import session_metrics
 from verl_padding.verl_job import metric_names
 from verl_padding.verl_job.calls import ACTOR, CALLS, CRITIC, LOG_PROB, REF, VALUES
 
@@ -184,6 +186,7 @@ def logged_metrics() -> set[str]:
         )
     }
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
+    told |= set(session_metrics(rows.key_R, rows.tokens_R, [0.0] * len(rows), rows.tokens_R))
     constants = {value for value in vars(metric_names).values() if isinstance(value, str) and METRIC.match(value)}
     constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
     assert len(constants) >= 15
@@ -260,10 +263,10 @@ def test_what_every_commit_must_pass_begins_with_the_test_command_of_the_readme(
     assert next(line for line in lines if not line.startswith("#") and tools.search(line)) == f"({command})"
 
 
-def test_there_are_eleven_promises_in_order():
+def test_there_are_thirteen_promises_in_order():
     index = (DOCS / "promises" / "index.md").read_text()
     linked = re.findall(r"^\| (\d+) \| \[(.+)\]\((.+)\.md\) \|$", index, re.MULTILINE)
-    assert [number for number, _, _ in linked] == [str(number) for number in range(1, 12)]
+    assert [number for number, _, _ in linked] == [str(number) for number in range(1, 14)]
     assert {name for _, _, name in linked} == {page.stem for page in PROMISES}
     for number, title, name in linked:
         assert (DOCS / "promises" / f"{name}.md").read_text().startswith(f"# {number}. {title}\n")
@@ -274,11 +277,16 @@ def test_a_promise_names_its_tests_and_the_command_that_runs_them(page):
     text = read(page)
     commands = [block["code"].strip() for block in FENCE.finditer(text) if block["language"] == "bash"]
     assert len(commands) == 1
-    program, *run = commands[0].split()
+    program, *run = shlex.split(commands[0])
     assert program == "pytest"
+    proofs = re.findall(r"^\| `(tests/[\w/]+\.py)` \| `(test_\w+)` \| .+ \|$", text, re.MULTILINE)
+    if any(
+        re.search("^pytestmark = .*mark.slow", read(ROOT / path), re.MULTILINE) for path, _ in proofs if path in run
+    ):
+        assert run[:2] == ["-m", "slow or not slow"]
+    run = run[2:] if run[0] == "-m" else run
     assert run
     assert all((ROOT / path).exists() for path in run)
-    proofs = re.findall(r"^\| `(tests/[\w/]+\.py)` \| `(test_\w+)` \| .+ \|$", text, re.MULTILINE)
     assert len(proofs) >= 3
     assert [(path, test) for path, test in proofs if test not in functions_of(path)] == []
     assert any((ROOT / path).is_relative_to(ROOT / at) for path, _ in proofs for at in run), "runs none of them"

@@ -22,6 +22,7 @@ BY_PLUS = {
     "critic.ppo_infer_max_token_len_per_gpu",
     "critic.{}.micro_batch_size_per_gpu",
     "critic.{}.infer_micro_batch_size_per_gpu",
+    "actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_batch_normalize",
 }
 """Settings that verl or the plug-in reads and no YAML has, so that Hydra wants them with a +."""
 
@@ -35,7 +36,7 @@ OWN = re.compile(
 @cache
 def settings() -> frozenset[str]:
     """Paths of all settings of verl's composed configs, as verl ships them for each engine, and of ours."""
-    files = [*VERL_CONFIGS.glob("_generated_*.yaml"), ROOT / "configs" / "padding" / "defaults.yaml"]
+    files = [*VERL_CONFIGS.glob("_generated_*.yaml"), ROOT / "configs" / "shared" / "padding.yaml"]
     assert len(files) >= 4
     return frozenset(path for file in files for path in _paths(yaml.load(file.read_text(), yaml.CSafeLoader)))
 

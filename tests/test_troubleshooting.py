@@ -18,6 +18,11 @@ LETTERS = 8
 """A part of a message with fewer letters of its own would be found anywhere."""
 
 TOLD_BY = {
+    "Unknown advantage estimator simply": "verl/trainer/ppo/core_algos.py",
+    "Error in _run_prompt for uid=": "verl/trainer/ppo/v1/agent_loop_tq.py",
+    "Unsupported loss mode": "verl/trainer/ppo/core_algos.py",
+    "selected terminal groups with no materializable trajectories": "verl/trainer/ppo/v1/replay_buffer.py",
+    "Not enough GPUs to run the reward model": "verl/experimental/reward_loop/reward_model.py",
     "Distributed package doesn't have NCCL built in": "torch/distributed/distributed_c10d.py",
     "Total available GPUs <> is less than total desired GPUs": "verl/single_controller/ray/base.py",
     "InvalidAuthToken: Authentication token is missing or incorrect": None,

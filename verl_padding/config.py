@@ -14,6 +14,9 @@ from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 
 Denominator = Literal["rows", "nominal"]
 Weighting = Literal["row", "session"]
+Advantages = Literal["row", "session"]
+WeightedLosses = Literal["actor", "all"]
+LogProbMicroBatches = Literal["update", "own"]
 Multimodal = Literal["auto", "empty", "minimal"]
 
 CHOICES = "choices"
@@ -42,8 +45,16 @@ class PaddingConfig:
     ppo_mini_batch_size x rollout.n, as in verl."""
 
     weighting: Weighting = "row"
-    """What has equal weight in the actor's seq-mean losses: each ``row``, as in verl, or each ``session``, however many
-    rows it was split into."""
+    """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
+    however many rows it was split into. A row's field ``loss_weight`` multiplies what it weighs."""
+
+    weighted_losses: WeightedLosses = "actor"
+    """Where rows and sessions weigh what ``weighting`` and the field ``loss_weight`` say. ``actor``: in the policy, KL,
+    entropy and distillation losses of the actor. ``all``: in the value loss of the critic, too."""
+
+    advantages: Advantages = "row"
+    """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each session). ``session``:
+    each session, its rows one trajectory, with the reward of the last one at its end."""
 
     seed: int = 0
     """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters only with
@@ -69,6 +80,11 @@ class PaddingConfig:
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
+
+    log_prob_micro_batches: LogProbMicroBatches = "update"
+    """What the passes that compute the log-probs of the old policy and of the reference are cut into. ``update``: the
+    micro-batches of the actor's update, where the plan cuts both and they have the same token budget; the first
+    optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""
 
     sharing: Sharing = "off"
     """Whether tokens that rows have in common are computed once. ``chains``: if a row's tokens begin with all tokens of

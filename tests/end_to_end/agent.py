@@ -153,8 +153,17 @@ class ManyRows(AgentLoopBase):
         return outputs
 
 
+class WeightedOutput(AgentLoopOutput):
+    """A row that says what it weighs."""
+
+    loss_weight: float
+
+
 class GrowingContext(AgentLoopBase):
-    """Each model call is a row that begins with the whole row before it, as a gateway records them."""
+    """Each model call is a row that begins with the whole row before it, as a gateway records them.
+
+    The later a row comes, the less it weighs.
+    """
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -167,7 +176,8 @@ class GrowingContext(AgentLoopBase):
             )
             ids = answer.token_ids[: self.rollout_config.response_length]
             outputs.append(
-                AgentLoopOutput(
+                WeightedOutput(
+                    loss_weight=1 / (1 + len(outputs)),
                     prompt_ids=list(context),
                     response_ids=ids,
                     response_mask=[1] * len(ids),

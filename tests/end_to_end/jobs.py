@@ -83,6 +83,7 @@ def run_job(
     levels: bool = False,
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
+    local: str = "cpu",
 ) -> JobFacts:
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
@@ -91,6 +92,7 @@ def run_job(
         kill_actor: which actor's process is to be killed, and when.
         fails: whether the job is to fail; one in which something is killed is.
         levels: whether to note what each step leaves behind.
+        local: choice of the config group ``local``.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
     """
     facts = folder / PROBE
@@ -151,6 +153,7 @@ def run_job(
             ],
             folder=folder,
             timeout_s=3000,
+            local=local,
         )
     log = (folder / LOG).read_text()
     assert (code == 0) == (not fails and kill is None and kill_actor is None), log[-5000:]

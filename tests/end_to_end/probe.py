@@ -49,12 +49,11 @@ def _watch_optimizer_steps(module) -> None:
 
         rows_with_loss = sum(bool(mask.sum() > 0) for mask in data["loss_mask"].unbind())
         model = self.config.model_type
-        before = [p.detach().clone() for p in self.engine.module.parameters()]
+        before = [local.detach().clone() for local in _local_parameters(self.engine)]
         output = train_batch(self, data, *args, **kwargs)
-        moved = any(
-            not torch.equal(a.to_local(), b.to_local())
-            for a, b in zip(before, self.engine.module.parameters(), strict=True)
-        )
+        moved = any(not torch.equal(a, b) for a, b in zip(before, _local_parameters(self.engine), strict=True))
+        if not self.engine.is_mp_src_rank_with_outputs():  # ranks that share rows would tell of them once each
+            return output
         _note(
             kind="optimizer_step",
             model=model,
@@ -69,6 +68,13 @@ def _watch_optimizer_steps(module) -> None:
         return output
 
     module.TrainingWorker.train_batch = watched
+
+
+def _local_parameters(engine) -> list:
+    """This rank's part of each parameter."""
+    modules = engine.module if isinstance(engine.module, list) else [engine.module]
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
 
 
 def _watch_passes(module) -> None:

@@ -46,6 +46,8 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
         "+padding.packer=plan",
         "+padding.cost_model=model",
         "+padding.weighting=session",
+        "+padding.weighted_losses=all",
+        "+padding.advantages=session",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128",
@@ -80,7 +82,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     return run_job(folder, "+padding=prompt", steps=2, model_kind="qwen3_vl")
 
 
-JOBS = ["grpo", "gae", pytest.param("vision", marks=pytest.mark.slow)]
+JOBS = ["grpo", *[pytest.param(job, marks=pytest.mark.slow) for job in ("gae", "vision")]]
 
 
 def tensorboard_scalars(folder: Path) -> dict[str, dict[int, float]]:
@@ -226,6 +228,7 @@ def test_rows_with_and_without_images_train_beside_pads(vision):
     assert all(step.moved for step in steps)
 
 
+@pytest.mark.slow
 def test_actor_and_critic_take_their_own_numbers_of_steps_over_the_same_rows(gae):
     real = gae.rows[1].real
     actor, critic = gae.optimizer_steps[ACTOR], gae.optimizer_steps[CRITIC]
@@ -238,6 +241,7 @@ def test_actor_and_critic_take_their_own_numbers_of_steps_over_the_same_rows(gae
     assert min(m.real_rows for m in actor + critic) >= 1
 
 
+@pytest.mark.slow
 def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
     metrics = gae.metrics[1]
     for call in (ACTOR_CALL, CRITIC_CALL, LOG_PROB, REF, VALUES):
@@ -248,6 +252,7 @@ def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
     assert not [name for name in metrics if name.startswith(("actor/padding/", "critic/padding/"))]
 
 
+@pytest.mark.slow
 def test_workers_are_told_the_pads_of_every_pass(grpo, gae):
     assert {model: len(passes) for model, passes in gae.passes.items()} == {ACTOR: 2, CRITIC: 1}
     passes = [one_pass for of_model in gae.passes.values() for one_pass in of_model]
@@ -259,6 +264,26 @@ def test_workers_are_told_the_pads_of_every_pass(grpo, gae):
     assert any(one_pass["pads"] > 0 for one_pass in passes)
 
 
+@pytest.mark.parametrize("job", JOBS[:2])
+def test_metrics_of_sessions_count_each_session_once(job, request):
+    facts = request.getfixturevalue(job)
+    for note in facts.batches:
+        metrics, step = facts.metrics[note["step"]], note["step"]
+        lines = (facts.folder / ROLLOUTS / f"{step}.jsonl").read_text().split("\n")[:-1]
+        score_of = {row["uid"]: row["score"] for row in map(json.loads, lines)}
+        sessions: dict[str, list[str]] = {}
+        for key in note["keys"]:
+            sessions.setdefault(key.rsplit("_", 1)[0], []).append(key)
+        n = len(sessions)
+        scores = [score_of[max(keys, key=lambda key: int(key.rsplit("_", 1)[1]))] for keys in sessions.values()]
+        assert metrics["padding/session/score/mean"] == pytest.approx(fmean(scores), rel=1e-5)
+        assert metrics["padding/session/response_length/mean"] == pytest.approx(sum(note["response_lengths"]) / n)
+        assert metrics["padding/session/rows/mean"] == pytest.approx(len(note["keys"]) / n)
+        assert metrics["padding/session/rows/max"] == max(map(len, sessions.values()))
+        assert metrics["padding/session/num_turns/mean"] == pytest.approx(2 * len(note["keys"]) / n)
+
+
+@pytest.mark.slow
 def test_validation_runs_beside_a_padded_training(gae):
     assert any(name.startswith("val-core/letters/") for name in gae.metrics[1])
 

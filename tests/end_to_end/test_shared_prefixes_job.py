@@ -27,6 +27,10 @@ def run(folder: Path, sharing: str, *overrides: str) -> JobFacts:
         f"padding.sharing={sharing}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context",
         "actor_rollout_ref.actor.use_kl_loss=true",
+        # One optimizer step a batch: then all that a batch logs is of its first step.
+        "actor_rollout_ref.actor.ppo_mini_batch_size=6",
+        "padding.weighting=session",
+        "padding.advantages=session",
         *overrides,
         steps=STEPS,
     )
@@ -44,6 +48,13 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
     assert sorted(rows) == [1, 2, 3]
     # Later steps draw tokens from weights that differ in their last digits.
     assert rollouts(shared)[1] == rows[1]
+    for facts in (shared, plain):
+        for step, metrics in facts.metrics.items():
+            exact = ["actor/ppo_kl", "actor/pg_clipfrac", *(["actor/kl_loss"] if step == 1 else [])]
+            assert {name: metrics[name] for name in exact} == dict.fromkeys(exact, 0.0), step
+            assert metrics["actor/grad_norm"] > 0
+            assert metrics["padding/session/rows/mean"] > 1.5
+        assert facts.metrics[STEPS]["actor/kl_loss"] > 0
     for step, metrics in shared.metrics.items():
         factors = {name: value for name, value in metrics.items() if name.endswith("/sharing_factor")}
         assert len(factors) == (5 if overrides else 3)

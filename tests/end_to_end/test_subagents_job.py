@@ -32,6 +32,7 @@ VLLM = pytest.param(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("local", "agreement"), [("cpu", LOG_PROB_AGREEMENT), VLLM])
 def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local, agreement, tmp_path: Path):
@@ -48,6 +49,8 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local
             [
                 *tiny_job(tmp_path / "assets"),
                 "+padding=prompt",
+                "padding.weighting=session",
+                "padding.advantages=session",
                 f"trainer.v1.trainer_mode={session_metrics.TRAINER_NAME}",
                 f"trainer.total_training_steps={STEPS}",
                 "data.train_batch_size=8",
@@ -70,7 +73,7 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local
         assert step["padding/real_rows/total"] == rows.real
         assert rows.dumped_pads == 0
         assert step["actor/grad_norm"] > 0
-        assert step["subagents/rows_per_session"] >= 1
+        assert step["subagents/rows_per_session"] == step["padding/session/rows/mean"] >= 1
         assert 0 < step["subagents/lead_token_share"] <= 1
     batches = [json.loads(line) for path in notes.glob("*.jsonl") for line in path.read_text().splitlines()]
     gaps = [note["log_prob_gap"] for note in batches if note["kind"] == "batch"]

@@ -99,6 +99,7 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, actors):
     assert both.padded[MICRO_BATCHES] == [both.layout.rows_per_cell / 2] * EPOCHS * both.layout.n_mini_batches
 
 
+@pytest.mark.slow
 def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, model):
     _, one_rank = actors
     four_ranks = start_actor(model, 4, *ALL_TERMS, *BUDGETS)

@@ -15,7 +15,7 @@ from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.verl_job.job_reader import JobReader
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,11 @@ from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
+from verl_padding.pads.weighing import Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.losses import RealRowsLoss
 from verl_padding.trainer.row_means import over_the_mini_batch
-from verl_padding.verl_job.job_reader import NOT_BY_ROWS
 
 BUDGET = 48
 SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
@@ -48,6 +48,7 @@ NOMINAL = 7
 """Rows of a mini-batch as a configuration would say it: not those that are there."""
 TOP_K = 4
 CALL = "actor"
+EQUAL_SESSIONS = Weighing(call=CALL, mode="seq-mean-token-mean", by_session=True)
 
 
 def rows_of_sessions(**fields: Callable[[int], Any]) -> dict[str, Row]:
@@ -58,13 +59,18 @@ def rows_of_sessions(**fields: Callable[[int], Any]) -> dict[str, Row]:
     return rows
 
 
-def plan_of(rows: dict[str, Row]) -> BatchPlan:
+def batch_of(rows: dict[str, Row]) -> Rows:
+    """As the planner gets them, with the row that each extends."""
     keys, inputs = list(rows), Inputs(micro_batch_of(list(rows.values())))
     extends_R: list[int | None] = [None] * len(rows)
     for session in sorted(set(map(session_of_key, keys))):
         of_session = [row for row, key in enumerate(keys) if session_of_key(key) == session]
         for row, earlier in zip(of_session, extensions(inputs, of_session), strict=True):
             extends_R[row] = earlier
+    return Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extends_R)
+
+
+def plan_of(rows: dict[str, Row]) -> BatchPlan:
     job = Job(
         strategy="prompt",
         prompts=4,
@@ -74,7 +80,7 @@ def plan_of(rows: dict[str, Row]) -> BatchPlan:
         packer="plan",
         sharing="chains",
     )
-    plan = plan_batch(Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extends_R), job)
+    plan = plan_batch(batch_of(rows), job)
     assert plan.figures[CALL].sharing_factor > 1.5
     assert plan.figures[CALL].pads > 0
     assert plan.layouts[CALL].n_mini_batches == 2
@@ -175,12 +181,12 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
 
 
 @pytest.mark.parametrize("mode", SEQ_MEAN_MODES)
-@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(NOT_BY_ROWS)))
+@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS)))
 def test_every_session_weighs_the_same_however_many_of_its_rows_are_computed(name, mode, engines, rows, plan):
     sharing, plain = engines
-    loss = policy_loss(mode, name)
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows", "session"))
-    keys, fields, want = list(rows), list(rows.values()), []
+    loss, keys, fields, want = policy_loss(mode, name), list(rows), list(rows.values()), []
+    factor_R = loss_factors(plan.layouts[CALL], keys, [1.0] * len(keys), None, EQUAL_SESSIONS)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), factor_R=factor_R)
     for ranks in plan.layouts[CALL].cells:
         rows_M = [row for cell in ranks for row in cell if row < len(rows)]
         session_of = {row: session_of_key(keys[row]) for row in rows_M}

@@ -66,7 +66,7 @@ def batch_and_plan(update: str = "actor", strategy: str = "prompt", sharing: Sha
         prompts=4,
         sessions_per_prompt=2,
         updates={update: Update(**call_shape, prompts_per_mini_batch=2)},
-        inference={"log_prob": Pass(**call_shape)},
+        inference={"log_prob": Pass(**call_shape, as_update=update)},
         packer="plan",
         sharing=sharing,
     )

@@ -65,6 +65,7 @@ def test_a_large_batch_is_compared_by_ray_tasks_with_the_same_result(monkeypatch
         return remote(**options)
 
     monkeypatch.setattr(lineage, "TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr(lineage, "TASKS", 1)
     monkeypatch.setattr(lineage.ray, "remote", counted_remote)
     assert found(rows) == want
     assert asked
@@ -134,10 +135,13 @@ def test_nothing_is_believed_where_rows_have_more_than_tokens():
     batch = put_grown_sessions(rows, extra_fields=extra, routed_experts=routes)
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     assert find_extensions(batch, tokens_R) == [None, None]
+    assert find_extensions(batch, tokens_R, outputs=False) == [None, 0]
+    assert find_extensions(batch, tokens_R, outputs=False, believe=False) == [None, 0]
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
     images = [{"pixel_values": torch.full((1, 2), float(turn))} for turn in range(2)]
     batch = put_grown_sessions(rows, extra_fields=extra, multi_modal_inputs=images)
     assert find_extensions(batch, tokens_R, believe=False) == [None, None]
+    assert find_extensions(batch, tokens_R, believe=False, outputs=False) == [None, None]
 
 
 @pytest.mark.parametrize("place", ["0", -1, True, 1.0])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from verl_padding.plan import (
     Update,
     plan_batch,
 )
+from verl_padding.plan.planner import update_taken
 
 
 def batch(n_rows, tokens=10):
@@ -87,6 +89,52 @@ def test_a_batch_of_3509_rows_in_mini_batches_of_640_on_eight_ranks_is_even_in_a
     assert figures.imbalance < 1.001
     if packer == "plan":
         assert figures.micro_imbalance < 1.005
+
+
+def test_what_the_updates_micro_batches_cost_a_pass_is_told():
+    # docs/promises/ratio_one.md has these figures.
+    own, taken, micro_batches = [], [], []
+    small = replace(five_jobs()[-1], dp_size=8, mini_batch_rows=23)
+    for job in (*five_jobs(), small):
+        rows = Rows.from_keys([f"{row}_0_0" for row in range(len(job.tokens_R))], job.tokens_R)
+        call = {"dp_size": job.dp_size, "token_budget": job.token_budget}
+        shape = Job(
+            strategy="rows",
+            prompts=job.verl_steps,
+            sessions_per_prompt=1,
+            updates={"actor": Update(**call, prompts_per_mini_batch=1)},
+            inference={"own": Pass(**call), "log_prob": Pass(**call, as_update="actor")},
+            packer="plan",
+        )
+        figures = plan_batch(rows, shape).figures
+        own.append(round(figures["own"].micro_over_lower_bound, 2))
+        taken.append(round(figures["log_prob"].micro_over_lower_bound, 2))
+        micro_batches.append((figures["log_prob"].micro_batches, figures["own"].micro_batches))
+    assert taken == [1.04, 1.0, 1.0, 1.26, 1.0, 1.28]
+    assert own == [1.0, 1.0, 1.0, 1.01, 1.0, 1.0]
+    assert micro_batches == [(20, 19), (10, 10), (33, 30), (12, 10), (19, 18), (16, 5)]
+
+
+@pytest.mark.parametrize(("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("cell", None)])
+def test_a_pass_does_not_take_micro_batches_over_whose_rows_would_be_longer_there(padded_to, taken):
+    call = {"dp_size": 2, "token_budget": 100, "padded_to": padded_to}
+    job = Job(
+        strategy="rows",
+        prompts=2,
+        sessions_per_prompt=1,
+        updates={"actor": Update(**call, prompts_per_mini_batch=1)},
+        inference={"log_prob": Pass(**call, as_update="actor")},
+        packer="plan",
+    )
+    assert update_taken(job, job.inference["log_prob"]) == taken
+    # In order: a long row in the first mini-batch alone.
+    rows = Rows.from_keys([f"p{i}_0_0" for i in range(8)], [60, 10, 10, 10, 20, 20, 20, 20])
+    layout = plan_batch(rows, job).layouts["log_prob"]
+    for rank in range(2):
+        micro_batches = [[row for row in rows if row < 8] for rows in layout.micro_batches(0, rank)]
+        longest = max(rows.tokens_R[row] for of_rank in micro_batches for row in of_rank)
+        if padded_to == "cell":
+            assert max(map(len, micro_batches)) * longest <= 100
 
 
 def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.support.drawn_jobs import batches, jobs
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Pass, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
+from verl_padding.plan.planner import update_taken
 
 EXAMPLES = settings(max_examples=150, deadline=None)
+TAKEN = "micro-batches that a pass takes over from several steps"
 met: Counter = Counter()
 """What the examples have met, so that no promise passes because nothing was asked of it."""
 
@@ -26,6 +28,9 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
     met["steps"] += sum(plan.layouts[name].n_mini_batches for name in job.updates)
     met["two updates"] += len(job.updates) > 1
     met["fewer steps"] += bool(plan.warnings)
+    for inference in job.inference.values():
+        taken = update_taken(job, inference)
+        met[TAKEN] += taken is not None and plan.layouts[taken].n_mini_batches > 1
     return plan
 
 
@@ -33,7 +38,7 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
 def _not_vacuous():
     met.clear()
     yield
-    for what in ("pads", "steps", "two updates", "fewer steps", "micro-batches", "micro-batches of pads alone"):
+    for what in ("pads", "steps", "two updates", "fewer steps", "micro-batches", "micro-batches of pads alone", TAKEN):
         assert met[what] >= met["plans"] / 50, (what, met)
 
 
@@ -46,6 +51,21 @@ def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
         assert seen == Counter(range(len(rows) + layout.n_pads))
     assert set(plan.layouts) == {name for name, _ in job.calls()}
     assert plan.n_pads == max(layout.n_pads for layout in plan.layouts.values())
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(rows, job):
+    plan = planned(rows, job)
+    for name, inference in job.inference.items():
+        taken = update_taken(job, inference)
+        if taken is None:
+            continue
+        ours, theirs = plan.layouts[name], plan.layouts[taken]
+        assert (ours.n_mini_batches, ours.order) == (1, theirs.order)
+        for rank in range(theirs.dp_size):
+            of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
+            assert ours.micro_batches(0, rank) == [rows for step in of_update for rows in step]
 
 
 @EXAMPLES

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.trainer.test_session_metrics import OF_SESSIONS
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
 from verl_padding.plan.figures import judge
 from verl_padding.plan.prices import Prices
@@ -161,7 +162,8 @@ def test_each_metric_has_its_value_asserted_for_each_call_that_it_may_be_told_of
         if isinstance(value, str) and re.match(r"(timing_s/)?padding/.*", value)
     ]
     assert len(constants) >= 17
-    told = OF_THE_PLAN.keys() | OF_ITS_MICRO_BATCHES.keys() | OF_SHARING.keys() | OF_THE_WORKERS.keys() | OF_THE_DRIVER
+    of_plans = OF_THE_PLAN.keys() | OF_ITS_MICRO_BATCHES.keys() | OF_SHARING.keys()
+    told = of_plans | OF_THE_WORKERS.keys() | OF_THE_DRIVER | OF_SESSIONS.keys()
     shown = set()
     for constant in constants:
         names = {constant.format(update=call, call=call) for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)}

@@ -10,7 +10,7 @@ from transfer_queue.storage.managers.base import KVStorageManager
 from transfer_queue.utils.tensor_utils import allocate_empty_tensors
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING, MICRO_BATCH, read_column
+from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING, LOSS_FACTOR, MICRO_BATCH, read_column
 from verl_padding.pads.real_rows import real_rows
 from verl_padding.patches.plan_packer import follow_plan
 from verl_padding.trainer.losses import RealRowsLoss
@@ -20,8 +20,7 @@ VALUES = {
     "is_padding": [False, True, False, True],
     "mini_batch_real_rows": [2] * 4,
     "mini_batch_reporting_ranks": [1] * 4,
-    "mini_batch_session_rows": [1, 0, 2, 0],
-    "mini_batch_sessions": [2] * 4,
+    "loss_factor": [0.5, 0.0, 1.5, 0.0],
     "micro_batch": [0, 0, 1, 1],
     "chain": [0, -1, 2, -1],
     "mini_batch_loss_tokens": [5] * 4,
@@ -71,8 +70,7 @@ def test_real_rows_are_those_without_pads(data):
     assert [ids.tolist() for ids in real_rows(data)["input_ids"].unbind()] == [[0, 1, 2], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("weighting", ["row", "session"])
-def test_the_loss_sees_the_real_rows_and_their_denominators(data, weighting):
+def test_the_loss_sees_the_real_rows_and_their_denominators(data):
     seen = []
 
     def inner(model_output, data, dp_group):
@@ -81,9 +79,11 @@ def test_the_loss_sees_the_real_rows_and_their_denominators(data, weighting):
 
     tu.assign_non_tensor(data, batch_num_tokens=7, dp_size=1, global_batch_size=9)
     output = {"log_probs": torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)}
-    loss, metrics = RealRowsLoss(inner, "rows", weighting)(model_output=output, data=data, dp_group=None)
+    loss, metrics = RealRowsLoss(inner, "rows")(model_output=output, data=data, dp_group=None)
     assert float(loss) == 5.0
-    assert seen == ([([1.0, 4.0], 2)] if weighting == "row" else [([1.0], 2), ([4.0], 4)])
+    assert seen == [([1.0, 4.0], 2)]
+    loss.backward()
+    assert output["log_probs"].grad.tolist() == [VALUES[LOSS_FACTOR][0], 0.0, VALUES[LOSS_FACTOR][2], 0.0]
     assert "actor/loss" in metrics
 
 

@@ -1,6 +1,7 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,11 @@ from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
+from verl_padding.plan.planner import update_taken
 from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.verl_job.summary import planned_job, summary
+from verl_padding.verl_job.weighings import refuse_equal_sessions, weighings
 
 DYNAMIC = (
     "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -120,8 +124,35 @@ def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size
 def test_fixed_micro_batches_become_multiples_of_a_cell():
     job = job_of(*FIXED, "actor_rollout_ref.actor.use_kl_loss=true")
     assert (job.updates[ACTOR].cell_multiple, job.updates[ACTOR].token_budget) == (4, None)
-    assert job.inference[LOG_PROB] == Pass(dp_size=8, micro_batch_rows=8)
-    assert job.inference[REF] == Pass(dp_size=8, micro_batch_rows=16)
+    assert job.inference[LOG_PROB] == Pass(dp_size=8, micro_batch_rows=8, as_update=ACTOR)
+    assert job.inference[REF] == Pass(dp_size=8, micro_batch_rows=16, as_update=ACTOR)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "taken"),
+    [
+        ((*DYNAMIC, "padding.packer=plan"), {LOG_PROB: ACTOR, REF: ACTOR, VALUES: None}),
+        (DYNAMIC, {LOG_PROB: None, REF: None, VALUES: None}),  # what verl's packer will do is not known
+        ((*DYNAMIC, "padding.packer=plan", "padding.log_prob_micro_batches=own"), {LOG_PROB: None, REF: None}),
+        (
+            (*DYNAMIC, "padding.packer=plan", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=20000"),
+            {LOG_PROB: None, REF: ACTOR},
+        ),
+        (
+            (*DYNAMIC, "padding.packer=plan", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2"),
+            {LOG_PROB: ACTOR, REF: None},
+        ),
+        (FIXED, {LOG_PROB: None, REF: None}),
+        # Small mini-batches are full of pads, which a pass can do without.
+        ((*FIXED, "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"), {LOG_PROB: None, REF: None}),
+    ],
+)
+def test_a_log_prob_pass_takes_the_updates_micro_batches_where_both_are_cut_alike(overrides, taken):
+    critic = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=4")
+    job = job_of(*overrides, *critic, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert {name: update_taken(job, job.inference[name]) for name in taken} == taken
+    warming_up = job_of(*overrides, *critic, updates_actor=False)
+    assert update_taken(warming_up, warming_up.inference[LOG_PROB]) is None
 
 
 def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():
@@ -317,40 +348,56 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "told"),
     [
-        (("actor_rollout_ref.actor.loss_agg_mode=token-mean",), r"loss_agg_mode=token-mean weighs tokens"),
+        (("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",), "loss_mode=geo_mean is a mean over rows"),
+        (
+            ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
+            "loss_mode=sapo is a mean over rows",
+        ),
+        (("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov",), "loss_mode=clip_cov chooses tokens"),
+        (("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",), "loss_mode=kl_cov chooses tokens"),
         (
             (
-                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-                "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+                "+actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_batch_normalize=true",
             ),
-            r"loss_mode=kl_cov is not a sum over rows",
+            "rollout_is_batch_normalize=True divides by the mean",
         ),
-        (
-            (
-                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-                "algorithm.rollout_correction.bypass_mode=true",
-                "algorithm.rollout_correction.rollout_is_batch_normalize=true",
-            ),
-            "rollout_is_batch_normalize",
-        ),
-        (("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "distillation.enabled=true"), "distillation"),
     ],
 )
-def test_equal_sessions_are_refused_where_they_have_no_meaning(overrides, message):
-    with pytest.raises(PaddingConfigError, match=rf"^padding.weighting='session': .*{message}"):
-        job_of(*DYNAMIC, "padding.weighting=session", *overrides)
+def test_equal_sessions_are_refused_where_a_loss_is_no_sum_over_rows_or_tokens(overrides, told):
+    config = compose_job("+padding=prompt", *DYNAMIC, "padding.weighting=session", *overrides)
+    padding = PaddingConfig.from_section(config.padding)
+    with pytest.raises(PaddingConfigError, match=rf"^padding.weighting='session': .*{told}"):
+        refuse_equal_sessions(config, padding)
+    # What only the driver reads is no part of the loss.
+    config = compose_job("+padding=prompt", *DYNAMIC, "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
+    refuse_equal_sessions(config, padding)
+    for name in ("geo_mean", "sapo"):  # which are means over rows themselves
+        config = compose_job("+padding=prompt", *DYNAMIC, f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
+        config.actor_rollout_ref.actor.loss_agg_mode = "seq-mean-token-mean"
+        refuse_equal_sessions(config, replace(padding, weighting="session"))
 
 
-def test_equal_sessions_go_with_the_seq_mean_modes():
-    config = compose_job(
-        "+padding=prompt",
-        *DYNAMIC,
-        "padding.weighting=session",
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-    )
-    assert check_job(config).weighting == "session"
+def test_sessions_as_samples_are_refused_where_rows_are_drawn_anew():
+    session = ("padding.advantages=session", "algorithm.use_pf_ppo=true")
+    with pytest.raises(PaddingConfigError, match=r"^padding.advantages='session': algorithm.use_pf_ppo=True draws"):
+        job_of(*DYNAMIC, *session, "algorithm.adv_estimator=gae")
+    assert job_of(*DYNAMIC, *session, "algorithm.adv_estimator=grpo"), "which does not read it"
+
+
+def test_sessions_weigh_the_same_where_the_job_says_so():
+    critic = ("algorithm.adv_estimator=gae", "critic.loss_agg_mode=seq-mean-token-mean")
+    for where, calls in (("actor", [ACTOR]), ("all", [ACTOR, CRITIC])):
+        overrides = ("padding.weighting=session", f"padding.weighted_losses={where}", "padding.denominator=nominal")
+        config = compose_job("+padding=prompt", *DYNAMIC, *critic, *overrides)
+        found = weighings(config, check_job(config))
+        assert [weighing.call for weighing in found] == calls
+        assert [weighing.mode for weighing in found] == ["token-mean", "seq-mean-token-mean"][: len(calls)]
+        assert all(weighing.by_session and not weighing.by_rows and not weighing.refusal for weighing in found)
+    config = compose_job("+padding=prompt", *DYNAMIC, "padding.weighted_losses=all")
+    assert [weighing.call for weighing in weighings(config, check_job(config))] == [ACTOR], "there is no critic"
 
 
 @pytest.mark.parametrize(
@@ -410,3 +457,27 @@ def test_rows_do_not_share_where_a_model_turns_positions_by_the_length_of_its_in
         return
     with pytest.raises(PaddingConfigError, match=rf"^padding.sharing='chains': .*rope_type='{rope_type}'.*sharing=off"):
         check_job(compose_job(*job, *sharing))
+
+
+def test_the_summary_tells_each_engine_its_shape_and_what_that_asks_of_pads_and_micro_batches():
+    shape = {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}
+    sizes = [f"actor_rollout_ref.{role}.megatron.{name}_model_parallel_size={size}"
+             for role in ("actor", "ref") for name, size in shape.items()]  # fmt: skip
+    config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *sizes)
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == (
+        "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks; micro-batches in "
+        "multiples of 2, for the virtual pipeline"
+    )
+    assert told["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
+    config = compose_job("+padding=prompt", *DYNAMIC, "actor_rollout_ref.actor.use_kl_loss=true")
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the ref"] == "fsdp, 8 ranks"
+
+
+def test_the_summary_says_which_passes_have_the_updates_micro_batches():
+    config = compose_job("+padding=prompt", *DYNAMIC, "padding.packer=plan", "actor_rollout_ref.actor.use_kl_loss=true")
+    config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = 20000
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told[LOG_PROB] == "8 data-parallel ranks, micro-batches of the update of the actor"
+    assert told[REF] == "8 data-parallel ranks"

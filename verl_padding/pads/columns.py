@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict
 
 from verl_padding.plan import BatchPlan, Layout
-from verl_padding.plan.row_keys import session_of_key
 
 IS_PADDING = "is_padding"
 """Column (R,) bool in an update, and in a pass with pads: whether the row is a pad."""
@@ -17,10 +15,9 @@ REAL_ROWS = "mini_batch_real_rows"
 """Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
 """Column (R,) int64 in an update: data-parallel ranks that hold a real row of the row's mini-batch."""
-SESSION_ROWS = "mini_batch_session_rows"
-"""Column (R,) int64 in an update: rows of the row's session in its mini-batch; 0 for a pad."""
-SESSIONS = "mini_batch_sessions"
-"""Column (R,) int64 in an update: sessions that have a row in the row's mini-batch."""
+LOSS_FACTOR = "loss_factor"
+"""Column (R,) float64 in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied
+by (:mod:`~verl_padding.pads.weighing`); 0 for a pad."""
 MICRO_BATCH = "micro_batch"
 """Column (R,) int64 in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
 CHAIN = "chain"
@@ -30,7 +27,8 @@ LOSS_TOKENS = "mini_batch_loss_tokens"
 
 COLUMN_DTYPES = {
     IS_PADDING: torch.bool,
-    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, SESSION_ROWS, SESSIONS, MICRO_BATCH, CHAIN, LOSS_TOKENS), torch.int64),
+    LOSS_FACTOR: torch.float64,
+    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, LOSS_TOKENS), torch.int64),
 }
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
@@ -46,46 +44,38 @@ def read_column(data: TensorDict, name: str) -> torch.Tensor:
 
 
 def loss_columns(
-    layout: Layout, keys: Sequence[str], kept_tokens_R: Sequence[int] | None = None
+    layout: Layout, kept_tokens_R: Sequence[int] | None = None, factor_R: Sequence[float] | None = None
 ) -> dict[str, torch.Tensor]:
-    """What the loss must know about each row's mini-batch, in the order of ``layout``.
+    """What the loss must know about each row and its mini-batch, in the order of ``layout``.
 
     Args:
-        keys: keys of the real rows.
         kept_tokens_R: response tokens of each real row that rejection sampling has kept; None if there was none.
+        factor_R: of each real row; None if all rows weigh the same.
     """
-    n_rows = len(keys)
+    n_rows = layout.n_rows
     mini_batch_of = [
         mini_batch
         for _ in range(layout.dp_size)
         for mini_batch in range(layout.n_mini_batches)
         for _ in range(layout.rows_per_cell)
     ]
-    session_R = [session_of_key(key) for key in keys]
-    rows_of_sessions_M = [
-        Counter(session_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells
-    ]
     columns = {
-        **pad_column(layout, n_rows),
+        **pad_column(layout),
         REAL_ROWS: torch.tensor([layout.real_rows_M[m] for m in mini_batch_of]),
         REPORTING_RANKS: torch.tensor([layout.reporting_ranks_M[m] for m in mini_batch_of]),
-        SESSION_ROWS: torch.tensor(
-            [
-                rows_of_sessions_M[m][session_R[row]] if row < n_rows else 0
-                for m, row in zip(mini_batch_of, layout.order, strict=True)
-            ]
-        ),
-        SESSIONS: torch.tensor([len(rows_of_sessions_M[m]) for m in mini_batch_of]),
     }
     if kept_tokens_R is not None:
         kept_M = [sum(kept_tokens_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells]
         columns[LOSS_TOKENS] = torch.tensor([kept_M[m] for m in mini_batch_of])
+    if factor_R is not None:
+        factors = [factor_R[row] if row < n_rows else 0.0 for row in layout.order]
+        columns[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)
     return columns
 
 
-def pad_column(layout: Layout, n_rows: int) -> dict[str, torch.Tensor]:
-    """Which rows are pads, in the order of ``layout``; ``n_rows`` of the batch are real."""
-    return {IS_PADDING: torch.tensor([row >= n_rows for row in layout.order])}
+def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
+    """Which rows are pads, in the order of ``layout``."""
+    return {IS_PADDING: torch.tensor([row >= layout.n_rows for row in layout.order])}
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:

@@ -40,7 +40,9 @@ TOKENS_AT_ONCE = 1 << 22
 """Tokens that are read at once, by a Ray task if there are more: 32 MiB of token ids."""
 
 
-def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: bool = True) -> list[int | None]:
+def find_extensions(
+    batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: bool = True, outputs: bool = True
+) -> list[int | None]:
     """Number of the row that each row of a batch extends; None for none.
 
     Only sessions of several rows are read, and nothing if no session has more than one. Large batches are read and
@@ -50,6 +52,7 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: boo
     Args:
         tokens_R: tokens of each row.
         believe: whether to believe agent loops, who know tokens alone; not where rows may have images.
+        outputs: whether the rows' outputs must be the same, too; if not, equal tokens and images are enough.
 
     Raises:
         PaddingDataError: an agent loop has said something that cannot be.
@@ -59,7 +62,8 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: boo
         rows_of.setdefault(session_of_key(key), []).append(row)
     sessions = [rows for rows in rows_of.values() if len(rows) > 1]
     extends_R: list[int | None] = [None] * len(batch.keys)
-    said = _said_by_agent_loops(batch, tokens_R, sessions) if believe else {}
+    compared = PER_TOKEN if outputs else ()
+    said = _said_by_agent_loops(batch, tokens_R, sessions, recorded=RECORDED if outputs else ()) if believe else {}
     for row, named in said.items():
         extends_R[row] = named
     parts: list[list[list[int]]] = []
@@ -73,9 +77,9 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: boo
             read += sum(tokens_R[row] for row in rows)
     asked = [[[batch.keys[row] for row in rows] for rows in part] for part in parts]
     found = (
-        _by_tasks(asked, batch.partition_id)
+        _by_tasks(asked, batch.partition_id, compared)
         if len(parts) > 1
-        else [_extensions_in_queue(part, batch.partition_id) for part in asked]
+        else [_extensions_in_queue(part, batch.partition_id, compared) for part in asked]
     )
     for part, of_part in zip(parts, found, strict=True):
         for rows, extends in zip(part, of_part, strict=True):
@@ -85,17 +89,17 @@ def find_extensions(batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: boo
 
 
 def _said_by_agent_loops(
-    batch: KVBatchMeta, tokens_R: Sequence[int], sessions: Sequence[Sequence[int]]
+    batch: KVBatchMeta, tokens_R: Sequence[int], sessions: Sequence[Sequence[int]], recorded: Sequence[str]
 ) -> dict[int, int | None]:
     """Number of the row that a row extends, for the rows of which an agent loop has said it; None for none.
 
     An agent loop that says it says it in each session of several rows: if no row of the first one does, no other row is
-    read. It knows tokens alone, so where rows bring routes or a teacher's fields nothing is believed.
+    read. It knows tokens alone, so where rows bring a recorded field nothing is believed.
     """
     if not sessions:
         return {}
-    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS, *RECORDED])
-    if set(RECORDED) & set(first.keys()) or not any(EXTENDS in extra for extra in _extra_fields(first)):
+    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS, *recorded])
+    if set(recorded) & set(first.keys()) or not any(EXTENDS in extra for extra in _extra_fields(first)):
         return {}
     rows = [row for session in sessions for row in session]
     fields = read_fields_of_some([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])
@@ -143,20 +147,28 @@ def _key_in_session(key: str, place: Any) -> str:
     return f"{session_of_key(key)}_{operator.index(place)}"
 
 
-def _by_tasks(parts: Sequence[Sequence[Sequence[str]]], partition_id: str) -> list[list[list[int | None]]]:
+def _by_tasks(
+    parts: Sequence[Sequence[Sequence[str]]], partition_id: str, compared: Sequence[str]
+) -> list[list[list[int | None]]]:
     """What :func:`_extensions_in_queue` says of each part, a few of them at a time."""
     task = ray.remote(num_cpus=0)(_extensions_in_queue)
     told: list[Any] = []
     for part in parts:
         if len(told) >= TASKS:
             ray.wait(told, num_returns=len(told) - TASKS + 1, fetch_local=False)
-        told.append(task.remote(part, partition_id))
+        told.append(task.remote(part, partition_id, compared))
     found: list[list[list[int | None]]] = ray.get(told)
     return found
 
 
-def _extensions_in_queue(sessions: Sequence[Sequence[str]], partition_id: str) -> list[list[int | None]]:
-    """For each session, the place of the row that each row extends, among the rows of the session."""
+def _extensions_in_queue(
+    sessions: Sequence[Sequence[str]], partition_id: str, compared: Sequence[str]
+) -> list[list[int | None]]:
+    """For each session, the place of the row that each row extends, among the rows of the session.
+
+    Args:
+        compared: fields beside tokens and images that must be the same.
+    """
     keys = [key for session in sessions for key in session]
     tokens = read_fields_of_some(keys, partition_id, [TOKENS])
     begins = Inputs(tokens)
@@ -174,7 +186,7 @@ def _extensions_in_queue(sessions: Sequence[Sequence[str]], partition_id: str) -
     # Images, routes and a teacher's fields are large: they are read only of rows whose tokens begin alike.
     rows_read = sorted(alike)
     if rows_read:
-        rest = read_fields_of_some([keys[row] for row in rows_read], partition_id, [TOKENS, IMAGES, *PER_TOKEN])
+        rest = read_fields_of_some([keys[row] for row in rows_read], partition_id, [TOKENS, IMAGES, *compared])
         place = {row: number for number, row in enumerate(rows_read)}
         inputs, first = Inputs(rest), 0
         for session, extends in zip(sessions, found, strict=True):

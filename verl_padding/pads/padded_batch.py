@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from uuid import uuid4
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_columns, pad_column
 from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, tokens_of_masks
+from verl_padding.pads.row_weights import read_weights, refuse_misplaced_weight
 from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import PadFields, PadTemplate
+from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
@@ -24,7 +27,15 @@ class PaddedBatch:
     in which verl deals them out. Made by :func:`padded_batch`, filled by :meth:`put_pads`, undone by :func:`strip`.
     """
 
-    def __init__(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False):
+    def __init__(
+        self,
+        batch: KVBatchMeta,
+        plan: BatchPlan,
+        template: PadTemplate,
+        *,
+        rejects_tokens: bool = False,
+        weighings: Sequence[Weighing] = (),
+    ):
         uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
         self.batch = batch
         self.plan = plan
@@ -34,6 +45,29 @@ class PaddedBatch:
         self._rejects_tokens = rejects_tokens
         self._source = SourceRows(batch)
         self._made: set[str] = set()
+        self._weighs = False
+        """Whether rows of the job may weigh differently."""
+        self._factors = self._loss_factors(weighings)
+
+    def _loss_factors(self, weighings: Sequence[Weighing]) -> dict[str, list[float]]:
+        """Of each real row, by update."""
+        with_weight = self._source.keys_with(LOSS_WEIGHT)
+        weighed = [weighing for weighing in weighings if with_weight or weighing.by_session]
+        self._weighs = bool(weighed)
+        weighed = [weighing for weighing in weighed if weighing.call in self.plan.layouts]
+        if not weighed:
+            return {}
+        weight_R = read_weights(self.batch, with_weight)
+        of_tokens = any(weighing.needs_tokens for weighing in weighed)
+        # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
+        tokens_R = tokens_of_masks(self.batch, "loss_mask") if of_tokens else None
+        factors = {}
+        for weighing in weighed:
+            if (refusal := weighing.refusal) and set(weight_R) != {1.0}:
+                raise PaddingDataError(f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {refusal}")
+            layout = self.plan.layouts[weighing.call]
+            factors[weighing.call] = loss_factors(layout, self.batch.keys, weight_R, tokens_R, weighing)
+        return factors
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order."""
@@ -53,7 +87,7 @@ class PaddedBatch:
         """
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
-        columns = pad_column(layout, len(self.batch)) if layout.n_pads else {}
+        columns = pad_column(layout) if layout.n_pads else {}
         put_columns(rows, columns | micro_batch_columns(self.plan, call))
         return rows
 
@@ -66,8 +100,8 @@ class PaddedBatch:
         layout = self.plan.layouts[call]
         self._complete_pads(layout.n_pads)
         rows = self._rows_of(layout, batch)
-        kept_tokens_R = tokens_of_masks(self.batch) if self._rejects_tokens else None
-        columns = loss_columns(layout, self.batch.keys, kept_tokens_R)
+        kept_tokens_R = tokens_of_masks(self.batch, "response_mask") if self._rejects_tokens else None
+        columns = loss_columns(layout, kept_tokens_R, self._factors_of(call))
         put_columns(rows, columns | micro_batch_columns(self.plan, call))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
@@ -86,6 +120,10 @@ class PaddedBatch:
             fields=output.fields,
             extra_info=output.extra_info,
         )
+
+    def _factors_of(self, call: str) -> list[float] | None:
+        # Where one update puts the column all do: workers get what rows have, and must not get another update's.
+        return self._factors.get(call, [1.0] * len(self.batch)) if self._weighs else None
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
@@ -113,6 +151,7 @@ class PaddedBatch:
 
     def _new_fields(self, n_pads: int) -> PadFields:
         rows = self._source.read()
+        refuse_misplaced_weight(rows)
         names = list(dict.fromkeys(name for row in rows for name in row))
         return self._template.fields(rows, [name for name in names if name not in self._made | OWN_COLUMNS], n_pads)
 
@@ -142,16 +181,22 @@ class PaddedBatch:
 
 
 def padded_batch(
-    batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, rejects_tokens: bool = False
+    batch: KVBatchMeta,
+    plan: BatchPlan,
+    template: PadTemplate,
+    *,
+    rejects_tokens: bool = False,
+    weighings: Sequence[Weighing] = (),
 ) -> PaddedBatch:
     """A padded batch whose pads have their keys but have not been put yet.
 
     Args:
         rejects_tokens: whether the trainer takes tokens out of the response masks before an update.
+        weighings: of the updates whose rows may weigh differently.
 
     Raises:
         PaddingDataError: a real row is tagged as padding, or TransferQueue and the batch disagree about it, see
-            :class:`SourceRows`.
+            :class:`SourceRows`; or the rows cannot weigh what their agent loop says.
     """
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         if is_padding(tag):
@@ -159,7 +204,7 @@ def padded_batch(
                 f"row {key!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
                 "another padding, is still in TransferQueue: clear it, or take the tag off."
             )
-    return PaddedBatch(batch, plan, template, rejects_tokens=rejects_tokens)
+    return PaddedBatch(batch, plan, template, rejects_tokens=rejects_tokens, weighings=weighings)
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:

@@ -200,10 +200,10 @@ def put_copies(
     )
 
 
-def tokens_of_masks(batch: KVBatchMeta) -> list[int]:
-    """Tokens that each row's ``response_mask`` keeps."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-    return [int(mask.sum()) for mask in data["response_mask"].unbind()]
+def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
+    """Tokens that a mask of each row keeps, such as its ``response_mask``."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])
+    return [int(mask.sum()) for mask in data[name].unbind()]
 
 
 def put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:

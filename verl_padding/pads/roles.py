@@ -87,6 +87,8 @@ KNOWN_FIELDS: Mapping[str, FieldRole] = {
     "routed_experts": FieldRole(Role.SEQUENCE, Fill.ROUTES),
     "teacher_ids": FieldRole(Role.SEQUENCE, Fill.EOS),
     "teacher_logprobs": FieldRole(Role.SEQUENCE),
+    # written by an agent loop of one's own (pads/weighing.py)
+    "loss_weight": FieldRole(Role.ROW),
     # written by verl's data set (utils/dataset/rl_dataset.py)
     "dummy_tensor": FieldRole(Role.ROW),
     # written by verl's workers, whole sequence

@@ -38,6 +38,11 @@ class SourceRows:
         self._keys = [_of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()]
         self.names = frozenset(name for names in listing.keys_by_fields for name in names)
         """Fields that a row of the batch has."""
+        self._keys_by_fields = listing.keys_by_fields
+
+    def keys_with(self, name: str) -> list[str]:
+        """The rows that have a field."""
+        return [key for names, keys in self._keys_by_fields.items() if name in names for key in keys]
 
     def read(self) -> list[dict[str, Any]]:
         """The rows as they are now, each with its own fields; those of the most common kind come first."""

@@ -59,6 +59,18 @@ class Layout:
         ends = list(accumulate(n_rows_K))
         return [cell[end - rows : end] for end, rows in zip(ends, n_rows_K, strict=True)]
 
+    def as_one_mini_batch(self) -> Layout:
+        """The same ranks, order of rows and micro-batches, for a call that takes the whole batch at once."""
+        ranks = range(self.dp_size)
+        n_rows_DK = None
+        if self.micro_batch_rows is not None:
+            n_rows_DK = tuple(tuple(n for ranks_M in self.micro_batch_rows for n in ranks_M[rank]) for rank in ranks)
+        return Layout(
+            n_rows=self.n_rows,
+            cells=(tuple(tuple(row for cells in self.cells for row in cells[rank]) for rank in ranks),),
+            micro_batch_rows=None if n_rows_DK is None else (n_rows_DK,),
+        )
+
     @property
     def n_micro_batches(self) -> int | None:
         """Micro-batches of a rank, summed over the mini-batches; None if verl's packer cuts them."""

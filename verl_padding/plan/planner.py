@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.calls import Call, Update, setting_of
+from verl_padding.plan.calls import Call, Pass, Update, setting_of
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.dealing import deal
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
@@ -58,11 +58,13 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         else:
             cut = MiniBatches(rows_M=[list(range(len(rows)))])
         prices = prices_of(rows, job, call)
+        taken = update_taken(job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        shape = (cut.rows_M, cut.mini_batch_rows, _less_what_no_layout_depends_on(call, job.packer), prices.cost_model)
+        needs = _less_what_no_layout_depends_on(call, job.packer)
+        shape = (taken, cut.rows_M, cut.mini_batch_rows, needs, prices.cost_model)
         known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
         if known is None:
-            layout = deal(prices, job.packer, cut)
+            layout = deal(prices, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
             known = layout, judge(layout, prices)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
@@ -77,6 +79,22 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         chains=chains,
         warnings=tuple(warnings),
     )
+
+
+def update_taken(job: Job, call: Call) -> str | None:
+    """The update whose micro-batches a call takes over; None if it gets its own.
+
+    They must be the plan's, and cut by the same rules: the same ranks, and the same token budget. What rows cost is no
+    such rule. Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
+    Nor are those whose rows must be as long as the longest one of their cell: that of a pass holds all mini-batches.
+    """
+    if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
+        return None
+    if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
+        return None
+    update = job.updates[call.as_update]
+    needs = [_less_what_no_layout_depends_on(each, job.packer) for each in (call, update)]
+    return call.as_update if needs[0] == needs[1] else None
 
 
 def shares(job: Job, call: Call) -> bool:

@@ -37,6 +37,15 @@ def uid_of_key(key: str) -> str:
     return key.rsplit("_", 2)[0]
 
 
+def index_of_key(key: str) -> int:
+    """Place of a row in its session.
+
+    >>> index_of_key("math_7_0_1")
+    1
+    """
+    return int(key.rsplit("_", 1)[1])
+
+
 def parts_of_key(key: str) -> tuple[str, str, str] | None:
     """uid, session and index of a row's key; None for a key of another form.
 

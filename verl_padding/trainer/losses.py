@@ -10,14 +10,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
-from verl_padding.config import Denominator, Weighting
+from verl_padding.config import Denominator
 from verl_padding.pads.columns import (
     IS_PADDING,
+    LOSS_FACTOR,
     LOSS_TOKENS,
     REAL_ROWS,
     REPORTING_RANKS,
-    SESSION_ROWS,
-    SESSIONS,
     read_column,
 )
 from verl_padding.patches.shared_prefixes import TIPS
@@ -39,20 +38,17 @@ class RealRowsLoss:
     collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics, every micro-batch
     reports a count of one, and how full it is.
 
+    Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.weighing`), by which the gradient of their
+    outputs is multiplied. Loss and metrics are those of rows that weigh the same.
+
     Args:
         inner: verl's loss (actor, critic or distillation), or a user's.
         denominator: what seq-mean modes divide by, see :class:`~verl_padding.config.PaddingConfig`.
-        weighting: ``session`` gives each session of the mini-batch the same weight. With S sessions, k_s rows of
-            session s and the loss l_r of a row, ``row`` is 1 / sum(k_s) x sum over rows of l_r, and ``session`` is
-            1 / S x sum over sessions of (1 / k_s x sum over its rows of l_r). Rows of sessions with the same k_s share
-            the denominator S k_s, so ``inner`` is called for them together. It must be a sum over rows divided by
-            ``global_batch_size``, as verl's seq-mean modes are.
     """
 
-    def __init__(self, inner: Loss, denominator: Denominator, weighting: Weighting = "row"):
+    def __init__(self, inner: Loss, denominator: Denominator):
         self.inner = over_the_mini_batch(inner)
         self.denominator = denominator
-        self.weighting = weighting
 
     def __call__(
         self,
@@ -70,34 +66,16 @@ class RealRowsLoss:
         packing = _packing_metrics(data, real)
         if not real:
             return _connected_zero(model_output), packing
-        metrics: dict[str, Any] = {}
-        total: Any = 0.0
-        for rows, global_batch_size in self._groups(data, real):
-            group_output, group = model_output, data
-            if len(rows) < len(pads):
-                group_output = {name: _select(value, rows, len(pads)) for name, value in model_output.items()}
-                group = tu.index_select_tensor_dict(data, rows)
-            if global_batch_size is not None:
-                tu.assign_non_tensor(group, global_batch_size=global_batch_size)
-            loss, told = self.inner(model_output=group_output, data=group, dp_group=dp_group, **kwargs)
-            total = total + loss
-            for name, value in share_metrics(told, _share_of(group)).items():
-                if name in metrics:
-                    metrics[name].append(value)
-                else:
-                    metrics[name] = value
-        return total, metrics | packing
-
-    def _groups(self, data: TensorDict, real: list[int]) -> list[tuple[list[int], int | None]]:
-        """Real rows that share a denominator, and the denominator; None for the one that the data brings."""
-        if self.weighting == "row":
-            return [(real, int(read_column(data, REAL_ROWS)[0]) if self.denominator == "rows" else None)]
-        sessions = int(read_column(data, SESSIONS)[0]) if self.denominator == "rows" else int(data["global_batch_size"])
-        session_rows = read_column(data, SESSION_ROWS).tolist()
-        return [
-            ([row for row in real if session_rows[row] == split], sessions * split)
-            for split in sorted({session_rows[row] for row in real})
-        ]
+        if len(real) < len(pads):
+            model_output = {name: _select(value, real, len(pads)) for name, value in model_output.items()}
+            data = tu.index_select_tensor_dict(data, real)
+        if self.denominator == "rows":
+            tu.assign_non_tensor(data, global_batch_size=int(read_column(data, REAL_ROWS)[0]))
+        if LOSS_FACTOR in data.keys():  # noqa: SIM118  (a TensorDict)
+            factor_R = read_column(data, LOSS_FACTOR)
+            model_output = {name: weighed_output(value, factor_R) for name, value in model_output.items()}
+        loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
+        return loss, share_metrics(metrics, _share_of(data)) | packing
 
 
 def _share_of(data: TensorDict) -> MicroBatchShare:
@@ -143,7 +121,24 @@ def _select(value: Any, rows: list[int], n_rows: int) -> Any:
     return value[rows]
 
 
-def wrap_worker_loss(denominator: Denominator, weighting: Weighting = "row") -> Callable[[Any], Any]:
+def weighed_output(value: Any, factor_R: torch.Tensor) -> Any:
+    """The same output, of which the gradient of row r is multiplied by ``factor_R[r]``."""
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return value
+    if value.is_nested:
+        flat, offsets = value.values(), value.offsets()
+        factors = factor_R.repeat_interleave(offsets.diff())
+    else:
+        flat, offsets, factors = value.view_as(value), None, factor_R
+    # In bfloat16 a factor of 1/3 would be 0.2 % off.
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    factors = factors.to(device=flat.device, dtype=dtype).reshape(-1, *[1] * (flat.ndim - 1))
+    # A row that weighs nothing adds nothing, even if its gradient is not finite.
+    flat.register_hook(lambda gradient: torch.where(factors == 0, 0.0, gradient * factors).to(gradient.dtype))
+    return flat if offsets is None else torch.nested.nested_tensor_from_jagged(flat, offsets)
+
+
+def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that wraps each worker's loss, in the worker."""
 
     def wrap(worker: Any) -> Any:
@@ -151,7 +146,7 @@ def wrap_worker_loss(denominator: Denominator, weighting: Weighting = "row") -> 
 
         trainee = getattr(worker, "actor", worker)  # ActorRolloutRefWorker holds its TrainingWorker as `actor`
         assert trainee.loss_fn is not None, "the worker has no loss yet"
-        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator, weighting))
+        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
         return DataProto()
 
     return wrap

@@ -29,15 +29,19 @@ from verl_padding.pads.vision_families import image_for
 from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
+from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.trainer.session_advantages import credit_sessions
+from verl_padding.trainer.session_metrics import read_session_metrics
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.verl_job.job_reader import JobReader, check_job
 from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, UPSAMPLE_SECONDS
 from verl_padding.verl_job.modes import SYNC
+from verl_padding.verl_job.weighings import weighings
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -65,6 +69,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         refuse_queue_of_another_job()
         self._padding = check_job(config, self.extends)
         self._job_reader = JobReader(config, self._padding, self.extends)
+        self._weighings = weighings(config, self._padding)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
         self._watch: ActorWatch | None = None
@@ -93,9 +98,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         names = [name for name in WORKER_GROUPS if getattr(self, name, None) is not None]
         for call in CALLS:
             if call.trains and call.worker_group in names:
-                weighting = self._padding.weighting if call.name == ACTOR else "row"
                 worker_group = getattr(self, call.worker_group)
-                worker_group.execute_with_func_generator(wrap_worker_loss(self._padding.denominator, weighting))
+                worker_group.execute_with_func_generator(wrap_worker_loss(self._padding.denominator))
         planned = {role: engine.config for role, engine in self._job_reader.engines.items()}
         for name in names:
             worker_group = getattr(self, name)
@@ -162,7 +166,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         plan = self._plan(batch.keys, tokens_R, extends_R, job)
         planned = time.perf_counter()
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
-        self._padded_batch = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
+        self._padded_batch = self._padded(batch, plan, template)
         self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
         metrics[PLAN_SECONDS] = planned - started
@@ -193,6 +197,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         return plan
 
+    def _padded(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
+        rejects = self._job_reader.rejects_tokens
+        return padded_batch(batch, plan, template, rejects_tokens=rejects, weighings=self._weighings)
+
     @contextmanager
     def _planned_apart(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
@@ -202,7 +210,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         )
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         plan = self._plan(batch.keys, tokens_R, self._find_extensions(batch, tokens_R), job)
-        padded = padded_batch(batch, plan, template, rejects_tokens=self._job_reader.rejects_tokens)
+        padded = self._padded(batch, plan, template)
         try:
             padded.put_pads()
             yield padded
@@ -210,6 +218,17 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         except BaseException:
             self._strip_after_an_error(padded)
             raise
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        computed = super()._compute_advantage(batch, metrics)
+        metrics.update(read_session_metrics(batch))
+        sessions = set(map(session_of_key, batch.keys))
+        if self._padding.advantages == "session" and len(sessions) < len(batch.keys):
+            believe = not self._job_reader.has_vision
+            tokens_R = tokens_of_tags(batch.keys, batch.tags)
+            extends_R = find_extensions(batch, tokens_R, believe=believe, outputs=False)
+            credit_sessions(batch, extends_R, self.config.algorithm)
+        return computed
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         seconds_before = dict(timing_raw)

@@ -28,10 +28,7 @@ from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
-
-NOT_BY_ROWS = ("clip_cov", "kl_cov")
-"""Policy losses of verl that are not a sum over rows divided by the rows of the mini-batch: they pick tokens among all
-of a micro-batch."""
+from verl_padding.verl_job.weighings import refuse_equal_sessions
 
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
 
@@ -70,7 +67,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
             f"trainer.v1.{mode}.parameter_sync_step={sync_step}. Set it to a multiple."
         )
     _check_packer(padding)
-    _check_weighting(config, padding)
+    refuse_equal_sessions(config, padding)
+    _check_advantages(config, padding)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if has_critic(config):
         _check_loss(config.critic, "critic")
@@ -243,9 +241,9 @@ class JobReader:
             batch_of += f" / trainer.v1.{self._mode}.parameter_sync_step"
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
         if (self._uses_ref and not separate_ref) or not self._bypasses_log_prob:
-            inference[LOG_PROB] = Pass(**self._pass_fields(LOG_PROB, dp_sizes))
+            inference[LOG_PROB] = self._log_prob_pass(LOG_PROB, dp_sizes)
         if separate_ref:
-            inference[REF] = Pass(**self._pass_fields(REF, dp_sizes))
+            inference[REF] = self._log_prob_pass(REF, dp_sizes)
         try:
             return Job(
                 strategy=self._padding.strategy,
@@ -277,7 +275,7 @@ class JobReader:
         updates = {name: update for name, update in job.updates.items() if name == call}
         inference = {name: one_pass for name, one_pass in job.inference.items() if name == call}
         if call == LOG_PROB:  # the actor can always make it, though a step may do without
-            inference = {LOG_PROB: Pass(**self._pass_fields(LOG_PROB, dp_sizes))}
+            inference = {LOG_PROB: self._log_prob_pass(LOG_PROB, dp_sizes)}
         if not updates and not inference:
             raise PaddingConfigError(
                 f"worker call {call!r}: this job has no worker for it. Leave it out, or turn on what it needs: a "
@@ -288,6 +286,10 @@ class JobReader:
     @property
     def _bypasses_log_prob(self) -> bool:
         return bool((self._config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
+
+    def _log_prob_pass(self, call: str, dp_sizes: Mapping[str, int]) -> Pass:
+        as_update = ACTOR if self._padding.log_prob_micro_batches == "update" else None
+        return Pass(as_update=as_update, **self._pass_fields(call, dp_sizes))
 
     def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
         known = CALL_BY_NAME[call]
@@ -303,35 +305,6 @@ class JobReader:
         return self._model_costs[section]
 
 
-def _check_weighting(config: DictConfig, padding: PaddingConfig) -> None:
-    if padding.weighting == "row":
-        return
-    actor = config.actor_rollout_ref.actor
-    if not actor.loss_agg_mode.startswith("seq-mean"):
-        raise PaddingConfigError(
-            f"padding.weighting='session': actor_rollout_ref.actor.loss_agg_mode={actor.loss_agg_mode} weighs tokens, "
-            "not rows. Choose a seq-mean mode, or padding.weighting=row."
-        )
-    loss_mode = actor.policy_loss.loss_mode
-    if loss_mode in NOT_BY_ROWS:
-        raise PaddingConfigError(
-            f"padding.weighting='session': actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} is not a sum over "
-            "rows. Choose another loss, or padding.weighting=row."
-        )
-    correction = config.algorithm.get("rollout_correction") or {}
-    if correction.get("bypass_mode", False) and correction.get("rollout_is_batch_normalize", False):
-        raise PaddingConfigError(
-            "padding.weighting='session': algorithm.rollout_correction.rollout_is_batch_normalize=True normalizes over "
-            "the rows of one call of the loss, but with this weighting sessions of one row and of several rows are in "
-            "different calls. Set it to False, or padding.weighting=row."
-        )
-    if (config.get("distillation") or {}).get("enabled", False):
-        raise PaddingConfigError(
-            "padding.weighting='session': it is for policy losses, but distillation.enabled=True. Set "
-            "padding.weighting=row."
-        )
-
-
 def _check_packer(padding: PaddingConfig) -> None:
     if padding.sharing != "off" and padding.packer != "plan":
         raise PaddingConfigError(
@@ -344,6 +317,15 @@ def _check_packer(padding: PaddingConfig) -> None:
         raise PaddingConfigError(
             f"padding.packer={padding.packer!r}: it replaces a function of verl {KNOWN_VERL}, but this is verl "
             f"{verl.__version__}. Set padding.packer=verl."
+        )
+
+
+def _check_advantages(config: DictConfig, padding: PaddingConfig) -> None:
+    algorithm = config.algorithm
+    if padding.advantages == "session" and algorithm.adv_estimator == "gae" and algorithm.get("use_pf_ppo", False):
+        raise PaddingConfigError(
+            "padding.advantages='session': algorithm.use_pf_ppo=True draws the advantages of rows anew from those of "
+            "all rows, and has no place for a session. Set one of them to its default."
         )
 
 

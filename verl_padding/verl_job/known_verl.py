@@ -4,7 +4,8 @@ What to look at first when verl has a new version:
 
 * ``pytest tests/patches tests/local``: what is replaced in verl is still there; tests/patches also say when it can go.
 * ``pytest tests/test_verl_settings.py``: settings of verl that the plan does not know yet.
-* ``pytest tests/equivalence tests/trainer/test_losses.py``: estimators and losses, as verl registers them.
+* ``pytest tests/equivalence tests/trainer/test_losses.py``: estimators and losses, as verl registers them; whether verl
+  weighs rows by itself, by the field that is read here.
 * ``verl_job/pad_length.py`` and ``verl_job/role_engine.py``: what engines round up and how they share out ranks.
 * ``pytest tests/end_to_end``: whole jobs.
 """

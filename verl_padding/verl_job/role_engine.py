@@ -7,6 +7,7 @@ This module then writes into the engine's config what verl 0.9's workers write, 
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,22 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.calls import Meeting, PaddedTo
 
 REF_SECTION = "actor_rollout_ref.ref"
+
+
+PARALLEL_SIZES = {
+    "fsdp": {"Ulysses": "ulysses_sequence_parallel_size"},
+    "fsdp2": {"Ulysses": "ulysses_sequence_parallel_size"},
+    "megatron": {
+        "tensor": "tensor_model_parallel_size",
+        "pipeline": "pipeline_model_parallel_size",
+        "virtual pipeline": "virtual_pipeline_model_parallel_size",
+        "context": "context_parallel_size",
+        "expert": "expert_model_parallel_size",
+    },
+    "veomni": {"Ulysses": "ulysses_parallel_size", "expert": "expert_parallel_size"},
+    "torchtitan": {"tensor": "tensor_parallel_size", "expert": "expert_parallel_size"},
+}
+"""Backend -> what the field knows a parallel size by -> its setting in the engine's config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +79,12 @@ class RoleEngine:
         return "cell" if config.pad_bshd_to_minibatch_max else "micro_batch"
 
     @property
+    def shape(self) -> str:
+        """The parallel sizes that are more than 1, in words: ``pipeline 2 x context 2``; empty if there are none."""
+        sizes = {word: getattr(self.config, name, None) for word, name in PARALLEL_SIZES.get(self.strategy, {}).items()}
+        return " x ".join(f"{word} {size}" for word, size in sizes.items() if (size or 1) > 1)
+
+    @property
     def sequence_parallel_size(self) -> int:
         """Ranks that share a row; verl multiplies the token budget of a GPU by their number."""
         config = self.config
@@ -83,12 +106,17 @@ class RoleEngine:
             return int(config.data_parallel_shard_size) * int(config.data_parallel_replicate_size)
         if self.has_scheduler:
             return 1  # every rank gets all rows
-        model_parallel = self.sequence_parallel_size
+        return self.n_gpus // self.model_ranks or 1
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that compute a row together."""
+        ranks = self.sequence_parallel_size
         if self.strategy == "megatron":
-            model_parallel *= int(config.tensor_model_parallel_size) * int(config.pipeline_model_parallel_size)
+            ranks *= int(self.config.tensor_model_parallel_size) * int(self.config.pipeline_model_parallel_size)
         if self.strategy == "fsdp_turbo":
-            model_parallel *= self._turbo_size("tensor_parallel_size")
-        return self.n_gpus // model_parallel or 1
+            ranks *= self._turbo_size("tensor_parallel_size")
+        return ranks
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         """Fields of the planner's pass for a call of this role, except its cost model."""
@@ -103,7 +131,7 @@ class RoleEngine:
             }
         fields: dict[str, Any] = {
             "dp_size": dp_size,
-            "micro_batch_multiple": self._micro_batch_multiple,
+            "micro_batch_multiple": self.micro_batch_multiple,
             "ranks_meet": self._ranks_meet(training),
             "padded_to": self.padded_to,
         }
@@ -118,7 +146,7 @@ class RoleEngine:
         return fields
 
     @property
-    def _micro_batch_multiple(self) -> int:
+    def micro_batch_multiple(self) -> int:
         """Megatron's interleaved schedule needs a multiple of this many micro-batches, each with a row."""
         if self.strategy != "megatron" or (self.config.virtual_pipeline_model_parallel_size or 1) < 2:
             return 1
@@ -305,5 +333,13 @@ def _instantiate(values: dict[str, Any], name: str) -> Any:
             warnings.simplefilter("ignore")  # verl's, about settings that it corrects
             return omega_conf_to_dataclass(OmegaConf.create(values))
     except Exception as error:  # verl asserts and raises; Hydra wraps both
-        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        reason = first_words(error.__cause__ or error)
         raise PaddingConfigError(f"{name}: verl refuses this section ({reason}). Correct it.") from error
+
+
+def first_words(error: BaseException) -> str:
+    """The first line of what an exception says; of one that says nothing, the line of code that has raised it."""
+    if said := str(error).strip():
+        return said.split("\n")[0]
+    lines = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {lines[-1].line}" if lines else type(error).__name__

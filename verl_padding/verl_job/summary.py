@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.counted import counted
+from verl_padding.plan.planner import update_taken
 from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.verl_job.modes import SYNC
+from verl_padding.verl_job.pad_length import row_multiple
+from verl_padding.verl_job.role_engine import RoleEngine
 
 
 def planned_job(config: DictConfig, mode: str) -> Job:
@@ -29,13 +34,30 @@ def summary(config: DictConfig, job: Job) -> Iterator[tuple[str, str]]:
         "strategy",
         f"{job.strategy}, {counted(job.prompts, 'prompt')} x {counted(job.sessions_per_prompt, 'session')} per batch",
     )
+    engines = JobReader(config, PaddingConfig.from_section(config.get("padding")), SYNC).engines
+    for role, engine in engines.items():
+        yield f"engine of the {role}", _told_of(engine)
     for name, update in job.updates.items():
         told = STRATEGIES[job.strategy].tell_steps(job, update)
         budget = f"{update.token_budget} tokens" if update.token_budget else counted(update.micro_batch_rows, "row")
         yield name, f"{told}, {counted(update.dp_size, 'data-parallel rank')}, micro-batches of at most {budget}"
     for name, inference in job.inference.items():
-        yield name, counted(inference.dp_size, "data-parallel rank")
+        taken = update_taken(job, inference)
+        cut = "" if taken is None else f", micro-batches of the update of the {taken}"
+        yield name, counted(inference.dp_size, "data-parallel rank") + cut
     if job.sharing != "off":
         yield "shared prefixes", "rows that extend each other are computed once"
     denominator = PaddingConfig.from_section(config.get("padding")).denominator
-    yield "pads", f"{job.pad_tokens} tokens each; the denominator of seq-mean losses is {denominator}"
+    multiple = lcm(*(row_multiple(OmegaConf.select(config, engine.section)) for engine in engines.values()))
+    why = "" if multiple == 1 else f", since engines round rows up to multiples of {multiple}"
+    yield "pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}"
+
+
+def _told_of(engine: RoleEngine) -> str:
+    """Backend, ranks, parallel sizes, and what they ask of the plan."""
+    told = f"{engine.strategy}, {counted(engine.n_gpus, 'rank')}"
+    if engine.shape:
+        told += f": {engine.shape}, so {counted(engine.dp_size, 'data-parallel rank')}"
+    if engine.micro_batch_multiple > 1:
+        told += f"; micro-batches in multiples of {engine.micro_batch_multiple}, for the virtual pipeline"
+    return told

@@ -1,0 +1,143 @@
+"""Before any weight has moved, an update computes the log-probs of the passes before it, bit by bit.
+
+A plan of several mini-batches, ranks and micro-batches goes through verl's engine in this process: first a pass, in the
+engine's mode for evaluation and without gradients, then the update, with verl's own loss and metrics.
+"""
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl.utils.metric import Metric
+from verl.utils.py_functional import append_to_dict
+from verl.workers.utils.padding import response_from_nested
+
+from tests.equivalence.test_shared_gradients import batch_of
+from tests.support.engine_in_process import Actor, Row, Whole, cut_as_planned, start_engine, trained_rows
+from tests.support.losses_on_rows import policy_loss
+from tests.support.sessions_that_grow import grown_sessions
+from verl_padding.plan import BatchPlan, Job, Pass, Update, plan_batch
+from verl_padding.trainer.losses import RealRowsLoss
+
+UPDATE, TAKEN, OWN = "actor", "log_prob", "own"
+BUDGET = 64
+AUTOCAST = "float32 weights, bfloat16 autocast"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, AUTOCAST: torch.float32}
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return trained_rows(grown_sessions([9, 2, 7, 3, 12, 1], prompts=4))
+
+
+def planned(rows: dict[str, Row], sharing: str) -> BatchPlan:
+    """With a pass that takes the update's micro-batches, and one that has its own."""
+    call = {"dp_size": 2, "token_budget": BUDGET}
+    job = Job(
+        strategy="prompt",
+        prompts=4,
+        sessions_per_prompt=2,
+        updates={UPDATE: Update(**call, prompts_per_mini_batch=2)},
+        inference={TAKEN: Pass(**call, as_update=UPDATE), OWN: Pass(**call)},
+        packer="plan",
+        sharing=sharing,
+    )
+    plan = plan_batch(batch_of(rows), job)
+    figures = plan.figures[UPDATE]
+    assert figures.optimizer_steps == 2
+    assert figures.pads > 0
+    assert figures.sharing_factor > 1.5 if sharing == "chains" else figures.micro_batches > 2
+    return plan
+
+
+def engine_of(dtype: str, sharing: str) -> Whole:
+    # Wide enough that the CPU's kernels add up in an order that depends on the rows beside a row.
+    config = Qwen2Config(
+        vocab_size=256,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(config).to(DTYPES[dtype])
+    engine = start_engine(Actor, model, sharing=sharing == "chains")
+    if dtype == AUTOCAST:
+        engine._autocast_dtype = torch.bfloat16
+    return engine
+
+
+def log_probs_of_a_pass(engine: Whole, rows: dict[str, Row], plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
+    """Of the responses, by key; as verl's trainer asks for them and cuts them out."""
+    engine.module.eval()
+    found = {}
+    for keys, micro_batch in cut_as_planned(rows, plan, call, 0, token_budget=BUDGET):
+        with torch.no_grad():
+            _, output = engine.forward_step(micro_batch, None, forward_only=True)
+        cut = response_from_nested(output["model_output"]["log_probs"], micro_batch["response_mask"])
+        found |= {key: row.clone() for key, row in zip(keys, cut.unbind(), strict=True) if key is not None}
+    engine.module.train()
+    return found
+
+
+def metrics_of_an_update(engine: Whole, rows: dict[str, Row], plan: BatchPlan) -> dict[str, float]:
+    """Of both mini-batches, before any weight moves; all ranks of this process are added up as one."""
+    inner = policy_loss("token-mean")
+    # verl's default, low_var_kl, is a square: of last bits it would be 0 in float32.
+    object.__setattr__(inner.keywords["config"], "kl_loss_type", "kl")
+    loss, metrics = RealRowsLoss(inner, "rows"), {}
+    for mini_batch in range(plan.layouts[UPDATE].n_mini_batches):
+        # Other outputs than the pass asked for: log-probs must not depend on that.
+        said = {"global_batch_size": 7, "calculate_entropy": False}
+        for _, micro_batch in cut_as_planned(rows, plan, UPDATE, mini_batch, token_budget=BUDGET, **said):
+            value, output = engine.forward_step(micro_batch, loss, forward_only=False)
+            value.backward()
+            append_to_dict(metrics, output["metrics"])
+    engine.take_gradient()
+    return {name: value.aggregate() for name, value in metrics.items() if isinstance(value, Metric)}
+
+
+def with_log_probs(
+    rows: dict[str, Row], old: dict[str, torch.Tensor], of_reference: dict[str, torch.Tensor]
+) -> dict[str, Row]:
+    """Rows with the log-probs that two passes have found."""
+    return {key: row | {"old_log_probs": old[key], "ref_log_prob": of_reference[key]} for key, row in rows.items()}
+
+
+@pytest.mark.parametrize("sharing", ["off", "chains"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_ratio_is_one_and_the_kl_zero_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
+    plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
+    old, of_reference = (log_probs_of_a_pass(engine, rows, plan, TAKEN) for _ in range(2))
+    metrics = metrics_of_an_update(engine, with_log_probs(rows, old, of_reference), plan)
+    exact = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
+    assert {name: metrics[name] for name in exact} == dict.fromkeys(exact, 0.0)
+    assert metrics["actor/pg_loss"] != 0.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(dtype, rows):
+    # Or the test above would show nothing about micro-batches.
+    plan, engine = planned(rows, "off"), engine_of(dtype, "off")
+    old, of_reference = (log_probs_of_a_pass(engine, rows, plan, call) for call in (TAKEN, OWN))
+    metrics = metrics_of_an_update(engine, with_log_probs(rows, old, of_reference), plan)
+    assert metrics["actor/ppo_kl"] == 0.0
+    assert metrics["kl_loss"] != 0.0
+    metrics = metrics_of_an_update(engine, with_log_probs(rows, of_reference, old), plan)
+    assert metrics["actor/ppo_kl"] != 0.0
+    assert metrics["kl_loss"] == 0.0
+
+
+def test_an_adapter_that_adds_nothing_yet_is_its_own_reference(rows):
+    from peft import LoraConfig, get_peft_model
+
+    plan, engine = planned(rows, "off"), engine_of("float32", "off")
+    engine.module = adapted = get_peft_model(
+        engine.module, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
+    )
+    assert isinstance(adapted, nn.Module)
+    with adapted.disable_adapter():
+        found = log_probs_of_a_pass(engine, rows, plan, TAKEN)
+    assert metrics_of_an_update(engine, with_log_probs(rows, found, found), plan)["kl_loss"] == 0.0

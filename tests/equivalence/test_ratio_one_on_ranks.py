@@ -1,0 +1,66 @@
+"""On real FSDP2 ranks, the first optimizer step of a batch sees a ratio of exactly 1, and a KL of exactly 0."""
+
+from pathlib import Path
+
+import pytest
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.workers.utils.padding import response_from_nested
+
+from tests.equivalence.test_shared_prefixes import BUDGETS, TEMPLATE, batch_and_plan
+from tests.equivalence.updates import ALL_TERMS, call
+from tests.support.fsdp2_workers import start_actor, start_over, stop
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import PARTITION, queue_content
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.padded_batch import strip
+from verl_padding.patches.plan_packer import install
+from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
+
+EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, model, transfer_queue):
+    precision = f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={dtype}"
+    ranks = start_actor(model, 2, *ALL_TERMS, *BUDGETS, precision)
+    ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    # Engines that once share go on to share whatever the plan says is a chain: "off" has none.
+    ranks.execute_with_func_generator(install("chains"))
+    for sharing in ("off", "chains"):
+        start_over(ranks, "token-mean")
+        batch, plan = batch_and_plan(sharing=sharing)
+        assert plan.layouts["actor"].n_mini_batches == 2
+        assert plan.layouts["log_prob"].order == plan.layouts["actor"].order
+        padded = upsample(batch, plan, TEMPLATE)
+        group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)
+        group.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
+        put_as_old_and_reference(batch)
+        updated = group.update_actor(
+            call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1, calculate_entropy=False)
+        )
+        strip(padded)
+        first = {name: updated["metrics"][name][0] for name in EXACT}
+        assert first == dict.fromkeys(EXACT, 0.0), sharing
+        # The weights have moved then.
+        assert updated["metrics"]["actor/ppo_kl"][1] != 0.0
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    stop(ranks)
+
+
+def put_as_old_and_reference(batch: KVBatchMeta) -> None:
+    """As verl's trainer makes them of what a pass has written."""
+    names = ["log_probs", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+    rows = response_from_nested(data["log_probs"], data["response_mask"])
+    fields = TensorDict({"old_log_probs": rows, "ref_log_prob": rows.clone()}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)

@@ -1,0 +1,213 @@
+"""Rows and sessions that weigh differently, in every loss that verl registers, against the formula written out.
+
+The reference is verl's own loss on each row by itself, without a denominator; the sums over rows, and what they are
+divided by, are written out here. Losses that choose tokens inside a micro-batch are refused.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import verl
+from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
+from verl.utils import tensordict_utils as tu
+
+from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, Seeded
+from tests.support.losses_on_rows import (
+    LAYOUTS,
+    MODES,
+    SPREAD,
+    Rows,
+    critic_loss,
+    distilling_loss,
+    nested,
+    policy_loss,
+    run_as_verl_does,
+)
+from tests.support.tolerance import RELATIVE_FLOAT64
+from verl_padding.pads.columns import LOSS_FACTOR
+from verl_padding.pads.weighing import LOSS_WEIGHT, TOKEN_MODES, Weighing, loss_factors
+from verl_padding.plan import Layout
+from verl_padding.trainer.losses import RealRowsLoss, weighed_output
+from verl_padding.verl_job.weighings import MEANS_OVER_ROWS, NO_SUMS
+
+WEIGHTS = [2.0, 0.5, 0.0, 1.0, 0.75]
+KEYS = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "b_0_0"]
+"""Three sessions: one of three rows, two of one."""
+ALONE = Layout(n_rows=5, cells=(((0, 1, 2, 3, 4),),))
+"""The mini-batch, whatever its ranks and micro-batches."""
+NOMINAL = 7
+SETTINGS = [*[(mode, "rows") for mode in MODES], *[(mode, "nominal") for mode in MODES if mode not in TOKEN_MODES]]
+SETTING = pytest.mark.parametrize(("mode", "denominator"), SETTINGS)
+
+
+class WeightedRows(Rows):
+    """Rows that bring the factors of their weights."""
+
+    def __init__(self, weighing: Weighing, weight_R=WEIGHTS):
+        super().__init__()
+        tokens_R = [response for _, response in self.lengths]
+        self.factor_R = loss_factors(ALONE, KEYS, weight_R, tokens_R, weighing)
+
+    def micro_batch(self, rows, leaves, output_name, **shape):
+        output, data = super().micro_batch(rows, leaves, output_name, **shape)
+        factors = [self.factor_R[row] if isinstance(row, int) else 0.0 for row in rows]
+        data[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)
+        return output, data
+
+
+def weighing(mode, denominator="rows", *, by_session=False) -> Weighing:
+    return Weighing(call="actor", mode=mode, by_rows=denominator == "rows", by_session=by_session)
+
+
+def gradients_of_the_rows(loss, output_name) -> list[list[torch.Tensor]]:
+    """Of each row's own loss: by itself, and divided by nothing."""
+    rows, gradients = Rows(), []
+    for row in range(rows.n_real):
+        leaves = rows.leaves()
+        shape = {"dp_size": 1, "real_rows": 1, "reporting_ranks": 1, "nominal": 1}
+        output, data = rows.micro_batch([row], leaves, output_name, **shape)
+        tu.assign_non_tensor(data, batch_num_tokens=1)
+        loss(model_output=output, data=data, dp_group=None)[0].backward()
+        gradients.append([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+    return gradients
+
+
+def over(mode, denominator, weight_R) -> float:
+    """What the sum of w_r l_r is divided by."""
+    if mode == "token-sum":
+        return 1.0
+    if mode == "token-mean":
+        return sum(w * n for w, (_, n) in zip(weight_R, Rows().lengths, strict=True))
+    return sum(weight_R) if denominator == "rows" else NOMINAL
+
+
+def assert_weighed(loss, output_name, layout, rows: WeightedRows, weight_R, mode, denominator) -> None:
+    gradients = gradients_of_the_rows(loss, output_name)
+    below = over(mode, denominator, weight_R)
+    got, metrics = run_as_verl_does(RealRowsLoss(loss, denominator), rows, layout, output_name, nominal=NOMINAL)
+    for leaf, got_leaf in enumerate(got):
+        want = sum(weight * row[leaf] for weight, row in zip(weight_R, gradients, strict=True)) / below
+        torch.testing.assert_close(got_leaf, want, rtol=RELATIVE_FLOAT64, atol=1e-15)
+    assert any(grad.abs().max() > 0 for grad in got)
+    _, unweighted = run_as_verl_does(RealRowsLoss(loss, denominator), Rows(), layout, output_name, nominal=NOMINAL)
+    assert metrics == unweighted, "metrics are those of rows that weigh the same"
+
+
+@SETTING
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_registered_loss_is_the_weighted_sum_of_its_rows(name, mode, denominator):
+    if name in NO_SUMS or (name in MEANS_OVER_ROWS and mode in TOKEN_MODES):
+        pytest.skip("refused")
+    rows = WeightedRows(weighing(mode, denominator))
+    assert_weighed(policy_loss(mode, name), "log_probs", SPREAD, rows, WEIGHTS, mode, denominator)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy_gradient", [True, False], ids=["policy gradient", "supervised"])
+@pytest.mark.parametrize("name", sorted(DISTILLATION_LOSS_REGISTRY))
+def test_so_is_a_registered_distillation_loss(name, policy_gradient, mode):
+    if (name, policy_gradient) == ("k1", False):
+        pytest.skip("verl refuses it")
+    loss = distilling_loss(mode, name, policy_gradient=policy_gradient)
+    assert_weighed(loss, "log_probs", SPREAD, WeightedRows(weighing(mode)), WEIGHTS, mode, "rows")
+
+
+@LAYOUTS
+@SETTING
+def test_so_is_the_value_loss(mode, denominator, layout):
+    rows = WeightedRows(weighing(mode, denominator))
+    assert_weighed(critic_loss(mode), "values", layout, rows, WEIGHTS, mode, denominator)
+
+
+def shares_of_sessions(mode, weight_R) -> list[float]:
+    """w_r / k_s, or in token modes w_r / n_s, with the tokens of the session."""
+    tokens = [response for _, response in Rows().lengths]
+    sizes = [sum(tokens[:3])] * 3 + tokens[3:] if mode in TOKEN_MODES else [3, 3, 3, 1, 1]
+    return [weight / size for weight, size in zip(weight_R, sizes, strict=True)]
+
+
+@SETTING
+@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(NO_SUMS) - set(MEANS_OVER_ROWS)))
+def test_sessions_weigh_the_same_beside_the_weights_of_their_rows(name, mode, denominator):
+    rows = WeightedRows(weighing(mode, denominator, by_session=True))
+    shares = shares_of_sessions(mode, WEIGHTS)
+    assert_weighed(policy_loss(mode, name), "log_probs", SPREAD, rows, shares, mode, denominator)
+
+
+@LAYOUTS
+@SETTING
+def test_each_session_counts_once(mode, denominator, layout):
+    rows = WeightedRows(weighing(mode, denominator, by_session=True), [1.0] * 5)
+    shares = shares_of_sessions(mode, [1.0] * 5)
+    if mode != "token-sum" and denominator == "rows":
+        assert over(mode, denominator, shares) == pytest.approx(3), "the sessions"
+    assert_weighed(policy_loss(mode), "log_probs", layout, rows, shares, mode, denominator)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_losses_that_are_means_over_rows_in_token_modes_are_known_by_name(name):
+    """Such a loss, alone, divides by the rows it is told of, not by the tokens."""
+    leaves, rows = {}, Rows()
+    for told in (1, 2):
+        leaves[told] = rows.leaves()
+        shape = {"dp_size": 1, "real_rows": told, "reporting_ranks": 1}
+        output, data = rows.micro_batch(range(5), leaves[told], "log_probs", **shape)
+        torch.manual_seed(0)
+        loss = RealRowsLoss(policy_loss("token-mean", name, terms=False), "rows")
+        loss(model_output=output, data=data, dp_group=None)[0].backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(*leaves.values(), strict=True)) == (
+        name not in MEANS_OVER_ROWS
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
+    loss = RealRowsLoss(Seeded(policy_loss(mode, name)), "rows")
+    got, metrics = run_as_verl_does(loss, WeightedRows(weighing(mode), [1.0] * 5), SPREAD, "log_probs")
+    want, unweighted = run_as_verl_does(loss, Rows(), SPREAD, "log_probs")
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert metrics == unweighted
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_of_weight_two_counts_as_two_rows(mode):
+    loss = RealRowsLoss(policy_loss(mode), "rows")
+    got, _ = run_as_verl_does(loss, WeightedRows(weighing(mode), [2.0, 1, 1, 1, 1]), [[[0, 1, 2, 3, 4]]], "log_probs")
+
+    class Twice(Rows):
+        def micro_batch(self, rows, leaves, output_name, **shape):
+            output, data = super().micro_batch(rows, leaves, output_name, **shape)
+            tokens = sum(response for _, response in self.lengths) + self.lengths[0][1]
+            tu.assign_non_tensor(data, batch_num_tokens=tokens)
+            return output, data
+
+    want, _ = run_as_verl_does(loss, Twice(), [[[0, 0, 1, 2, 3, 4]]], "log_probs")
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=RELATIVE_FLOAT64, atol=1e-15)
+
+
+def test_losses_that_choose_tokens_inside_a_micro_batch_are_known_by_name():
+    assert set(NO_SUMS) == set(PACKING_MATTERS)
+
+
+def test_a_row_that_weighs_nothing_adds_nothing_even_where_its_gradient_is_not_finite():
+    leaf = torch.zeros(2, requires_grad=True)
+    output = nested([leaf[:1], leaf[1:]])
+    weighed = weighed_output(output, torch.tensor([0.0, 3.0], dtype=torch.float64))
+    (weighed.values() * torch.tensor([torch.inf, 2.0])).sum().backward()
+    assert leaf.grad.tolist() == [0.0, 6.0]
+
+
+def test_a_gradient_of_low_precision_is_multiplied_in_32_bits():
+    leaf = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    factors = torch.tensor([1 / 3] * 3, dtype=torch.float64)  # 0.334 in bfloat16
+    (weighed_output(leaf * 1, factors) * torch.tensor([21.0, 123.0, 249.0], dtype=torch.bfloat16)).sum().backward()
+    assert leaf.grad.tolist() == [7.0, 41.0, 83.0]
+
+
+def test_verl_does_not_weigh_rows_by_itself_yet():
+    """An open change of verl has a field of the same name: once verl reads it, a weight would count twice."""
+    files = Path(verl.__file__).parent.rglob("*.py")
+    assert not [path for path in files if LOSS_WEIGHT in path.read_text()]

@@ -1,0 +1,108 @@
+"""Sessions as samples, through verl's trainer and the real TransferQueue, while pads wait in it."""
+
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
+
+from tests.equivalence.test_advantages import CRITIC, VERLS_LIMITS
+from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.pads.padded_batch import strip
+from verl_padding.plan.row_keys import session_of_key
+from verl_padding.verl_job.calls import ACTOR, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.calls import CRITIC as CRITIC_CALL
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+TURNS = [3, 1, 2, 1, 4, 1]
+"""Rows of each session; two sessions of each of three prompts."""
+COLUMNS = ("old_log_probs", "ref_log_prob", "values")
+
+
+def computed(
+    advantages: str, estimator: str, *overrides: str, shared: bool = False
+) -> tuple[dict[str, dict[str, list[float]]], dict]:
+    """Advantages and returns of each row by its key, and the metrics.
+
+    Args:
+        shared: whether the responses of earlier rows are in the response of a later one, and not in its prompt.
+    """
+    discount = ("algorithm.gamma=0.9", "algorithm.lam=0.8")
+    settings = (f"algorithm.adv_estimator={estimator}", f"padding.advantages={advantages}", *discount, *overrides)
+    trainer = padded_trainer(*settings, *(CRITIC if estimator == "gae" else []))
+    trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC_CALL, LOG_PROB, REF, VALUES), 2)
+    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
+    rows, metrics = grown_sessions(TURNS, prompts=3), {}
+    if shared:
+        asked = {key: len(rows[f"{session_of_key(key)}_0"][0]) for key in rows}
+        wholes = {key: [*prompt, *response] for key, (prompt, response) in rows.items()}
+        rows = {key: (whole[: asked[key]], whole[asked[key] :]) for key, whole in wholes.items()}
+    draw = torch.Generator().manual_seed(0)
+    rewards = {session: float(torch.randn((), generator=draw)) for session in sorted(set(map(session_of_key, rows)))}
+    torch.manual_seed(0)  # of whatever else rows have
+    batch = put_grown_sessions(rows)
+    responses = [len(response) for _, response in rows.values()]
+    scores = [torch.zeros(response) for response in responses]
+    for key, score in zip(rows, scores, strict=True):
+        score[-1] = rewards[session_of_key(key)]
+    fields = {"rm_scores": scores} | {name: [torch.randn(n, generator=draw) for n in responses] for name in COLUMNS}
+    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in fields.items()}
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict(nested, batch_size=len(batch)))
+    try:
+        batch = trainer._balance_batch(batch, {})
+        assert trainer._padded_batch.plan.n_pads > 0
+        trainer._compute_advantage(batch, metrics)
+        strip(trainer._padded_batch)
+        names = ["advantages", "returns"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=names)
+        found = {
+            name: dict(zip(batch.keys, [row.tolist() for row in data[name].unbind()], strict=True)) for name in names
+        }
+        return found, metrics
+    finally:
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys()))
+def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estimator):
+    by_row, _ = computed("row", estimator)
+    by_session, metrics = computed("session", estimator)
+    assert {key: len(row) for key, row in by_session["advantages"].items()} == {
+        key: len(row) for key, row in by_row["advantages"].items()
+    }
+    differ = max(
+        abs(a - b)
+        for key, row in by_session["advantages"].items()
+        for a, b in zip(row, by_row["advantages"][key], strict=True)
+    )
+    # verl takes sessions for samples itself, or weighs samples by their tokens, however these are shared out to rows.
+    assert differ < 1e-6 if estimator in ("grpo", "opo") else differ > 0.05
+    if estimator not in ("gae", "reinforce_plus_plus"):  # whose advantages differ from token to token
+        for session in {session_of_key(key) for key in by_session["advantages"]}:
+            rows = [row for key, row in by_session["advantages"].items() if session_of_key(key) == session]
+            assert len({round(value, 5) for row in rows for value in row}) == 1
+    assert metrics["padding/session/rows/mean"] == sum(TURNS) / len(TURNS)
+    assert metrics["padding/session/rows/max"] == max(TURNS)
+
+
+def test_tokens_that_rows_share_are_one_token_of_the_trajectory_through_the_trainer():
+    found, _ = computed("session", "gae", shared=True)
+    compared = 0
+    for key, row in found["returns"].items():
+        session, turn = key.rsplit("_", 1)
+        longer = found["returns"].get(f"{session}_{int(turn) + 1}")
+        if longer is not None:
+            assert len(longer) > len(row)
+            assert longer[: len(row)] == row
+            compared += 1
+    assert compared == sum(turns - 1 for turns in TURNS)
+
+
+def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
+    overrides = ("algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=64")
+    (by_row, row_metrics), (by_session, metrics) = (computed(kind, "rloo", *overrides) for kind in ("row", "session"))
+    assert by_row["advantages"] != by_session["advantages"]
+    assert metrics == row_metrics

@@ -1,0 +1,79 @@
+"""Weights on real FSDP2 ranks: a row of weight three trains them as three rows of weight one train one rank."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.single_controller.ray import RayWorkerGroup
+from verl.utils import tensordict_utils as tu
+
+from tests.equivalence.test_actor_update import BUDGETS
+from tests.equivalence.updates import ALL_TERMS, call, plan_of, put_trained_rows
+from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over, weights_of
+from tests.support.rows_in_queue import PARTITION
+from tests.support.tolerance import RELATIVE_FLOAT32
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.padded_batch import padded_batch, strip
+from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.weighing import Weighing
+from verl_padding.patches.plan_packer import install
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
+
+WEIGHTS = [1, 3, 2, 1, 1, 2, 0, 1, 3, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    """Two ranks that get pads and weights, and one that gets neither."""
+    model: Path = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=BUDGETS) as both:
+        both[0].execute_with_func_generator(install())
+        yield both
+
+
+def copied(batch: KVBatchMeta) -> dict[str, list[str]]:
+    """Puts each row as often as it weighs; the keys of its copies, by its own."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
+    copies = {key: [f"{key}{copy}" for copy in range(weight)] for key, weight in zip(batch.keys, WEIGHTS, strict=True)}
+    for row, (keys, tag) in enumerate(zip(copies.values(), batch.tags, strict=True)):
+        for key in keys:
+            tq.kv_batch_put(
+                keys=[key], partition_id=PARTITION, fields=tu.index_select_tensor_dict(data, [row]), tags=[tag]
+            )
+    return copies
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
+    padded_ranks, one_rank = actors
+    for workers in actors:
+        start_over(workers, mode)
+    batch = put_trained_rows()
+    copies = copied(batch)
+    weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
+    plan = plan_of(batch, "plan")
+    padded = padded_batch(
+        batch, plan, PadTemplate(eos_token_id=3, length=2), weighings=[Weighing(call="actor", mode=mode)]
+    )
+    padded.put_pads()
+    before = weights_of(padded_ranks)
+    group = PaddedWorkerGroup(padded_ranks, lambda: padded)
+    group.update_actor(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1))
+    strip(padded)
+    tags = {copy: tag for key, tag in zip(batch.keys, batch.tags, strict=True) for copy in copies[key]}
+    for ranks in plan.layouts["actor"].cells:
+        rows = [row for cell in ranks for row in cell if row < len(batch)]
+        keys = [copy for row in rows for copy in copies[batch.keys[row]]]
+        several = KVBatchMeta(keys=keys, tags=[tags[key] for key in keys], partition_id=PARTITION, fields=batch.fields)
+        one_rank.update_actor(call(several, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1))
+    after, reference = weights_of(padded_ranks), weights_of(one_rank)
+    assert (reference - before).norm() > 0.1, "the update was meant to move the weights"
+    assert (after - reference).norm() <= RELATIVE_FLOAT32 * reference.norm()
+    tq.kv_clear(keys=[*batch.keys, *tags], partition_id=PARTITION)

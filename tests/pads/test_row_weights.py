@@ -1,0 +1,126 @@
+"""Weights that rows in the real TransferQueue bring along: read, checked, and carried to the workers as factors."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+from tests.support.padded_rows import plan_for
+from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR
+from verl_padding.pads.padded_batch import padded_batch, strip
+from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.weighing import Weighing
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+TEMPLATE = PadTemplate(eos_token_id=3, length=4)
+LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
+BY_ROWS = Weighing(call="actor", mode="seq-mean-token-mean")
+
+
+@pytest.fixture(autouse=True)
+def empty_queue():
+    yield
+    if left := list(queue_content()):
+        tq.kv_clear(keys=left, partition_id=PARTITION)
+
+
+def put_fields(batch, **fields) -> None:
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)))
+
+
+def sent(batch, *weighings) -> tuple[dict[str, float], list[float], object]:
+    """Factor of each real row, those of the pads, and all that an update sends."""
+    padded = padded_batch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=weighings)
+    padded.put_pads()
+    rows = padded.update_call("actor", batch)
+    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
+    strip(padded)
+    assert data[IS_PADDING].any()
+    if LOSS_FACTOR not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return {}, [], data
+    factors = dict(zip(rows.keys, data[LOSS_FACTOR].tolist(), strict=True))
+    real = {key: factors[key] for key in batch.keys}
+    return real, [factor for key, factor in factors.items() if key not in real], data
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor, np.float32], ids=["float", "tensor", "numpy"])
+def test_the_weights_of_an_agent_loop_reach_the_loss_and_a_pad_weighs_nothing(kind):
+    batch = put_rows(LENGTHS, loss_weight=[kind(weight) for weight in (2.0, 0.5, 0.0, 1.0, 1.5)])
+    real, pads, data = sent(batch, BY_ROWS)
+    assert list(real.values()) == [2.0, 0.5, 0.0, 1.0, 1.5]  # they add up to the rows: nothing is left to level
+    assert set(pads) == {0.0}
+    assert {float(weight) for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True) if pad} == {0.0}
+
+
+def test_rows_that_say_nothing_weigh_one():
+    batch = put_some_fields(LENGTHS, [{}, {"loss_weight": 3.0}, {}, {}, {}])
+    real, _, _ = sent(batch, Weighing(call="actor", mode="seq-mean-token-mean", by_rows=False))
+    assert list(real.values()) == [1.0, 3.0, 1.0, 1.0, 1.0]
+
+
+def test_tokens_weigh_by_the_mask_that_verl_counts():
+    masks = [torch.tensor(mask) for mask in ([1, 0, 1], [1, 1], [0] * 9, [1], [1] * 9)]
+    batch = put_rows(LENGTHS, loss_weight=[2.0, 1.0, 5.0, 1.0, 1.0], loss_mask=masks)
+    real, _, _ = sent(batch, Weighing(call="actor", mode="token-mean"))
+    below = 2 * 2 + 2 + 1 + 9
+    assert list(real.values()) == pytest.approx([w * 14 / below for w in (2, 1, 5, 1, 1)])
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 5, [1] * 5], ids=["floats", "whole numbers"])
+def test_weights_of_one_are_factors_of_one(weights):
+    assert set(sent(put_rows(LENGTHS, loss_weight=weights), BY_ROWS)[0].values()) == {1.0}
+
+
+def test_rows_that_never_weigh_send_no_column():
+    assert sent(put_rows(LENGTHS), BY_ROWS)[0] == {}
+
+
+def test_an_update_that_does_not_weigh_rows_beside_one_that_does_sends_ones():
+    real, _, _ = sent(put_rows(LENGTHS, loss_weight=[2.0] * 5), Weighing(call="critic", mode="token-mean"))
+    assert set(real.values()) == {1.0}
+
+
+def test_the_sessions_of_a_batch_weigh_the_same():
+    keys = ["a_0_0", "a_0_1", "a_0_2", "b_0_0", "b_1_0"]
+    real, _, _ = sent(put_rows(LENGTHS, keys), Weighing(call="actor", mode="seq-mean-token-sum", by_session=True))
+    assert list(real.values()) == pytest.approx([5 / 9, 5 / 9, 5 / 9, 5 / 3, 5 / 3])
+
+
+def test_an_update_that_weighs_all_rows_the_same_does_not_read_the_factors_of_an_earlier_one():
+    batch = put_rows(LENGTHS, loss_weight=[2.0, 0.5, 0.0, 1.0, 1.5])
+    real, _, _ = sent(batch, BY_ROWS)
+    assert set(real.values()) != {1.0}
+    put_fields(batch, loss_weight=torch.ones(5))
+    again, pads, _ = sent(batch, BY_ROWS)  # rows that were trained before, by another plan
+    assert (set(again.values()), set(pads)) == ({1.0}, {0.0})
+
+
+def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
+    batch = put_rows(LENGTHS, extra_fields=[{"loss_weight": 2.0}] * 5)
+    padded = padded_batch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=r"^field 'extra_fields': loss_weight=2.0 is in it, but a weight is a"):
+        padded.put_pads()
+    assert queue_content() == content
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "2", None, [1.0, 2.0], torch.ones(2)], ids=str)
+def test_a_weight_that_is_none_is_refused_with_its_row(weight):
+    batch = put_some_fields(LENGTHS, [{"loss_weight": 1.0}] * 4 + [{"loss_weight": weight}])
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[4]}': loss_weight=.*: not a finite number"):
+        padded_batch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
+    assert queue_content() == content
+
+
+def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
+    weighing = Weighing(call="actor", mode="token-mean", refusal="the reason")
+    with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
+        sent(put_rows(LENGTHS, loss_weight=[2.0] * 5), weighing)
+    assert set(sent(put_rows(LENGTHS, loss_weight=[1.0] * 5), weighing)[0].values()) == {1.0}

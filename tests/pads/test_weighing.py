@@ -1,0 +1,94 @@
+"""What rows weigh: the factors of random mini-batches against the formula, and weights that are refused."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.losses_on_rows import MODES
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.weighing import TOKEN_MODES, Weighing, loss_factors
+from verl_padding.plan import Layout
+from verl_padding.plan.row_keys import session_of_key
+
+
+@st.composite
+def weighed_batches(draw):
+    """Two mini-batches on two ranks, keys, weights and tokens; no mini-batch weighs nothing."""
+    n_rows = draw(st.integers(2, 14))
+    cut = draw(st.integers(1, n_rows - 1))
+    halves = [list(range(cut)), list(range(cut, n_rows))]
+    size = max(-(-len(half) // 2) for half in halves)
+    pads = iter(range(n_rows, 10 * n_rows + 8))
+    cells = []
+    for half in halves:
+        filled = half + [next(pads) for _ in range(2 * size - len(half))]
+        cells.append((tuple(filled[:size]), tuple(filled[size:])))
+    keys = [f"p{row // 4}_{draw(st.integers(0, 1))}_{row}" for row in range(n_rows)]
+    weights = draw(st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.5]), min_size=n_rows, max_size=n_rows))
+    tokens = draw(st.lists(st.integers(0, 9), min_size=n_rows, max_size=n_rows))
+    for half in halves:
+        trained = next((row for row in half if tokens[row]), half[0])
+        weights[trained] = weights[trained] or 0.5
+    return Layout(n_rows=n_rows, cells=tuple(cells)), halves, keys, weights, tokens
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch=weighed_batches(), mode=st.sampled_from(MODES), by_rows=st.booleans(), by_session=st.booleans())
+def test_the_factor_of_a_row_is_what_turns_verls_denominator_into_that_of_its_weights(batch, mode, by_rows, by_session):
+    layout, halves, keys, weights, tokens = batch
+    weighing = Weighing(call="actor", mode=mode, by_rows=by_rows, by_session=by_session)
+    factor_R = loss_factors(layout, keys, weights, tokens, weighing)
+    for rows in halves:
+        shares = {}
+        for row in rows:
+            mates = [mate for mate in rows if session_of_key(keys[mate]) == session_of_key(keys[row])]
+            size = sum(tokens[mate] for mate in mates) if mode in TOKEN_MODES else len(mates)
+            shares[row] = (weights[row] / size if size else 0.0) if by_session else weights[row]
+        if mode == "token-sum" or (mode not in TOKEN_MODES and not by_rows):
+            verls = ours = 1.0
+        elif mode == "token-mean":
+            verls, ours = sum(tokens[row] for row in rows), sum(shares[row] * tokens[row] for row in rows)
+        else:
+            verls, ours = len(rows), sum(shares.values())
+        for row in rows:
+            want = shares[row] / ours * verls if ours else 0.0
+            assert math.isclose(factor_R[row], want, rel_tol=1e-12, abs_tol=0.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_one_give_factors_of_exactly_one(mode):
+    layout = Layout(n_rows=7, cells=(((0, 1), (2, 3)), ((4, 5), (6, 7))))
+    weighing = Weighing(call="actor", mode=mode)
+    assert loss_factors(layout, [f"p_{r}_0" for r in range(7)], [1.0] * 7, [3, 1, 7, 9, 2, 2, 5], weighing) == [1.0] * 7
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mini_batch_in_which_all_rows_weigh_nothing_is_refused(mode):
+    layout = Layout(n_rows=3, cells=(((0,), (1,)), ((2,), (3,))))
+    message = (
+        r"^row 'p_2_0': loss_weight=0, and no row of mini-batch 1 of 'critic' that .* \(1 row\) weighs more: there is"
+    )
+    with pytest.raises(PaddingDataError, match=message):
+        loss_factors(layout, [f"p_{r}_0" for r in range(3)], [1, 1, 0], [1] * 3, Weighing(call="critic", mode=mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "weights", [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]]
+)
+def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weights):
+    layout = Layout(n_rows=3, cells=(((0, 1), (2, 3)),))
+    keys = [f"p_{r}_0" for r in range(3)]
+    message = r"^row 'p_\d_0': loss_weight=\S+: in mini-batch 0 of 'actor' .* nearer to each other and to 1\.$"
+    with pytest.raises(PaddingDataError, match=message):
+        loss_factors(layout, keys, weights, [2, 3, 4], Weighing(call="actor", mode=mode))
+
+
+def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused_though_a_row_without_one_weighs_more():
+    layout = Layout(n_rows=2, cells=(((0,), (1,)),))
+    with pytest.raises(
+        PaddingDataError, match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .* \(1 row\)"
+    ):
+        loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], Weighing(call="actor", mode="token-mean"))

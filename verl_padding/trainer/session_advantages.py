@@ -1,0 +1,192 @@
+"""Advantages of whole sessions: the rows of a session are one trajectory, and every estimator sees it once.
+
+verl 0.9.1 gives its estimators a row per sample. A session of ten rows, each with the session's reward, then is ten
+samples of its prompt. Here a session's response tokens are put one after the other, in the order of its rows, with the
+reward of its last row on the last token that is trained, and verl's own function computes advantages and returns of
+these trajectories. Each row gets those of its tokens back.
+
+Rows that begin with another row, prompt and response, may have its response tokens among their own: such a token is one
+token of the trajectory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import compute_advantage
+
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some
+from verl_padding.pads.tags import tokens_of_tags
+from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
+
+Int64s = NDArray[np.int64]
+
+MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
+READ = (MASK, SCORES, REWARDS, VALUES)
+"""Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL, values with a critic."""
+RESULTS = ("advantages", "returns")
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The response tokens of a session, each once, in the order of its rows."""
+
+    rows: list[int]
+    """Numbers of its rows, in order."""
+    places: list[Int64s]
+    """Of each of its rows: the place of each response token in the trajectory."""
+    length: int
+
+
+def trajectories(
+    keys: Sequence[str],
+    prompt_R: Sequence[int],
+    response_R: Sequence[int],
+    extends_R: Sequence[int | None] | None = None,
+) -> list[Trajectory]:
+    """The trajectory of each session, sessions in the order of their first rows.
+
+    Args:
+        keys: of the rows.
+        prompt_R: prompt tokens of each row.
+        response_R: response tokens of each row.
+        extends_R: number of the row that each row extends, of its session; None if no row does.
+    """
+    extends_R = extends_R or [None] * len(keys)
+    token_R = _tokens(prompt_R, response_R, extends_R)
+    place_of_token = np.full(sum(prompt_R) + sum(response_R), -1, dtype=np.int64)
+    rows_of: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows_of.setdefault(session_of_key(key), []).append(row)
+    found = []
+    for of_session in rows_of.values():
+        rows = sorted(of_session, key=lambda row: index_of_key(keys[row]))
+        length = 0
+        for row in rows:
+            for begins in _beginnings(row, extends_R):  # the tokens of a row come after those that it begins with
+                tokens = token_R[begins][prompt_R[begins] :]
+                new = tokens[place_of_token[tokens] < 0]
+                place_of_token[new] = np.arange(length, length + len(new))
+                length += len(new)
+        found.append(Trajectory(rows, [place_of_token[token_R[row][prompt_R[row] :]] for row in rows], length))
+    return found
+
+
+def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
+    """The rows that a row begins with, the shortest first, and the row itself.
+
+    >>> _beginnings(2, [None, 0, 1])
+    [0, 1, 2]
+    """
+    chain = [row]
+    while (earlier := extends_R[chain[-1]]) is not None:
+        chain.append(earlier)
+    return chain[::-1]
+
+
+def _tokens(prompt_R: Sequence[int], response_R: Sequence[int], extends_R: Sequence[int | None]) -> list[Int64s]:
+    """A number for each token of each row; a row has the numbers of the row that it extends."""
+    lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
+    ends = np.cumsum(lengths)
+    token_R = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):  # a row is longer than the one it extends
+        earlier = extends_R[row]
+        if earlier is not None:
+            token_R[row][: lengths[earlier]] = token_R[earlier]
+    return token_R
+
+
+def credit_sessions(batch: KVBatchMeta, extends_R: Sequence[int | None] | None, algorithm: DictConfig) -> None:
+    """Puts advantages and returns of whole sessions into TransferQueue, in the place of those of rows.
+
+    Args:
+        batch: rows for which verl has computed advantages, row by row.
+        extends_R: number of the row that each row extends; None for none, or if it is not known of any.
+        algorithm: that section of verl's config.
+    """
+    rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
+    response_R = rows[MASK].offsets().diff().tolist()
+    tokens_R = tokens_of_tags(batch.keys, batch.tags)
+    prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
+    sessions = trajectories(batch.keys, prompt_R, response_R, extends_R)
+    put_columns(batch, session_advantages(rows, batch.keys, sessions, algorithm))
+
+
+def session_advantages(
+    rows: TensorDict, keys: Sequence[str], sessions: Sequence[Trajectory], algorithm: DictConfig
+) -> dict[str, torch.Tensor]:
+    """Advantages and returns of each row, (R, response tokens) jagged, from verl's estimator on whole sessions.
+
+    Args:
+        rows: the fields of :data:`READ` that the rows have, jagged.
+        keys: of the rows.
+        sessions: their trajectories.
+        algorithm: that section of verl's config.
+    """
+    fields = {name: rows[name].unbind() for name in READ if name in rows.keys()}  # noqa: SIM118  (a TensorDict)
+    columns = [_columns(fields, session) for session in sessions]
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence([column[name] for column in columns], batch_first=True)
+        for name in columns[0]
+    }
+    uids = np.array([uid_of_key(keys[session.rows[0]]) for session in sessions], dtype=object)
+    data = DataProto(batch=TensorDict(padded, batch_size=len(sessions)), non_tensor_batch={"uid": uids})
+    data = compute_advantage(
+        data,
+        adv_estimator=algorithm.adv_estimator,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+        config=algorithm,
+    )
+    found: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] * len(keys) for name in RESULTS}
+    for number, session in enumerate(sessions):
+        for row, places in zip(session.rows, session.places, strict=True):
+            for name in RESULTS:
+                found[name][row] = data.batch[name][number, torch.from_numpy(places)]
+    return {name: torch.nested.as_nested_tensor(found[name], layout=torch.jagged) for name in RESULTS}
+
+
+def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> dict[str, torch.Tensor]:
+    """Mask, rewards and values of a trajectory, (length,) each.
+
+    A token that several rows have is that of the first of them which trains it.
+    """
+    last = session.rows[-1]
+    mask = fields[MASK][last].new_zeros(session.length)
+    rewards = fields[REWARDS if REWARDS in fields else SCORES][last].new_zeros(session.length)
+    columns = {MASK: mask, REWARDS: rewards}
+    if VALUES in fields:
+        columns[VALUES] = fields[VALUES][last].new_zeros(session.length)
+    # Backwards, so that the first row has the last word; those that train a token after those that do not.
+    for trained in (False, True):
+        for row, places in reversed(list(zip(session.rows, session.places, strict=True))):
+            of_row = fields[MASK][row].bool() == trained
+            at = torch.from_numpy(places)[of_row]
+            mask[at] = fields[MASK][row][of_row]
+            if VALUES in fields:
+                columns[VALUES][at] = fields[VALUES][row][of_row]
+            if REWARDS in fields:  # less the row's copy of the reward: what an in-reward KL takes from each token
+                rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
+    scores = fields[SCORES][last].to(rewards.dtype)
+    rewards[torch.from_numpy(session.places[-1][:-1])] += scores[:-1]
+    rewards[_end(session, mask)] += scores[-1]
+    return columns
+
+
+def _end(session: Trajectory, mask: torch.Tensor) -> int:
+    """Place of the token that the reward is given to: the last one that is trained.
+
+    That of the last row may be none: the row begins an earlier one, its end is not trained, or was rejected; and verl's
+    GAE leaves out what is not trained, rewards included. A session of one row is verl's in all.
+    """
+    if len(session.rows) == 1 or not mask.any():
+        return session.length - 1
+    return int(mask.nonzero()[-1])
