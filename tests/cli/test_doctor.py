@@ -465,6 +465,20 @@ def no_such_teacher(machine: Machine) -> list[str]:
     ]
 
 
+def no_such_format_of_numbers(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.fsdp_config.model_dtype=float23"]
+
+
+def lora_on_modules_of_another_model(machine: Machine) -> list[str]:
+    model = "actor_rollout_ref.model"
+    return [f"{model}.lora_rank=8", f"{model}.target_modules=[query_key_value]"]
+
+
+def lora_on_a_pattern_that_no_module_has(machine: Machine) -> list[str]:
+    model = "actor_rollout_ref.model"
+    return [f"{model}.lora_rank=8", f"{model}.target_modules=q_proj"]  # PEFT takes it for a whole name
+
+
 def a_setting_misspelt(machine: Machine) -> list[str]:
     return ["data.train_batchsize=8"]
 
@@ -550,6 +564,18 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
         "importing 'broken_module' ends with ValueError: boom",
     ),
     no_such_teacher: ("distillation.teacher_models.teacher_model.model_path", "/nowhere/teacher: there is no such"),
+    no_such_format_of_numbers: (
+        "actor_rollout_ref.actor.fsdp_config.model_dtype",
+        "float23: no format of numbers that verl knows. Choose fp32, bf16 or fp16.",
+    ),
+    lora_on_modules_of_another_model: (
+        "actor_rollout_ref.model.target_modules",
+        "['query_key_value']: the model has no module of this name. The model has act_fn, ",
+    ),
+    lora_on_a_pattern_that_no_module_has: (
+        "actor_rollout_ref.model.target_modules",
+        "q_proj: the model has no module of this name. The model has act_fn, ",
+    ),
     a_setting_misspelt: ("overrides", "verl has no such setting. Did you mean data.train_batch_size?"),
     no_rollout_name: ("actor_rollout_ref.rollout.name", "???: has to be set"),
     an_unknown_setting_of_ours: ("overrides", "padding.strateggy: no such setting. Choices: padding.strategy, "),
@@ -708,6 +734,11 @@ def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job)
          "4: has no effect: the critic's engine reads +critic.fsdp.infer_micro_batch_size_per_gpu"),
         (["+data.train_batchsize=8"], "data.train_batchsize",
          "8: verl has no such setting. Did you mean data.train_batch_size?"),
+        (["data.truncation=middel"], "data.truncation",
+         "middel: has no effect: verl's v1 trainers cut no prompt."),
+        (["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules=[q_proj,vproj]"],
+         "actor_rollout_ref.model.target_modules",
+         "vproj: the model has no such module, the others are adapted. The model has act_fn, "),
         (["custom_reward_function.path=mine.py"], "custom_reward_function.path",
          "mine.py: has no effect: verl.trainer.main_ppo reads reward.custom_reward_function.path"),
     ],

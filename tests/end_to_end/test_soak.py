@@ -1,4 +1,4 @@
-"""A hundred steps with anything from 1 to 500 rows: what a step took, it gives back."""
+"""Fifty steps with anything from 1 to 500 rows: what a step took, it gives back."""
 
 from pathlib import Path
 from statistics import median
@@ -8,10 +8,10 @@ import pytest
 from tests.end_to_end.agent import rows_of_step
 from tests.end_to_end.jobs import ACTOR, run_job
 
-STEPS, WARM, LOOK = 100, 40, 20
+STEPS, WARM, LOOK = 50, 20, 10
 MEMORY_GROWTH = 1.05
-"""Most that a process may hold in the last steps over the most that it held until it was warm: an allocator lets go of
-some tens of MB and takes them again many steps later."""
+"""Most that a process may hold in the last steps over the most that it held until it was warm. The job's allocator
+gives back what is free (:data:`tests.end_to_end.jobs.FREE_IS_GIVEN_BACK`), so that what stays is in use."""
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from verl_padding.doctor.data_files import data_files_of_job
 from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
 from verl_padding.doctor.folders import folders_of_job
+from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.packages import packages_of_job
 from verl_padding.doctor.penalties import penalties_of_job
@@ -69,6 +70,7 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
 
 def _files(config: DictConfig) -> Iterator[Finding]:
     yield from models_of_job(config)
+    yield from lora_of_job(config)
     yield from data_files_of_job(config)
     yield from code_of_job(config)
     yield from folders_of_job(config)

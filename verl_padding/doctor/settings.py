@@ -26,6 +26,9 @@ IGNORED = {
     "actor_rollout_ref.actor.ppo_micro_batch_size": "verl's workers read ppo_micro_batch_size_per_gpu",
     "actor_rollout_ref.ref.log_prob_micro_batch_size": "verl's workers read log_prob_micro_batch_size_per_gpu",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size": "verl's workers read log_prob_micro_batch_size_per_gpu",
+    "data.truncation": (
+        "verl's v1 trainers cut no prompt. data.filter_overlong_prompts=true leaves out those that are too long"
+    ),
     "critic.ppo_micro_batch_size": OF_CRITIC + "micro_batch_size_per_gpu",
     "critic.ppo_micro_batch_size_per_gpu": OF_CRITIC + "micro_batch_size_per_gpu",
     "critic.forward_micro_batch_size": OF_CRITIC + "infer_micro_batch_size_per_gpu",
@@ -94,6 +97,21 @@ def _mistyped(config: DictConfig) -> Iterator[Finding]:
             value = OmegaConf.select(config, key)
             if isinstance(value, str):
                 yield wrong(key, f"{value}: a number is needed; verl's own value is {verls}.")
+    yield from _unknown_precisions(config)
+
+
+def _unknown_precisions(config: DictConfig) -> Iterator[Finding]:
+    """Settings of the trained roles that name a number format, and name none."""
+    from verl.utils.torch_dtypes import PrecisionType
+
+    for section in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
+        for key, value in _leaves(OmegaConf.select(config, section), f"{section}."):
+            if not key.endswith("dtype") or not isinstance(value, str) or not _is_read(config, key):
+                continue
+            try:
+                PrecisionType.to_dtype(value)
+            except RuntimeError:
+                yield wrong(key, f"{value}: no format of numbers that verl knows. Choose fp32, bf16 or fp16.")
 
 
 def _leaves(section: DictConfig, prefix: str = "") -> Iterator[tuple[str, object]]:

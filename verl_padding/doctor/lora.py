@@ -1,0 +1,67 @@
+"""Whether the model has the modules that LoRA is to adapt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+
+SECTION = "actor_rollout_ref.model"
+SETTING = f"{SECTION}.target_modules"
+SHOWN = 12
+"""Names of a model's own modules that a message shows at most."""
+
+
+def lora_of_job(config: DictConfig) -> Iterator[Finding]:
+    """What ``target_modules`` names, looked for in the model as its config describes it; no weights are loaded.
+
+    Megatron's engine reads ``model.lora`` in its place; ``all-linear`` finds its modules itself.
+    """
+    model = OmegaConf.select(config, SECTION)
+    named = model.target_modules
+    rank = model.lora_rank
+    if not isinstance(rank, int) or rank <= 0 or model.get("lora_adapter_path") or named in (None, "all-linear"):
+        return
+    if not config.actor_rollout_ref.actor.strategy.startswith("fsdp"):
+        return
+    folder = Path(str(model.get("hf_config_path") or model.path)).expanduser()
+    if not (folder / "config.json").is_file():
+        yield not_looked_at(SETTING, f"{named}: the model is not in a folder here")
+        return
+    modules = _modules_of_model(folder, trust_remote_code=bool(model.get("trust_remote_code")))
+    yield from _named(named if isinstance(named, str) else list(named), modules)
+
+
+def _modules_of_model(folder: Path, *, trust_remote_code: bool) -> list[str]:
+    """Names of all modules, as verl's engine would make the model, but on no device."""
+    import torch
+    from transformers import AutoConfig
+    from verl.utils.model import get_hf_auto_model_class
+
+    described = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model = get_hf_auto_model_class(described).from_config(described, trust_remote_code=trust_remote_code)
+    return [name for name, _ in model.named_modules() if name]
+
+
+def _named(named: str | list[str], modules: list[str]) -> Iterator[Finding]:
+    """PEFT takes a text for a regular expression of whole names, and a list for ends of names."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    def is_found(target: str | list[str]) -> bool:
+        adapted = LoraConfig(target_modules=target)
+        return any(check_target_module_exists(adapted, module) for module in modules)
+
+    ends = sorted({module.rpartition(".")[2] for module in modules if not module.rpartition(".")[2].isdigit()})
+    has = f"The model has {', '.join(ends[:SHOWN])}{', ...' if len(ends) > SHOWN else ''}."
+    missing = [] if isinstance(named, str) else [name for name in named if not is_found([name])]
+    if not is_found(named):
+        yield wrong(SETTING, f"{named}: the model has no module of this name. {has}")
+    elif missing:
+        yield warning(SETTING, f"{', '.join(missing)}: the model has no such module, the others are adapted. {has}")
+    else:
+        yield ok(SETTING, f"{named}")
