@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from html import unescape
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -16,17 +16,20 @@ from typer import Context
 from typer.main import get_command
 
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read, skip_without_the_extra_docs
+from tests.timing.test_laps import two_ranks
 from verl_padding import errors as padding_errors
 from verl_padding import plan
 from verl_padding.cli.app import app
 from verl_padding.config import PaddingConfig
-from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan import COST_MODELS, STRATEGIES, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan import errors as plan_errors
+from verl_padding.timing.laps import TimedStep
 from verl_padding.trainer import step_metrics, trainers
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.trainer.session_metrics import session_metrics
+from verl_padding.trainer.step_timing import timing_metrics
 from verl_padding.verl_job import metric_names
-from verl_padding.verl_job.calls import ACTOR, CALLS, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 
 PROMISES = sorted(p for p in (DOCS / "promises").glob("*.md") if p.name != "index.md")
 
@@ -140,7 +143,8 @@ def test_the_settings_page_shows_each_setting_with_its_default(site):
     for field in fields(PaddingConfig):
         value = getattr(PaddingConfig(), field.name)
         _, default, choices, meaning = shown[f"padding.{field.name}"]
-        assert default == ("none" if value == {} else str(value))
+        as_written = {"None": "null", "False": "false", "{}": "none"}
+        assert default == as_written.get(str(value), str(value))
         assert choices
         assert len(meaning) > 20
     assert shown["padding.strategy"][2] == ", ".join(STRATEGIES)
@@ -187,6 +191,9 @@ def logged_metrics() -> set[str]:
     }
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
     told |= set(session_metrics(rows.key_R, rows.tokens_R, [0.0] * len(rows), rows.tokens_R))
+    laps = [replace(lap, call=call) for lap in two_ranks() for call in CALL_BY_NAME]
+    timed = TimedStep(step=1, keys=[], laps=laps)
+    told |= set(timing_metrics(timed, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
     constants = {value for value in vars(metric_names).values() if isinstance(value, str) and METRIC.match(value)}
     constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
     assert len(constants) >= 15

@@ -12,6 +12,7 @@ RECIPES = PACKAGE.parent / "recipes"
 FLOORS = (
     "errors",
     "plan",
+    "timing",
     "pads",
     "config",
     "verl_job",

@@ -91,6 +91,14 @@ class PaddingConfig:
     another row, prompt and response, only the longer row is computed, and both get its outputs. It needs
     ``packer=plan``, dynamic batch sizes and FSDP engines."""
 
+    timing: bool = False
+    """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
+    Metrics tell the sums, and a file per step has every lap (``verl-padding timeline`` draws it)."""
+
+    timing_dir: str | None = None
+    """Folder of these files, ``<step>.jsonl``. ``null``: the folder ``timing`` beside ``trainer.rollout_data_dir``, or
+    without one, in ``trainer.default_local_dir``."""
+
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
@@ -98,6 +106,12 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _refuse_unless_one_of(key, getattr(self, key), choices)
         _refuse_unless_int_at_least("seed", self.seed, 0)
+        if not isinstance(self.timing, bool):
+            raise PaddingConfigError(f"padding.timing={self.timing!r}: must be true or false.")
+        if self.timing_dir is not None and (not isinstance(self.timing_dir, str) or not self.timing_dir):
+            raise PaddingConfigError(
+                f"padding.timing_dir={self.timing_dir!r}: no name of a folder. Name one, or leave it out."
+            )
         if self.pad_length != "auto":
             _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH, ", or auto")
 

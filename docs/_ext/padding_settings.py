@@ -42,7 +42,11 @@ def choices(hint: Any) -> str:
     if hint is int:
         return "a whole number"
     if hint is str:
-        return "filled in"
+        return "a text"
+    if hint is bool:
+        return "`true`, `false`"
+    if hint is type(None):
+        return "`null`"
     if get_origin(hint) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if get_origin(hint) is Mapping:
@@ -54,7 +58,9 @@ def choices(hint: Any) -> str:
 def default_of(field: Any) -> str:
     """The default of a field as it is written on a command line."""
     value = field.default_factory() if field.default is MISSING else field.default
-    return "none" if value == {} else f"`{value}`"
+    if value == {}:
+        return "none"
+    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def table() -> str:

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.end_to_end.agent import FAILING_STEP, LONELY_STEP
 from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.runs.report import ROLLOUTS
+from verl_padding.timing.laps import read_steps
 from verl_padding.verl_job.calls import ACTOR as ACTOR_CALL
 from verl_padding.verl_job.calls import CRITIC as CRITIC_CALL
 from verl_padding.verl_job.calls import LOG_PROB, REF, VALUES
@@ -31,7 +33,8 @@ def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     """GRPO; one step has a single row, in another some sessions fail. All metrics go to four loggers."""
     loggers = "trainer.logger=[console,file,tensorboard,wandb]"
     folder = tmp_path_factory.mktemp("grpo")
-    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, loggers, steps=STEPS)
+    timed = "padding.timing=true"
+    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, loggers, timed, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,7 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
         "+padding.weighting=session",
         "+padding.weighted_losses=all",
         "+padding.advantages=session",
+        "+padding.timing=true",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128",
@@ -82,6 +86,9 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     return run_job(folder, "+padding=prompt", steps=2, model_kind="qwen3_vl")
 
 
+TIMED = ["grpo", pytest.param("gae", marks=pytest.mark.slow)]
+EPOCHS = {"grpo": {}, "gae": {ACTOR_CALL: 2}}
+"""Of the jobs' updates, where it is not one."""
 JOBS = ["grpo", *[pytest.param(job, marks=pytest.mark.slow) for job in ("gae", "vision")]]
 
 
@@ -422,3 +429,32 @@ def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch(tmp_path:
     assert max(rows.real for rows in facts.rows.values()) > 45 * 8
     assert_no_pad_outside_worker_calls(facts)
     assert_finite_and_agreeing(facts)
+
+
+@pytest.mark.parametrize("job", TIMED)
+def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, request):
+    facts: JobFacts = request.getfixturevalue(job)
+    for step, metrics in facts.metrics.items():
+        (timed,) = read_steps(facts.folder / "timing" / f"{step}.jsonl")
+        assert timed.step == step
+        (note,) = [note for note in facts.batches if note["step"] == step]
+        assert list(timed.keys) == note["keys"]
+        assert {LOG_PROB, ACTOR_CALL} <= set(timed.calls)
+        for call in timed.calls:
+            laps, epochs = timed.of_call(call), EPOCHS[job].get(call, 1)
+            rows = Counter(row for lap in laps for row in lap.rows)
+            assert rows == dict.fromkeys(range(len(timed.keys)), epochs)
+            if call in (ACTOR_CALL, CRITIC_CALL):
+                assert (
+                    len({lap.mini_batch for lap in laps}) == metrics[f"padding/{call}/optimizer_steps/total"] * epochs
+                )
+                assert sum(lap.pads for lap in laps) == metrics[f"padding/{call}/pad_rows/total"] * epochs
+            levels = Counter((lap.mini_batch, lap.micro_batch) for lap in laps)
+            assert set(levels.values()) == {2}, "a micro-batch is on both ranks"
+            assert all(lap.seconds > 0 for lap in laps)
+            assert all(lap.memory_bytes > 1e8 for lap in laps)
+            for rank in (0, 1):
+                seconds = sum(lap.seconds for lap in laps if lap.rank == rank)
+                assert seconds < metrics[f"padding/{call}/seconds"]
+            assert metrics[f"padding/{call}/prediction_error"] >= 0
+        assert metrics["timing_s/padding/timing"] > 0

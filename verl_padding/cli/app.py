@@ -164,6 +164,23 @@ def compare(
 
 
 @app.command()
+def timeline(
+    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl.")],
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw ranks over time into this file: a bar for each micro-batch.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace into this file, which ui.perfetto.dev opens.")
+    ] = None,
+    update: Annotated[int, typer.Option(min=0, help="Local update of the step, from 0 (separate_async).")] = 0,
+) -> None:
+    """Shows what each worker call of a step took, by the clock: seconds, waiting, imbalance, memory."""
+    from verl_padding.cli.timeline import show_timeline
+
+    sys.exit(show_timeline(file, update=update, picture=picture, trace=trace))
+
+
+@app.command()
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
     family: Annotated[Family, typer.Option(help="Architecture; qwen3_vl sees images (extra: vision).")] = "qwen2",

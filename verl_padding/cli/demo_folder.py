@@ -15,7 +15,8 @@ from verl_padding.runs.report import METRICS, ROLLOUTS
 PICTURE = "reward.png"
 ASSETS = "assets"
 HYDRA = "hydra"
-MADE = (ASSETS, HYDRA, ROLLOUTS, PICTURE, METRICS, LOG)
+TIMING = "timing"
+MADE = (ASSETS, HYDRA, ROLLOUTS, TIMING, PICTURE, METRICS, LOG)
 """All that a demo makes in its folder, besides the list."""
 LIST = ".verl_padding_demo.json"
 """Lists what is in a demo's places when it ends, however it ends: files, and folders with a slash."""

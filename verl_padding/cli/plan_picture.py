@@ -11,12 +11,10 @@ import numpy as np
 
 from verl_padding.cli.planned_file import LaidOut
 from verl_padding.plan.counted import counted
-from verl_padding.runs.charts import PADS, new_figure, save_chart
+from verl_padding.runs.charts import PADS, WAITING, new_figure, patch, save_chart
 
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
 """More are not drawn: with many ranks, fewer steps, so that the picture fits a screen or two."""
-
-WAITING = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
 
 Colours = tuple[str, str]
 """Of rows, in every other micro-batch."""
@@ -58,8 +56,8 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
         lowest = axes_MC[its_steps - 1, column]
         lowest.tick_params(labelbottom=True)
         lowest.set_xlabel("cost, in rows of 1000 tokens")
-        handles[f"rows ({name})" if len(layouts) > 1 else "rows"] = _patch(facecolor=colours[0])
-    handles |= {"pads": _patch(facecolor=PADS), "waiting": _patch(**WAITING)}
+        handles[f"rows ({name})" if len(layouts) > 1 else "rows"] = patch(facecolor=colours[0])
+    handles |= {"pads": patch(facecolor=PADS), "waiting": patch(**WAITING)}
     left_out = "" if ranks == all_ranks else f" ({ranks} of {all_ranks} ranks)"
     figure.suptitle(f"micro-batches of each rank{left_out}")
     figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
@@ -96,9 +94,3 @@ def _loads(rows_DK: Sequence[Sequence[Sequence[int]]], laid: LaidOut) -> tuple[A
 def _real(rows: Sequence[int], laid: LaidOut) -> int:
     computed = laid.prices.computed([row for row in rows if row < laid.prices.n_rows])
     return int(laid.prices.cost_R[computed].sum())
-
-
-def _patch(**look: Any) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(**look)

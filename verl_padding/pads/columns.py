@@ -22,13 +22,17 @@ MICRO_BATCH = "micro_batch"
 """Column (R,) int64 in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
 CHAIN = "chain"
 """Column (R,) int64 in calls that share prefixes: the row's chain, by the number of its first row; -1 for a pad."""
+BATCH_ROW = "batch_row"
+"""Column (R,) int64 in calls whose micro-batches are timed: the row's number in the batch; -1 for a pad."""
+TIMED_CALL = "timed_call"
+"""Key of a timed call's ``extra_info``: its name in the plan."""
 LOSS_TOKENS = "mini_batch_loss_tokens"
 """Column (R,) int64 in an update after rejection sampling: response tokens of the row's mini-batch that were kept."""
 
 COLUMN_DTYPES = {
     IS_PADDING: torch.bool,
     LOSS_FACTOR: torch.float64,
-    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, LOSS_TOKENS), torch.int64),
+    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, BATCH_ROW, LOSS_TOKENS), torch.int64),
 }
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
@@ -76,6 +80,11 @@ def loss_columns(
 def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
     """Which rows are pads, in the order of ``layout``."""
     return {IS_PADDING: torch.tensor([row >= layout.n_rows for row in layout.order])}
+
+
+def row_column(layout: Layout) -> dict[str, torch.Tensor]:
+    """The number of each row in the batch, in the order of ``layout``."""
+    return {BATCH_ROW: torch.tensor([row if row < layout.n_rows else -1 for row in layout.order])}
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
+import torch
+
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import OWN_COLUMNS, loss_columns, micro_batch_columns, pad_column
+from verl_padding.pads.columns import (
+    OWN_COLUMNS,
+    TIMED_CALL,
+    loss_columns,
+    micro_batch_columns,
+    pad_column,
+    row_column,
+)
 from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, tokens_of_masks
 from verl_padding.pads.row_weights import read_weights, refuse_misplaced_weight
 from verl_padding.pads.source import SourceRows
@@ -35,6 +44,7 @@ class PaddedBatch:
         *,
         rejects_tokens: bool = False,
         weighings: Sequence[Weighing] = (),
+        timed: bool = False,
     ):
         uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
         self.batch = batch
@@ -43,6 +53,7 @@ class PaddedBatch:
         self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
         self._template = template
         self._rejects_tokens = rejects_tokens
+        self._timed = timed
         self._source = SourceRows(batch)
         self._made: set[str] = set()
         self._weighs = False
@@ -88,7 +99,7 @@ class PaddedBatch:
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
         columns = pad_column(layout) if layout.n_pads else {}
-        put_columns(rows, columns | micro_batch_columns(self.plan, call))
+        self._put_columns(call, rows, columns)
         return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
@@ -102,7 +113,7 @@ class PaddedBatch:
         rows = self._rows_of(layout, batch)
         kept_tokens_R = tokens_of_masks(self.batch, "response_mask") if self._rejects_tokens else None
         columns = loss_columns(layout, kept_tokens_R, self._factors_of(call))
-        put_columns(rows, columns | micro_batch_columns(self.plan, call))
+        self._put_columns(call, rows, columns)
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = {
@@ -118,12 +129,19 @@ class PaddedBatch:
             tags=batch.tags,
             partition_id=output.partition_id,
             fields=output.fields,
-            extra_info=output.extra_info,
+            extra_info={key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL},
         )
 
     def _factors_of(self, call: str) -> list[float] | None:
         # Where one update puts the column all do: workers get what rows have, and must not get another update's.
         return self._factors.get(call, [1.0] * len(self.batch)) if self._weighs else None
+
+    def _put_columns(self, call: str, rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> None:
+        columns = {**columns, **micro_batch_columns(self.plan, call)}
+        if self._timed:
+            columns |= row_column(self.plan.layouts[call])
+            rows.extra_info[TIMED_CALL] = call
+        put_columns(rows, columns)
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
@@ -187,12 +205,14 @@ def padded_batch(
     *,
     rejects_tokens: bool = False,
     weighings: Sequence[Weighing] = (),
+    timed: bool = False,
 ) -> PaddedBatch:
     """A padded batch whose pads have their keys but have not been put yet.
 
     Args:
         rejects_tokens: whether the trainer takes tokens out of the response masks before an update.
         weighings: of the updates whose rows may weigh differently.
+        timed: whether the workers time its micro-batches.
 
     Raises:
         PaddingDataError: a real row is tagged as padding, or TransferQueue and the batch disagree about it, see
@@ -204,7 +224,7 @@ def padded_batch(
                 f"row {key!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
                 "another padding, is still in TransferQueue: clear it, or take the tag off."
             )
-    return PaddedBatch(batch, plan, template, rejects_tokens=rejects_tokens, weighings=weighings)
+    return PaddedBatch(batch, plan, template, rejects_tokens=rejects_tokens, weighings=weighings, timed=timed)
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:

@@ -1,4 +1,4 @@
 """What is replaced in verl, one module each, with its reason.
 
-May import: errors, pads, plan, verl_job.
+May import: errors, pads, plan, timing, verl_job.
 """

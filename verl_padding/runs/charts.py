@@ -15,6 +15,8 @@ STOCK, STOCK_LIGHT = "tab:orange", "#ffbb78"
 OURS, OURS_LIGHT = "tab:blue", "#aec7e8"
 """The plug-in, and what has to be told apart from it beside it."""
 PADS = "#333333"
+WAITING = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
+"""How the time is drawn that a rank waits."""
 NEITHER = "tab:gray"
 """What is the same with and without the plug-in."""
 
@@ -27,6 +29,13 @@ def new_figure(**options: Any) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     return pyplot.subplots(**options)
+
+
+def patch(**look: Any) -> Any:
+    """A patch of colour for a legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(**look)
 
 
 def start_at_zero(axes: Any) -> None:

@@ -29,6 +29,7 @@ from verl_padding.pads.vision_families import image_for
 from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
+from verl_padding.plan.cost import CostModel
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
@@ -36,10 +37,11 @@ from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.session_advantages import credit_sessions
 from verl_padding.trainer.session_metrics import read_session_metrics
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
+from verl_padding.trainer.step_timing import StepTiming, timing_folder
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.verl_job.job_reader import JobReader, check_job
-from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, UPSAMPLE_SECONDS
+from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, TIMING_SECONDS, UPSAMPLE_SECONDS
 from verl_padding.verl_job.modes import SYNC
 from verl_padding.verl_job.weighings import weighings
 
@@ -73,6 +75,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
         self._watch: ActorWatch | None = None
+        self._timing: StepTiming | None = None
+        self._cost_models: dict[str, CostModel] = {}
+        """What the plan of the step reckons with, by call."""
         self._schema = Schema(self._padding.fields)
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
@@ -116,6 +121,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
                 PaddedWorkerGroup(worker_group, lambda: self._padded_batch, self._planned_apart),
             )
             setattr(self, name, wrapper)
+        if self._padding.timing:
+            once = {id(getattr(self, name)): getattr(self, name) for name in names}
+            self._timing = StepTiming.install(timing_folder(self.config, self._padding), list(once.values()))
 
     def _fetch_one_gen_batch(self) -> TensorDict:
         """verl's next prompts from the data loader, under uids that tell their order."""
@@ -160,6 +168,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             seed=self._step_seed(),
             pad_tokens=template.length,
         )
+        self._cost_models = {name: job.cost_model_of(call) for name, call in job.calls()}
         looked = time.perf_counter()
         extends_R = self._find_extensions(batch, tokens_R)
         compared = time.perf_counter()
@@ -198,8 +207,14 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         return plan
 
     def _padded(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
-        rejects = self._job_reader.rejects_tokens
-        return padded_batch(batch, plan, template, rejects_tokens=rejects, weighings=self._weighings)
+        return padded_batch(
+            batch,
+            plan,
+            template,
+            rejects_tokens=self._job_reader.rejects_tokens,
+            weighings=self._weighings,
+            timed=self._timing is not None,
+        )
 
     @contextmanager
     def _planned_apart(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
@@ -243,6 +258,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         finally:
             self._padded_batch = None
         metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
+        if self._timing is not None:
+            started = time.perf_counter()
+            metrics.update(self._timing.read(self.global_steps, batch.keys, self._cost_models))
+            metrics[TIMING_SECONDS] = time.perf_counter() - started
         self._trained.append(batch)
         return batch
 

@@ -1,0 +1,63 @@
+"""``verl-padding timeline``."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.timing.test_laps import two_ranks
+from verl_padding.cli.app import app
+from verl_padding.timing.laps import TimedStep, write_step
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "3.jsonl"
+    write_step([TimedStep(step=3, keys=["a_0_0", "a_0_1"], laps=two_ranks())], path)
+    return path
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["timeline", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_a_step_is_told_as_a_table(file: Path):
+    code, said = run(file)
+    assert code == 0
+    assert "step 3, 2 rows" in said
+    (line,) = [line for line in said.splitlines() if "actor" in line]
+    assert [cell.strip() for cell in line.strip("│ ").split("│")] == [
+        "actor", "2", "2", "5.00", "1.00", "1.250", "0.0", "0.00",
+    ]  # fmt: skip
+
+
+def test_a_step_is_drawn_and_traced(file: Path):
+    picture, trace = file.with_suffix(".png"), file.with_suffix(".json")
+    code, said = run(file, "--picture", picture, "--trace", trace)
+    assert code == 0, said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--update", "1"], "--update 1: "),
+        (["--picture", "/nowhere/step.png"], "--picture /nowhere/step.png: cannot be written"),
+        (["--trace", "/nowhere/step.json"], "--trace /nowhere/step.json: cannot be written"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_a_line(arguments: list[str], told: str, file: Path):
+    code, said = run(file, *arguments)
+    assert code == 1
+    assert told in said
+
+
+def test_a_step_without_laps_is_told(tmp_path: Path):
+    path = tmp_path / "4.jsonl"
+    write_step([TimedStep(step=4, keys=[], laps=[])], path)
+    code, said = run(path)
+    assert code == 1
+    assert "holds no lap" in said

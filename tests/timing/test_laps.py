@@ -1,0 +1,119 @@
+"""Laps by hand: their file, their figures, their trace."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.plan import COST_MODELS
+from verl_padding.timing.figures import measured_figures
+from verl_padding.timing.laps import Lap, TimedStep, read_steps, write_step
+from verl_padding.timing.trace import chrome_trace
+
+TOKENS = COST_MODELS["tokens"]
+
+
+def lap(rank: int, micro_batch: int, seconds: float, busy_s: float | None, tokens: tuple[int, ...], **values) -> Lap:
+    made = {
+        "call": "actor",
+        "rank": rank,
+        "mini_batch": 0,
+        "micro_batch": micro_batch,
+        "start_s": 100.0,
+        "seconds": seconds,
+        "busy_s": busy_s,
+        "rows": (rank,),
+        "pads": 0,
+        "computed_tokens": tokens,
+        "memory_bytes": 1,
+    }
+    return Lap(**made | values)
+
+
+def two_ranks(told_apart: bool = True) -> list[Lap]:
+    """Rank 0 takes 3 and 2 seconds, rank 1 takes 1 and 2: micro-batch 0 lasts 3 seconds, micro-batch 1 lasts 2."""
+    busy = [3.0, 2.0, 1.0, 2.0] if told_apart else [None] * 4
+    return [
+        lap(0, 0, 3.0, busy[0], (30,)),
+        lap(0, 1, 2.0, busy[1], (20,)),
+        lap(1, 0, 3.0, busy[2], (10,)),
+        lap(1, 1, 2.0, busy[3], (15, 5)),
+    ]
+
+
+def test_figures_of_laps_made_by_hand():
+    figures = measured_figures(two_ranks(), TOKENS)
+    assert figures.micro_imbalance == pytest.approx((3 + 2) / ((5 + 3) / 2))
+    assert figures.waited_s == pytest.approx((0 + 2) / 2)
+    assert figures.prediction_error == pytest.approx(0), "seconds are a tenth of the tokens"
+
+
+def test_costs_that_foretell_other_seconds_are_told_as_a_share_of_the_seconds():
+    laps = [lap(0, 0, 3.0, 3.0, (10,)), lap(0, 1, 1.0, 1.0, (10,))]
+    assert measured_figures(laps, TOKENS).prediction_error == pytest.approx((1 + 1) / 4)
+
+
+def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_compared_with_the_costliest():
+    figures = measured_figures(two_ranks(told_apart=False), TOKENS)
+    assert (figures.micro_imbalance, figures.waited_s) == (None, None)
+    assert figures.prediction_error == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
+
+
+NUMBERS = st.integers(0, 1 << 40)
+SECONDS = st.floats(0, 1e9)
+LAPS = st.builds(
+    Lap,
+    call=st.sampled_from(["actor", "ref"]),
+    rank=NUMBERS,
+    mini_batch=NUMBERS,
+    micro_batch=NUMBERS,
+    start_s=SECONDS,
+    seconds=SECONDS,
+    busy_s=st.none() | SECONDS,
+    rows=st.lists(NUMBERS, max_size=3).map(tuple),
+    pads=NUMBERS,
+    computed_tokens=st.lists(NUMBERS, max_size=3).map(tuple),
+    memory_bytes=NUMBERS,
+)
+STEPS = st.builds(TimedStep, step=NUMBERS, keys=st.lists(st.text(), max_size=3), laps=st.lists(LAPS, max_size=3))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, min_size=1, max_size=3))
+def test_a_file_of_laps_reads_as_it_was_written(steps: list[TimedStep], tmp_path: Path):
+    path = tmp_path / "timing" / "3.jsonl"
+    write_step(steps, path)
+    assert list(read_steps(path)) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read"),
+        ("", "holds no step"),
+        ('{"step": 1, "keys": []}\n{"call": "actor"}\n', "line 1 \\(from 0\\): not a lap \\('rank'\\)"),
+        ("step,call\n", "line 0 \\(from 0\\): not a lap"),
+    ],
+)
+def test_a_file_that_holds_no_laps_is_refused(text: str | None, told: str, tmp_path: Path):
+    path = tmp_path / "3.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PaddingDataError, match=told):
+        list(read_steps(path))
+
+
+def test_a_trace_has_a_process_for_each_call_and_a_thread_for_each_rank_and_times_in_microseconds():
+    laps = [*two_ranks(), lap(0, 0, 1.0, None, (5,), call="ref", start_s=99.0)]
+    trace = json.loads(json.dumps(chrome_trace([TimedStep(step=3, keys=["a", "b"], laps=laps)])))
+    events = trace["traceEvents"]
+    named = {(event["pid"], event.get("tid")): event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert named == {(0, None): "ref", (1, None): "actor", (0, 0): "rank 0", (1, 0): "rank 0", (1, 1): "rank 1"}
+    spans = [(e["name"], e["pid"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert ("mini-batch 0, micro-batch 0", 0, 0, 0, 1e6) in spans
+    assert ("mini-batch 0, micro-batch 0", 1, 1, 1e6, 3e6) in spans
+    assert ("waiting", 1, 1, 2e6, 2e6) in spans, "rank 1 computed for a second of three"
+    assert len(spans) == 6

@@ -1,0 +1,77 @@
+"""``verl-padding timeline``: what the micro-batches of a step took, as a table, a picture and a trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from verl_padding.cli.timeline_picture import draw_timeline
+from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.plan import COST_MODELS
+from verl_padding.runs.charts import refuse_unwritable
+from verl_padding.timing.figures import measured_figures
+from verl_padding.timing.laps import TimedStep, read_steps
+from verl_padding.timing.trace import chrome_trace
+
+
+def show_timeline(file: Path, *, update: int, picture: Path | None, trace: Path | None) -> int:
+    """Prints the table, and writes what is asked for. Returns the exit code.
+
+    Args:
+        file: of a step.
+        update: which local update of the step, from 0; the trace has all.
+    """
+    console = Console(stderr=True)
+    try:
+        steps = list(read_steps(file))
+        if update >= len(steps):
+            raise PaddingDataError(f"--update {update}: {file} has {len(steps)}, counted from 0. Choose one of them.")
+        timed = steps[update]
+        if not timed.laps:
+            raise PaddingDataError(f"{file}: holds no lap: no worker call had a batch in this step. Name another step.")
+        Console().print(_table(timed))
+        if picture is not None:
+            refuse_unwritable(picture)
+            draw_timeline(timed, timed.calls, picture)
+        if trace is not None:
+            _write(trace, json.dumps(chrome_trace(steps)))
+    except PaddingError as refusal:
+        console.print(str(refusal), style="red", markup=False, soft_wrap=True)
+        return 1
+    for path in (picture, trace):
+        if path is not None:
+            console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise PaddingDataError(f"--trace {path}: cannot be written ({error.strerror}). Name another file.") from error
+
+
+def _table(timed: TimedStep) -> Table:
+    table = Table(title=f"step {timed.step}, {len(timed.keys)} rows", title_justify="left")
+    table.add_column("call")
+    for name in ("ranks", "micro-batches", "seconds", "waited", "imbalance", "1000 tokens/s", "memory (GB)"):
+        table.add_column(name, justify="right")
+    for call in timed.calls:
+        laps = timed.of_call(call)
+        ranks = {lap.rank for lap in laps}
+        seconds = max(sum(lap.seconds for lap in laps if lap.rank == rank) for rank in ranks)
+        figures = measured_figures(laps, COST_MODELS["tokens"])
+        table.add_row(
+            call,
+            str(len(ranks)),
+            str(len({(lap.mini_batch, lap.micro_batch) for lap in laps})),
+            f"{seconds:.2f}",
+            "-" if figures.waited_s is None else f"{figures.waited_s:.2f}",
+            "-" if figures.micro_imbalance is None else f"{figures.micro_imbalance:.3f}",
+            f"{sum(lap.tokens for lap in laps) / seconds / 1000:.1f}",
+            f"{max(lap.memory_bytes for lap in laps) / 1e9:.2f}",
+        )
+    return table

@@ -1,0 +1,56 @@
+"""A picture of laps: ranks over time, a bar for each micro-batch."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from verl_padding.plan.counted import counted
+from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, new_figure, patch, save_chart
+from verl_padding.timing.laps import Lap, TimedStep
+
+MOST_RANKS = 64
+
+
+def draw_timeline(timed: TimedStep, calls: list[str], path: Path) -> None:
+    """Draws calls of a step below each other, each with its ranks over its own seconds.
+
+    A bar is as long as its lap. What the rank waited in it is hatched, at its end; the tokens of pads are dark, at its
+    beginning; where waiting cannot be told, the bar is whole.
+
+    Raises:
+        PaddingDataError: the picture cannot be written there.
+    """
+    ranks = min(max(lap.rank for lap in timed.laps) + 1, MOST_RANKS)
+    figure, axes_C = new_figure(
+        nrows=len(calls), squeeze=False, figsize=(12, 1 + len(calls) * (0.9 + 0.16 * ranks)), layout="constrained"
+    )
+    for axes, call in zip(axes_C[:, 0], calls, strict=True):
+        laps = [lap for lap in timed.of_call(call) if lap.rank < ranks]
+        first = min(lap.start_s for lap in laps)
+        for rank in range(ranks):
+            of_rank = sorted((lap for lap in laps if lap.rank == rank), key=lambda lap: lap.start_s)
+            for lap, colour in zip(of_rank, cycle((OURS, OURS_LIGHT)), strict=False):
+                _draw_lap(axes, lap, lap.start_s - first, colour)
+        axes.set_ylim(ranks - 0.4, -0.6)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylabel("rank")
+        mini_batches = 1 + max(lap.mini_batch for lap in laps)
+        axes.set_title(f"{call}: {counted(mini_batches, 'mini-batch')}", loc="left", fontsize="medium")
+    axes_C[-1, 0].set_xlabel("seconds")
+    figure.suptitle(f"step {timed.step}")
+    handles = {"micro-batches": patch(facecolor=OURS), "pads": patch(facecolor=PADS), "waiting": patch(**WAITING)}
+    figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
+    save_chart(figure, path)
+
+
+def _draw_lap(axes: Any, lap: Lap, start: float, colour: str) -> None:
+    busy = lap.seconds if lap.busy_s is None else lap.busy_s
+    pads = busy * sum(sorted(lap.computed_tokens)[: lap.pads]) / max(lap.tokens, 1)
+    axes.barh(lap.rank, busy, left=start, color=colour, edgecolor="white", linewidth=0.6)
+    if lap.pads:
+        # Pads may be narrower than a line: their edge makes them visible.
+        axes.barh(lap.rank, pads, left=start, color=PADS, edgecolor=PADS, linewidth=1.2)
+    if busy < lap.seconds:
+        axes.barh(lap.rank, lap.seconds - busy, left=start + busy, **WAITING)
