@@ -32,7 +32,7 @@ def test_the_config_is_frozen():
         ({"denominator": 3}, r"^padding.denominator=3: not a choice. Choices: rows, nominal\.$"),
         (
             {"cost_model": "flops"},
-            rf"^padding.cost_model='flops': not a choice. Choices: {', '.join(COST_MODELS)}, model\.$",
+            rf"^padding.cost_model='flops': not a choice. Choices: {', '.join(COST_MODELS)}, model, measured\.$",
         ),
         ({"pad_length": 1}, r"^padding.pad_length=1: must be a whole number of at least 2, or auto\.$"),
         ({"seed": -1}, r"^padding.seed=-1: must be a whole number of at least 0\.$"),

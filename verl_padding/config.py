@@ -73,9 +73,10 @@ class PaddingConfig:
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
 
-    cost_model: str = choice_of((*COST_MODELS, "model"), default="attention")
+    cost_model: str = choice_of((*COST_MODELS, "model", "measured"), default="attention")
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
-    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config."""
+    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
+    what the workers' clocks say, as soon as that foretells a step better than ``model`` (or ``attention``) does."""
 
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
@@ -114,6 +115,11 @@ class PaddingConfig:
             )
         if self.pad_length != "auto":
             _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH, ", or auto")
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the workers time their micro-batches."""
+        return self.timing or self.cost_model == "measured"
 
     @classmethod
     def from_section(cls, section: Any) -> PaddingConfig:

@@ -8,6 +8,8 @@ import transfer_queue as tq
 
 from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
 from tests.support.rows_in_queue import PARTITION, queue_content
+from verl_padding.timing.learned_costs import FILE as COSTS
+from verl_padding.timing.learned_costs import LearnedCosts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -24,6 +26,7 @@ def separate(parameter_sync_step: int) -> list[str]:
     ]
 
 
+LEARNS = "padding.cost_model=measured"
 GAE = ["algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3"]
 
 
@@ -109,7 +112,7 @@ def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path
     ("mode", "steps_a_batch", "place"),
     [
         # Much is generated at once, so that some groups end with those that are sampled and wait for a later step.
-        ([*COLOCATE, *GAE, "trainer.v1.colocate_async.num_warmup_batches=3"], 3, "update"),
+        ([*COLOCATE, *GAE, LEARNS, "trainer.v1.colocate_async.num_warmup_batches=3"], 3, "update"),
         (separate(1), 1, "save"),
         ([*separate(2), *GAE], 2, "update"),
     ],
@@ -122,6 +125,10 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
     assert_snapshots_hold_no_trained_row(resumed, checkpoints, [KILLED, LAST])
     for facts in (killed, resumed):
         assert_trained_as_configured(facts, steps_a_batch)
+    if LEARNS in mode:
+        for step in (SAVED, KILLED, LAST):
+            learned = LearnedCosts.read(checkpoints / f"global_step_{step}" / COSTS)
+            assert {"actor", "critic", "log_prob", "values"} <= set(learned.fitted())
     if "num_warmup_batches" in mode[-1]:
         assert_finished_groups_are_trained_whole(resumed, checkpoints / f"global_step_{SAVED}")
     assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])

@@ -121,7 +121,11 @@ def plan(
         ),
     ] = PaddingConfig.packer,
     cost_model: Annotated[
-        str, typer.Option(help=f"{', '.join(COST_MODELS)}, or a folder with the config.json of a model.")
+        str,
+        typer.Option(
+            help=f"{', '.join(COST_MODELS)}, a folder with the config.json of a model, or a checkpoint's "
+            "padding_costs.json (padding.cost_model=measured)."
+        ),
     ] = PaddingConfig.cost_model,
     sharing: Annotated[
         Sharing, typer.Option(help="chains: rows that extend each other are computed once (with --packer plan).")

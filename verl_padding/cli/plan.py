@@ -27,6 +27,7 @@ from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, STOCK_LIGHT, refuse_unwritable
 from verl_padding.stock.layout import Track
+from verl_padding.timing.learned_costs import LearnedCosts
 from verl_padding.verl_job.calls import ACTOR
 
 COLOURS = {VERL: (STOCK, STOCK_LIGHT), PLAN: (OURS, OURS_LIGHT)}
@@ -107,9 +108,17 @@ def _planned_files(
 def _cost_model(name: str) -> CostModel:
     if name in COST_MODELS:
         return COST_MODELS[name]
+    if os.path.isfile(name):
+        measured = LearnedCosts.read(Path(name)).fitted().get(ACTOR)
+        if measured is None:
+            raise PaddingDataError(
+                f"--cost-model {name}: has no costs of the actor's update. Name one of a later step."
+            )
+        return measured
     if not os.path.isfile(Path(name) / "config.json"):
         raise PaddingDataError(
-            f"--cost-model {name}: not {' or '.join(COST_MODELS)}, nor a folder with a config.json. Name one of them."
+            f"--cost-model {name}: not {' or '.join(COST_MODELS)}, nor a folder with a config.json, nor a file of "
+            "measured costs. Name one of them."
         )
     from transformers import AutoConfig
 

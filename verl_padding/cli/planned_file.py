@@ -49,7 +49,7 @@ class PlanRequest:
     strategy: str = PaddingConfig.strategy
     packer: Packer = PaddingConfig.packer
     cost_model: str = PaddingConfig.cost_model
-    """Name in ``COST_MODELS``, or a folder with the config.json of a model."""
+    """Name in ``COST_MODELS``, a folder with the config.json of a model, or a file of measured costs."""
     tokenizer: str | None = None
     """Hugging Face name or folder, to count the tokens of a rollout dump."""
     sharing: Sharing = PaddingConfig.sharing

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_padding.plan.cost import Int64s
+from verl_padding.plan.cost import CostModel, Int64s
 
 NANOSECONDS = 1_000_000_000
 """Costs are whole numbers: nanoseconds here."""
@@ -76,18 +76,24 @@ class MeasuredCost:
 
     def seconds(self, tokens_K: Sequence[Sequence[int]]) -> Floats:
         """Seconds of micro-batches, from the tokens of their computed rows."""
-        return _terms(tokens_K) @ np.array(astuple(self)[:4])
+        return _terms([(sum(t), sum(n * n for n in t)) for t in tokens_K]) @ np.array(astuple(self)[:4])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Seconds of a micro-batch, with the tokens of the computed rows of each rank that it may have been.
+    """Seconds of a micro-batch, with what each rank that it may have been computed.
 
     One rank where a clock tells computing from waiting; else all ranks that meet there, of which the slowest took them.
     """
 
     seconds: float
-    tokens_D: tuple[tuple[int, ...], ...]
+    sums_D: tuple[tuple[int, int], ...]
+    """Of each rank, the tokens of its computed rows, and the sum of their squares."""
+
+    @classmethod
+    def of(cls, seconds: float, tokens_D: Iterable[Sequence[int]]) -> Measurement:
+        """From the tokens of each rank's computed rows."""
+        return cls(seconds=seconds, sums_D=tuple((sum(t), sum(n * n for n in t)) for t in tokens_D))
 
 
 def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
@@ -101,7 +107,7 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
     if len(known) < LEAST_LAPS:
         return None
     seconds = np.array([each.seconds for each in known])
-    terms_ND = [_terms(each.tokens_D) for each in known]
+    terms_ND = [_terms(each.sums_D) for each in known]
     # At first, the rank with the most tokens.
     terms = np.array([terms_D[terms_D[:, 1].argmax()] for terms_D in terms_ND])
     weights = np.ones(len(known))
@@ -118,9 +124,18 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
     return MeasuredCost(handling_s=handling, per_token_s=per_token, per_square_s=per_square, per_pair_s=per_pair)
 
 
-def _terms(tokens_K: Sequence[Sequence[int]]) -> Floats:
+def micro_batch_cost(cost_model: CostModel, tokens_I: Sequence[int]) -> int:
+    """What a micro-batch costs, by the tokens of its computed rows; with a measured cost, its handling too."""
+    tokens = np.array(tokens_I, dtype=np.int64)
+    cost = int(cost_model(tokens).sum())
+    if isinstance(cost_model, MeasuredCost):
+        cost += cost_model.together(tokens) + cost_model.handling
+    return cost
+
+
+def _terms(sums_K: Sequence[tuple[int, int]]) -> Floats:
     """(1, T, sum of squares, T^2) of each micro-batch."""
-    return np.array([(1, sum(t), sum(n * n for n in t), sum(t) ** 2) for t in tokens_K], dtype=np.float64)
+    return np.array([(1, tokens, squares, tokens**2) for tokens, squares in sums_K], dtype=np.float64)
 
 
 def _non_negative(terms: Floats, target: Floats, weights: Floats) -> Floats:

@@ -116,11 +116,17 @@ def _loads(rows_K: Sequence[Sequence[int]], prices: Prices) -> list[int]:
     cost_K = [_costs(rows, prices) for rows in rows_K]
     padded_to = prices.call.padded_to
     if padded_to == "row":
-        return [int(cost.sum()) for cost in cost_K]
+        return [int(cost.sum()) + _together(rows, prices) for cost, rows in zip(cost_K, rows_K, strict=True)]
     if padded_to == "cell":
         costliest = max((int(cost.max()) for cost in cost_K if len(cost)), default=0)
         return [costliest * len(cost) for cost in cost_K]
     return [int(cost.max()) * len(cost) if len(cost) else 0 for cost in cost_K]
+
+
+def _together(rows: Sequence[int], prices: Prices) -> int:
+    n_pads = sum(row >= prices.n_rows for row in rows)
+    pads = np.full(n_pads, prices.pad_tokens, dtype=np.int64)
+    return prices.together(np.append(prices.tokens_R[_computed(rows, prices)], pads))
 
 
 def _costs(rows: Sequence[int], prices: Prices) -> Int64s:

@@ -10,10 +10,12 @@ from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.dealing import deal
+from verl_padding.plan.dealing.by_fill import deal_by_fill
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.figures import judge
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
+from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.prices import Prices
 from verl_padding.plan.rows import Rows
@@ -64,7 +66,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         shape = (taken, cut.rows_M, cut.mini_batch_rows, needs, prices.cost_model)
         known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
         if known is None:
-            layout = deal(prices, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
+            layout = _dealt(prices, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
             known = layout, judge(layout, prices)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
@@ -79,6 +81,12 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         chains=chains,
         warnings=tuple(warnings),
     )
+
+
+def _dealt(prices: Prices, packer: Packer, cut: MiniBatches) -> Layout:
+    if isinstance(prices.cost_model, MeasuredCost):
+        return deal_by_fill(deal, prices, packer, cut)
+    return deal(prices, packer, cut)
 
 
 def update_taken(job: Job, call: Call) -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s
+from verl_padding.plan.measured_cost import MeasuredCost
 
 LEVEL_HANDLING_TOKENS = 256
 """A micro-batch delays a step by as much as this many tokens more on every rank would, beside the rows in it.
@@ -44,6 +45,9 @@ class Prices:
     chain_R: Int64s | None = None
     """The chain of each real row, if rows of one chain and micro-batch are computed as their tip; else None."""
 
+    own_cost_R: Int64s | None = None
+    """Cost of each real row where it is not that of its tokens alone; else None."""
+
     @property
     def n_rows(self) -> int:
         """Real rows of the batch."""
@@ -52,7 +56,7 @@ class Prices:
     @cached_property
     def cost_R(self) -> Int64s:
         """Cost of each real row."""
-        return self.cost_model(self.tokens_R)
+        return self.cost_model(self.tokens_R) if self.own_cost_R is None else self.own_cost_R
 
     @cached_property
     def pad(self) -> int:
@@ -62,12 +66,19 @@ class Prices:
     @cached_property
     def level(self) -> int:
         """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
-        return self.of(LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2)
+        rounding = self.call.bucket_tokens // 2
+        if isinstance(self.cost_model, MeasuredCost):
+            return self.cost_model.handling + (self.of(rounding) if rounding else 0)
+        return self.of(LEVEL_HANDLING_TOKENS + rounding)
 
     @cached_property
     def pad_handling(self) -> int:
         """Cost of handling a pad, which all ranks wait for."""
         return self.of(PAD_HANDLING_TOKENS)
+
+    def together(self, tokens_I: Int64s) -> int:
+        """What the computed rows of a micro-batch cost beside what each costs alone."""
+        return self.cost_model.together(tokens_I) if isinstance(self.cost_model, MeasuredCost) else 0
 
     def of(self, tokens: int) -> int:
         """Cost of this many tokens in one row."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_padding.plan.cost import CostModel
+from verl_padding.plan.measured_cost import micro_batch_cost
 from verl_padding.timing.laps import Lap
 
 
@@ -63,4 +64,4 @@ def measured_figures(laps: Sequence[Lap], cost_model: CostModel) -> MeasuredFigu
 
 
 def _cost(lap: Lap, cost_model: CostModel) -> int:
-    return int(cost_model(np.array(lap.computed_tokens, dtype=np.int64)).sum())
+    return micro_batch_cost(cost_model, lap.computed_tokens)

@@ -14,31 +14,27 @@ from tensordict import TensorDict
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
-from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
 from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
-from verl_padding.pads.schema import Schema
-from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.vision_families import image_for
 from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
-from verl_padding.plan.cost import CostModel
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.trainer.pad_templates import PadTemplates
 from verl_padding.trainer.session_advantages import credit_sessions
 from verl_padding.trainer.session_metrics import read_session_metrics
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
-from verl_padding.trainer.step_timing import StepTiming, timing_folder
-from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.trainer.step_timing import StepTiming
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.verl_job.job_reader import JobReader, check_job
 from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, TIMING_SECONDS, UPSAMPLE_SECONDS
@@ -76,9 +72,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._trained: list[KVBatchMeta] = []
         self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
-        self._cost_models: dict[str, CostModel] = {}
-        """What the plan of the step reckons with, by call."""
-        self._schema = Schema(self._padding.fields)
+        self._templates = PadTemplates(self._job_reader, self._padding)
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
         self._fetched = (0, 0)  # step, and prompts fetched in it so far
@@ -121,9 +115,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
                 PaddedWorkerGroup(worker_group, lambda: self._padded_batch, self._planned_apart),
             )
             setattr(self, name, wrapper)
-        if self._padding.timing:
-            once = {id(getattr(self, name)): getattr(self, name) for name in names}
-            self._timing = StepTiming.install(timing_folder(self.config, self._padding), list(once.values()))
+        if self._padding.is_timed:
+            self._timing = StepTiming.install(self.config, self._padding, list(wrapped.values()))
+            self._timing.resume(self.global_steps)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
         """verl's next prompts from the data loader, under uids that tell their order."""
@@ -161,21 +155,22 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        template = self._pad_template(batch)
+        template = self._templates.of(batch, self.tokenizer)
         job = self._job_reader.step_job(
             dp_sizes=self._dp_sizes(),
             updates_actor=self.config.trainer.critic_warmup <= self.global_steps,
             seed=self._step_seed(),
             pad_tokens=template.length,
         )
-        self._cost_models = {name: job.cost_model_of(call) for name, call in job.calls()}
+        if self._timing is not None:
+            job = self._timing.priced(job)
         looked = time.perf_counter()
         extends_R = self._find_extensions(batch, tokens_R)
         compared = time.perf_counter()
         plan = self._plan(batch.keys, tokens_R, extends_R, job)
         planned = time.perf_counter()
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
-        self._padded_batch = self._padded(batch, plan, template)
+        self._padded_batch = self._padded(batch, plan, template, timed=self._timing is not None)
         self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
         metrics[PLAN_SECONDS] = planned - started
@@ -206,20 +201,22 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         return plan
 
-    def _padded(self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
+    def _padded(
+        self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
+    ) -> PaddedBatch:
         return padded_batch(
             batch,
             plan,
             template,
             rejects_tokens=self._job_reader.rejects_tokens,
             weighings=self._weighings,
-            timed=self._timing is not None,
+            timed=timed,
         )
 
     @contextmanager
     def _planned_apart(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
-        template = self._pad_template(batch)
+        template = self._templates.of(batch, self.tokenizer)
         job = self._job_reader.call_job(
             call, dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
         )
@@ -260,7 +257,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
         if self._timing is not None:
             started = time.perf_counter()
-            metrics.update(self._timing.read(self.global_steps, batch.keys, self._cost_models))
+            metrics.update(self._timing.read(self.global_steps, batch.keys))
             metrics[TIMING_SECONDS] = time.perf_counter() - started
         self._trained.append(batch)
         return batch
@@ -279,20 +276,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             batches += [self._padded_batch.batch, self._padded_batch.pads]
         with set_aside(batches if self.trainer_mode != SYNC else []):
             super()._save_checkpoint()
-
-    def _pad_template(self, batch: KVBatchMeta) -> PadTemplate:
-        image = None
-        # With a vision model, only the rows say whether this batch shows it anything.
-        images = find_images(batch) if self._job_reader.has_vision else None
-        if images is not None:
-            image = image_for(self._padding.multimodal, self._job_reader.model_config, images)
-        return PadTemplate(
-            eos_token_id=_token_of_a_pad(self.tokenizer),
-            length=self._job_reader.pad_length(1 + len(image.token_ids) if image else MIN_PAD_LENGTH),
-            schema=self._schema,
-            n_experts=lambda: self._job_reader.n_experts,
-            image=image,
-        )
+        if self._timing is not None:
+            self._timing.save(self.global_steps)
 
     def _dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the worker groups have it."""
@@ -301,24 +286,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             roles.add("ref")
         if self.use_critic:
             roles.add("critic")
-        return {
-            call.name: _dp_size(getattr(self, call.worker_group), call.mesh) for call in CALLS if call.role in roles
-        }
+        return {call.name: dp_size(getattr(self, call.worker_group), call.mesh) for call in CALLS if call.role in roles}
 
     def _step_seed(self) -> int:
         """A seed that differs in each local update, and is the same in a resumed run."""
         parts = [self._padding.seed, self.global_steps, self.local_trigger_step]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
-
-
-def _token_of_a_pad(tokenizer: Any) -> int:
-    """The end-of-sequence token, or any other if the tokenizer has none: only the model reads it."""
-    known = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]
-    return int(known[0]) if known else 0
-
-
-def _dp_size(worker_group: Any, mesh_name: str) -> int:
-    # As verl's own dispatch does; the answer is kept where verl looks for it.
-    if mesh_name not in worker_group._dispatch_info:
-        worker_group._dispatch_info[mesh_name] = worker_group._query_dispatch_info(mesh_name)
-    return max(worker_group._dispatch_info[mesh_name]) + 1

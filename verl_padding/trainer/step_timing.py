@@ -1,8 +1,10 @@
-"""What the workers' clocks say of a step: asked for once, logged, and written to the step's file."""
+"""What the workers' clocks say of a step: asked for once, logged, written to the step's file, learned from."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,49 +12,85 @@ from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.patches import micro_batch_clock
+from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import SUFFIX, TimedStep, write_step
+from verl_padding.timing.learned_costs import FILE, LearnedCosts
 from verl_padding.verl_job.metric_names import MEASURED_IMBALANCE, PREDICTION_ERROR, WAITED_SECONDS
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "timing"
 
 
 class StepTiming:
-    """The laps of each step, by the workers of one job.
+    """The laps of each step, by the workers of one job, and what the plan learns from them.
 
     Args:
-        folder: where the steps' files go.
         worker_groups: verl's, each once; their workers have a clock.
     """
 
-    def __init__(self, folder: Path, worker_groups: Sequence[Any]):
-        self._folder = folder
+    def __init__(self, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]):
+        self._folder = timing_folder(config, padding) if padding.timing else None
+        self._checkpoints = Path(config.trainer.default_local_dir)
+        goes_on = config.trainer.resume_mode == "resume_path"
+        self._resumed = Path(config.trainer.resume_from_path) if goes_on else None
         self._worker_groups = worker_groups
         self._updates: list[TimedStep] = []
+        self._learned = LearnedCosts() if padding.cost_model == "measured" else None
+        self._planned: Mapping[str, CostModel] = {}
+        self._formulas: Mapping[str, CostModel] = {}
 
     @classmethod
-    def install(cls, folder: Path, worker_groups: Sequence[Any]) -> StepTiming:
-        """Gives each worker its clock."""
+    def install(cls, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]) -> StepTiming:
+        """Gives each worker of a job its clock."""
         for worker_group in worker_groups:
             worker_group.execute_with_func_generator(micro_batch_clock.install_in_worker)
-        return cls(folder, worker_groups)
+        return cls(config, padding, worker_groups)
 
-    def read(self, step: int, keys: Sequence[str], cost_models: Mapping[str, CostModel]) -> dict[str, float]:
-        """Reads the clocks after a local update; returns its metrics.
+    def priced(self, job: Job) -> Job:
+        """The job of a step, with learned costs for the calls that have better ones than their formula."""
+        self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
+        learned = {name: self._learned.cost_of(name) for name, _ in job.calls()} if self._learned else {}
+        self._planned = {name: learned.get(name) or formula for name, formula in self._formulas.items()}
+        return replace(
+            job,
+            updates={name: replace(call, cost_model=self._planned[name]) for name, call in job.updates.items()},
+            inference={name: replace(call, cost_model=self._planned[name]) for name, call in job.inference.items()},
+        )
+
+    def read(self, step: int, keys: Sequence[str]) -> dict[str, float]:
+        """Reads the clocks after a local update, and learns from it; returns its metrics.
 
         Args:
             step: the global step; its file has all of its local updates.
             keys: key of each row of the batch.
-            cost_models: of each call, what the plan reckoned with.
         """
         laps = [lap for worker_group in self._worker_groups for lap in _ask(worker_group)]
-        if self._updates and self._updates[0].step != step:
-            self._updates = []
         timed = TimedStep(step=step, keys=list(keys), laps=laps)
-        self._updates.append(timed)
-        write_step(self._updates, self._folder / f"{step}{SUFFIX}")
-        return timing_metrics(timed, cost_models)
+        if self._folder is not None:
+            self._updates = [each for each in self._updates if each.step == step] + [timed]
+            write_step(self._updates, self._folder / f"{step}{SUFFIX}")
+        if self._learned is not None:
+            for told in self._learned.learn(timed, self._formulas):
+                logger.warning("verl_padding: %s", told)
+        return timing_metrics(timed, self._planned)
+
+    def save(self, step: int) -> None:
+        """Keeps what was learned in the folder of a step's checkpoint."""
+        if self._learned is not None:
+            self._learned.write(self._checkpoints / f"global_step_{step}" / FILE)
+
+    def resume(self, step: int) -> None:
+        """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some.
+
+        Raises:
+            PaddingDataError: its file holds something else.
+        """
+        path = (self._resumed or self._checkpoints / f"global_step_{step}") / FILE
+        if self._learned is not None and step and path.is_file():
+            self._learned = LearnedCosts.read(path)
 
 
 def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> dict[str, float]:

@@ -116,3 +116,10 @@ def _check_count(call: str, sent: int, came: int) -> None:
             f"worker call {call!r}: outputs of {came} came back for {counted(sent, 'row')} that were sent. None of "
             "them is used. Look into the workers' logs for the reason."
         )
+
+
+def dp_size(worker_group: Any, mesh_name: str) -> int:
+    """Data-parallel ranks of a worker group, as verl's dispatch asks for them; the answer is kept where it looks."""
+    if mesh_name not in worker_group._dispatch_info:
+        worker_group._dispatch_info[mesh_name] = worker_group._query_dispatch_info(mesh_name)
+    return int(max(worker_group._dispatch_info[mesh_name])) + 1

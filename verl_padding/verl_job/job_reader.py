@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.vision_families import refuse_unknown_type
-from verl_padding.plan import Job, Pass, PlanError, TransformerCost, Update
+from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
@@ -120,7 +120,7 @@ class JobReader:
         self._rollout = config.actor_rollout_ref.rollout
         self._ref = config.actor_rollout_ref.ref
         self._critic = config.critic
-        self._model_costs: dict[str, TransformerCost] = {}
+        self._model_costs: dict[str, TransformerCost | None] = {}
         self._uses_critic = has_critic(config)
         self._uses_ref = has_reference(config)
 
@@ -256,8 +256,8 @@ class JobReader:
                 # verl's _get_required_batch_multiple starts from these, whatever trains in the step.
                 row_multiple=dp_sizes[ACTOR],
                 pad_tokens=pad_tokens or self.pad_length(),
-                # With "model", each call brings its own.
-                cost_model="attention" if self._padding.cost_model == "model" else self._padding.cost_model,
+                # With the others, each call brings its own where it has one.
+                cost_model=self._padding.cost_model if self._padding.cost_model in COST_MODELS else "attention",
                 packer=self._padding.packer,
                 sharing=self._padding.sharing,
                 seed=seed,
@@ -297,11 +297,17 @@ class JobReader:
         return fields | {"cost_model": self._cost_model("critic" if known.role == "critic" else "actor_rollout_ref")}
 
     def _cost_model(self, section: str) -> TransformerCost | None:
-        """What rows cost the model of a config section; None if not asked for."""
-        if self._padding.cost_model != "model":
+        """What rows cost the model of a config section; None if not asked for, or unknown where clocks will tell."""
+        asked_for = self._padding.cost_model
+        if asked_for not in ("model", "measured"):
             return None
         if section not in self._model_costs:
-            self._model_costs[section] = read_model_cost(self._config[section].model, section)
+            try:
+                self._model_costs[section] = read_model_cost(self._config[section].model, section)
+            except PaddingConfigError:
+                if asked_for == "model":
+                    raise
+                self._model_costs[section] = None
         return self._model_costs[section]
 
 

@@ -1,0 +1,83 @@
+"""Micro-batches that cost more than their rows do alone: how full they are to be is searched.
+
+Everything that deals rows reckons with costs that add up. Where a micro-batch of T tokens costs d T^2 on top
+(:class:`~verl_padding.plan.measured_cost.MeasuredCost`), a row's share of it is d L T: that adds up too, once T is
+known. So a few fills T are tried, from the token budget down by halves. For each, rows are priced for a micro-batch of
+T tokens and dealt with T in the place of the budget; what the layout really costs decides. A row longer than T is alone
+in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from verl_padding.plan.job import Packer
+from verl_padding.plan.layout import Layout
+from verl_padding.plan.measured_cost import MeasuredCost
+from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
+from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.prices import Prices
+
+HALVES = 6
+"""Times that the fill is halved at most."""
+
+Deal = Callable[[Prices, Packer, MiniBatches], Layout]
+
+
+def deal_by_fill(deal: Deal, prices: Prices, packer: Packer, mini_batches: MiniBatches) -> Layout:
+    """The layout that takes the least time, of those for a few fills.
+
+    Args:
+        deal: deals rows whose costs add up.
+        prices: the call's; its cost model is a measured one, for rows alone.
+    """
+    model = prices.cost_model
+    assert isinstance(model, MeasuredCost)
+    assert not model.fill
+    call = prices.call
+    if call.token_budget is None or packer == "verl" or not model.per_pair_s:
+        fill = call.token_budget or int(prices.tokens_R.mean()) * call.micro_batch_rows
+        return deal(replace(prices, cost_model=model.at(fill)), packer, mini_batches)
+    best: tuple[int, Layout] | None = None
+    for fill in _fills(prices):
+        layout = deal(_priced_for(fill, prices, model), packer, mini_batches)
+        time = layout_time(layout, prices)
+        if best is None or time < best[0]:
+            best = time, layout
+    assert best is not None
+    return best[1]
+
+
+def layout_time(layout: Layout, prices: Prices) -> int:
+    """What a layout costs the slowest ranks, where they meet, with the handling of its micro-batches."""
+    steps = mini_batch_costs(micro_batches_of(layout), prices, with_micro_bounds=False)
+    meets_often = prices.call.ranks_meet == "micro_batch"
+    slowest = sum(step.micro_slowest if meets_often else step.mini_slowest for step in steps)
+    return slowest + (layout.n_micro_batches or 0) * prices.level
+
+
+def _priced_for(fill: int, prices: Prices, model: MeasuredCost) -> Prices:
+    return replace(
+        prices,
+        call=replace(prices.call, token_budget=fill),
+        tokens_R=np.minimum(prices.tokens_R, fill),
+        own_cost_R=model.at(fill)(prices.tokens_R),
+        cost_model=model.at(fill),
+    )
+
+
+def _fills(prices: Prices) -> Iterator[int]:
+    """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length."""
+    budget = prices.call.token_budget
+    assert budget is not None
+    # Of a chain, the longest row is computed: as long as it is, no shorter one may count as the same.
+    longest = int(prices.tokens_R.max()) if prices.chain_R is not None else 0
+    least = max(int(prices.tokens_R.mean()), prices.pad_tokens, longest)
+    yield budget
+    for halves in range(1, HALVES + 1):
+        if budget >> halves < least:
+            return
+        yield budget >> halves
