@@ -16,6 +16,8 @@ from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import TimedStep, read_steps
 from verl_padding.timing.trace import chrome_trace
 
+CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB: most memory of a process so far"
+
 
 def show_timeline(file: Path, *, update: int, picture: Path | None, trace: Path | None) -> int:
     """Prints the table, and writes what is asked for. Returns the exit code.
@@ -55,10 +57,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _table(timed: TimedStep) -> Table:
-    table = Table(title=f"step {timed.step}, {len(timed.keys)} rows", title_justify="left")
-    table.add_column("call")
-    for name in ("ranks", "micro-batches", "seconds", "waited", "imbalance", "1000 tokens/s", "memory (GB)"):
-        table.add_column(name, justify="right")
+    table = Table(title=f"step {timed.step}, {len(timed.keys)} rows", title_justify="left", caption=CAPTION)
+    table.add_column("call", no_wrap=True)
+    for name in ("ranks", "micro", "seconds", "waited", "imbalance", "tokens/s", "GB"):
+        table.add_column(name, justify="right", no_wrap=True)
     for call in timed.calls:
         laps = timed.of_call(call)
         ranks = {lap.rank for lap in laps}
@@ -71,7 +73,7 @@ def _table(timed: TimedStep) -> Table:
             f"{seconds:.2f}",
             "-" if figures.waited_s is None else f"{figures.waited_s:.2f}",
             "-" if figures.micro_imbalance is None else f"{figures.micro_imbalance:.3f}",
-            f"{sum(lap.tokens for lap in laps) / seconds / 1000:.1f}",
+            f"{sum(lap.tokens for lap in laps) / seconds:,.0f}",
             f"{max(lap.memory_bytes for lap in laps) / 1e9:.2f}",
         )
     return table
