@@ -1,5 +1,7 @@
 """What pads need of TransferQueue, from each of its storages."""
 
+from uuid import uuid4
+
 import pytest
 import torch
 import transfer_queue as tq
@@ -158,3 +160,18 @@ def test_transfer_queue_keeps_values_of_fields_that_only_some_cleared_rows_have(
     assert not queue_content()
     by_key = not request.node.callspec.id.startswith("SimpleStorage")
     assert one_storage.n_values() - before == (3 if by_key else 0)
+
+
+def test_verls_prompts_can_be_cleared_from_simple_storage_only(request, one_storage):
+    # verl's replay buffer clears prompts, which have a tag and no field, when it samples their rows. When this fails,
+    # run tests/end_to_end/test_other_storage.py with a storage by key, and take the line out of docs/limits.md.
+    key = uuid4().hex
+    tq.kv_put(key=key, partition_id=PARTITION, tag={"is_prompt": True})
+    if request.node.callspec.id.startswith("SimpleStorage"):
+        clear([key], PARTITION)
+    else:
+        with pytest.raises(RuntimeError, match="lack of `field_names`"):
+            clear([key], PARTITION)
+        tq.kv_put(key=key, partition_id=PARTITION, fields={"note": "a field to clear it by"})
+        clear([key], PARTITION)
+    assert not queue_content()
