@@ -25,6 +25,7 @@ TOLD_BY = {
     "Not enough GPUs to run the reward model": "verl/experimental/reward_loop/reward_model.py",
     "Distributed package doesn't have NCCL built in": "torch/distributed/distributed_c10d.py",
     "Total available GPUs <> is less than total desired GPUs": "verl/single_controller/ray/base.py",
+    "Fail to clear_data for key-value based backends": "transfer_queue/storage/managers/base.py",
     "InvalidAuthToken: Authentication token is missing or incorrect": None,
     "Unsupported interpolation type verl_padding.version": "omegaconf/base.py",
     "Missing mandatory value": "omegaconf/basecontainer.py",

@@ -12,16 +12,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
+from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
     BUDGET,
     LENGTHS,
     SEQ_MEAN_MODES,
     assert_packed_as_planned,
     put_trained_rows,
+    update_both,
     update_both_with,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
+from tests.support.fsdp2_workers import give_same_head, padded_and_plain, start_actor, start_critic, start_over
 from tests.support.rows_in_queue import put_rows
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
@@ -129,6 +131,32 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer
     assert_metrics_agree(both)
     if packer == "plan":
         assert_packed_as_planned(both)
+
+
+def test_so_do_ranks_whose_gradients_megatron_divides_by_their_tokens(transfer_queue, model):
+    # Megatron-Bridge turns it on with context parallelism: a loss times all tokens, then gradients over all tokens,
+    # and those of pads are among both.
+    per_token = "+actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss=true"
+    with padded_and_plain(start_actor, model, *TERMS, padded=[*BUDGETS, per_token]) as (padded, plain):
+        template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
+        batch = put_trained_rows()
+        assert_metrics_agree(update_both_with(padded, plain, batch, plan_for(batch, "verl", 2, {}), template))
+
+
+def test_so_do_critics(transfer_queue, model):
+    overrides = (
+        "+local=cpu_megatron",
+        "+critic.optim.override_optimizer_config.adam_eps=1e-5",
+        "critic.cliprange_value=0.5",
+    )
+    budget = "+critic.ppo_infer_max_token_len_per_gpu"
+    budgets = {"padded": [f"{budget}={BUDGET}"], "plain": [f"{budget}=4096"]}
+    with padded_and_plain(start_critic, model, *overrides, **budgets) as critics:
+        for mode in ("token-mean", "seq-mean-token-sum"):
+            for workers in critics:
+                start_over(workers, mode)
+                give_same_head(workers)
+            assert_critic_metrics_agree(update_both(*critics, method="train_mini_batch"))
 
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])

@@ -1,33 +1,18 @@
 """verl's GPU engines, with routes that vLLM has recorded: run with ``pytest -m gpu`` on a node of two GPUs."""
 
-import json
-import math
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import pytest
-import torch
 
+from tests.support.gpu_jobs import DYNAMIC, ON_GPUS, RECORDED_ROUTES, needs_gpus, skip_without, train_on_gpus
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.job import tiny_job
 from verl_padding.verl_job.job_reader import JobReader, check_job
 
-STEPS = 3
 # The recipe's schedule is FSDP's: other engines' optimizers have other settings for theirs.
 NO_SCHEDULE = [f"~actor_rollout_ref.actor.optim.{name}" for name in ("lr_scheduler_type", "min_lr_ratio")]
 # The engine, the package that it takes, and what has it replay the routes of the rollout.
 ENGINES = {
-    "fsdp2": (
-        "torch",
-        [
-            "actor_rollout_ref.actor.strategy=fsdp2",
-            "actor_rollout_ref.actor.use_dynamic_bsz=true",
-            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
-        ],
-    ),
+    "fsdp2": ("torch", ["actor_rollout_ref.actor.strategy=fsdp2"]),
     "megatron": (
         "megatron",
         [
@@ -35,8 +20,6 @@ ENGINES = {
             *NO_SCHEDULE,
             "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2",
             "actor_rollout_ref.actor.megatron.router_replay.mode=R3",
-            "actor_rollout_ref.actor.use_dynamic_bsz=true",
-            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
         ],
     ),
     "veomni": (
@@ -45,8 +28,6 @@ ENGINES = {
             "model_engine=veomni",
             *NO_SCHEDULE,
             "actor_rollout_ref.actor.veomni.router_replay.mode=R3",
-            "actor_rollout_ref.actor.use_dynamic_bsz=true",
-            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
         ],
     ),
 }
@@ -57,18 +38,13 @@ def overrides_of(engine, folder):
     model = make_tiny_model("qwen3_moe", folder)
     return [
         *tiny_job(folder),
+        *ON_GPUS,
+        RECORDED_ROUTES,
         f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.2",
-        "actor_rollout_ref.rollout.enforce_eager=true",
-        "actor_rollout_ref.rollout.calculate_log_probs=true",
-        "actor_rollout_ref.rollout.enable_rollout_routing_replay=true",
         "trainer.n_gpus_per_node=2",
-        "trainer.logger=[console,file]",
-        f"trainer.total_training_steps={STEPS}",
         "+padding=prompt",
         *ENGINES[engine][1],
+        *DYNAMIC,
     ]
 
 
@@ -81,23 +57,8 @@ def test_the_plugin_reads_the_job_of_each_engine(engine, tmp_path):
     assert config.actor_rollout_ref.actor.strategy == engine
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="takes two GPUs")
-@pytest.mark.skipif(find_spec("vllm") is None, reason="takes vLLM")
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [pytest.param(engine, marks=needs_gpus(2)) for engine in ENGINES])
 def test_the_engine_trains_on_recorded_routes_with_pads_beside_them(engine, tmp_path):
-    package = ENGINES[engine][0]
-    if find_spec(package) is None:
-        pytest.skip(f"takes {package}")
-    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    environment |= {"VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides_of(engine, tmp_path)]
-    job = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1500)
-    assert job.returncode == 0, job.stdout[-5000:] + job.stderr[-5000:]
-    steps = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == STEPS
-    assert sum(step["padding/pad_rows/total"] for step in steps) > 0, "no pad was met"
-    for step in steps:
-        assert [name for name, value in step.items() if not math.isfinite(value)] == []
+    skip_without(ENGINES[engine][0])
+    for step in train_on_gpus(overrides_of(engine, tmp_path), tmp_path):
         assert step["padding/actor/optimizer_steps/total"] == 4
-        assert step["actor/grad_norm"] > 0

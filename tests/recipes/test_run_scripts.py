@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.verl_config import compose_job
-from verl_padding.verl_job.job_reader import check_job
+from verl_padding.verl_job.job_reader import JobReader, check_job
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
@@ -41,7 +41,7 @@ def test_doctor_looks_at_the_job_before_it_starts_and_the_flag_can_be_left_out(p
     assert "set -euo pipefail" in script
 
 
-@pytest.mark.parametrize("path", GPU_SCRIPTS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", GPU_SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     script = path.read_text()
     script = re.sub(FLAG, "x", script)
@@ -49,7 +49,10 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     overrides = [word for word in words.split()[1:] if "=" in word]
     assert len(overrides) >= 8
     config = compose_job("+padding=prompt", *overrides)
-    assert check_job(config).strategy == "prompt"
+    padding = check_job(config)
+    assert padding.strategy == "prompt"
+    engine = JobReader(config, padding).engines["actor"]
+    assert (engine.strategy, engine.dp_size) == (("megatron", 2) if "megatron" in path.name else ("fsdp2", 8))
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == path.parent.name
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 24576

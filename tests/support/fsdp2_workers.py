@@ -27,7 +27,7 @@ from verl_padding.trainer.losses import wrap_worker_loss
 def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
     """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights."""
     config = compose_job(
-        *([] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]),
+        *_on_a_cpu(overrides),
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.actor.optim.lr=1e-3",
         "actor_rollout_ref.actor.optim.total_training_steps=100",
@@ -49,9 +49,13 @@ def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
 
 
 def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
-    """A critic of ``n_ranks`` FSDP2 ranks, from the weights of a model with a value head, as verl's trainer does it."""
+    """A critic of ``n_ranks`` ranks, from the weights of a model with a value head, as verl's trainer does it.
+
+    Of FSDP2 unless an override says otherwise. Megatron's takes any language model and draws a head, see
+    :func:`give_same_head`.
+    """
     config = compose_job(
-        "+local=cpu",
+        *_on_a_cpu(overrides),
         "algorithm.adv_estimator=gae",
         f"actor_rollout_ref.model.path={model}",
         "critic.optim.lr=1e-3",
@@ -78,6 +82,10 @@ def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
     workers.reset()
     workers.set_loss_fn(partial(value_loss, config=critic))
     return workers
+
+
+def _on_a_cpu(overrides: Sequence[str]) -> list[str]:
+    return [] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]
 
 
 def make_value_model(language_model: Path, folder: Path) -> Path:
@@ -116,6 +124,19 @@ def start_over(
         return DataProto()
 
     workers.execute_with_func_generator(reset)
+
+
+def give_same_head(workers: RayWorkerGroup) -> None:
+    """Gives each worker of a Megatron critic the same value head."""
+
+    def give(worker: Any) -> DataProto:
+        draw = torch.Generator().manual_seed(0)
+        for name, weight in worker.engine.module[0].named_parameters():
+            if name.endswith("output_layer.weight"):
+                weight.data.copy_(torch.randn(weight.shape, generator=draw) * 0.1)
+        return DataProto()
+
+    workers.execute_with_func_generator(give)
 
 
 @contextmanager
@@ -158,7 +179,11 @@ def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
 
 def _gather_weights(worker: Any) -> DataProto:
     engine = getattr(worker, "actor", worker).engine
-    if engine.engine_config.strategy == "megatron":
+    if engine.engine_config.strategy == "megatron" and engine.is_value_model:
+        # The bridges export language models only; this is all of one that no two ranks share.
+        named = dict(engine.module[0].named_parameters())
+        weights = [named[name] for name in sorted(named)]
+    elif engine.engine_config.strategy == "megatron":
         named = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
         weights = [named[name] for name in sorted(named)]
     else:

@@ -467,12 +467,29 @@ def test_the_summary_tells_each_engine_its_shape_and_what_that_asks_of_pads_and_
     told = dict(summary(config, planned_job(config, "sync")))
     assert told["engine of the actor"] == (
         "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks; micro-batches in "
-        "multiples of 2, for the virtual pipeline"
+        "multiples of 2, for the virtual pipeline; rows rounded up to multiples of 2 tokens (tensor 2)"
     )
     assert told["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
     config = compose_job("+padding=prompt", *DYNAMIC, "actor_rollout_ref.actor.use_kl_loss=true")
     told = dict(summary(config, planned_job(config, "sync")))
     assert told["engine of the ref"] == "fsdp, 8 ranks"
+    config = compose_job("+padding=prompt", *DYNAMIC, "model_engine=megatron", "padding.pad_length=6")
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == "megatron, 8 ranks"
+    assert told["pads"].startswith("6 tokens each, as padding.pad_length=6 says; the denominator")
+
+
+def test_the_summary_tells_who_cuts_the_micro_batches_of_ranks_that_share_rows_as_they_like():
+    roles = [f"actor_rollout_ref.{role}.megatron" for role in ("actor", "ref")]
+    scheduler = [f"{role}.{setting}" for role in roles for setting in (
+        "dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=4096", "context_parallel_size=2"
+    )]  # fmt: skip
+    config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *scheduler)
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == (
+        "megatron, 8 ranks: context 2, so 1 data-parallel rank; rows rounded up to multiples of 4 tokens "
+        "(twice context 2); Megatron's scheduler cuts the micro-batches of all ranks"
+    )
 
 
 def test_the_summary_says_which_passes_have_the_updates_micro_batches():

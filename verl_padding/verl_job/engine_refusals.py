@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.megatron_refusals import refuse_megatron
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
 SHARED_SIZES = (
@@ -33,8 +34,8 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
     refuse_unequal_groups(engines)
     for engine in engines:
         _refuse_uneven_ranks(engine)
-        if engine.has_scheduler:
-            _refuse_scheduler(engine, padding)
+        if engine.strategy == "megatron":
+            refuse_megatron(engine, padding)
         if engine.padded_to != "row":
             _refuse_padded_rows(engine, padding)
         _refuse_attention_past_ulysses(engine)
@@ -60,21 +61,6 @@ def refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:
                     f"{engine.section}.megatron.{name}={other}: differs from {megatron[0].section}.megatron.{name}="
                     f"{first}. Megatron's engines of a job share their process groups. Set both to the same value."
                 )
-
-
-def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
-    setting = f"{engine.section}.megatron.dynamic_context_parallel=True"
-    if engine.section == "critic":
-        raise PaddingConfigError(f"{setting}: verl supports it for language models only. Set it to False.")
-    if padding.packer == "plan":
-        raise PaddingConfigError(
-            f"{setting}: verl then cuts micro-batches by a scheduler of its own. Set it to False, or "
-            "padding.packer=verl."
-        )
-    if not engine.config.use_remove_padding:
-        raise PaddingConfigError(
-            f"{engine.model_section}.use_remove_padding=False: {setting} needs packed rows. Change one of the two."
-        )
 
 
 def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:

@@ -25,8 +25,24 @@ def row_multiple(role: DictConfig) -> int:
     megatron = role.megatron
     context = int(megatron.context_parallel_size)
     multiple = int(megatron.tensor_model_parallel_size) * (2 * context if context > 1 else 1)
-    fp8 = (megatron.get("override_transformer_config") or {}).get("fp8")
-    return lcm(FP8_ROW_MULTIPLE, multiple) if fp8 in ("e4m3", "hybrid") else multiple
+    return lcm(FP8_ROW_MULTIPLE, multiple) if _rows_are_fp8(role) else multiple
+
+
+def why_row_multiple(role: DictConfig) -> str:
+    """What :func:`row_multiple` is made of, in words: ``tensor 2 x twice context 2``; empty if it is 1."""
+    if role.strategy != "megatron":
+        return ""
+    tensor, context = (int(role.megatron[f"{name}_parallel_size"]) for name in ("tensor_model", "context"))
+    parts = [f"tensor {tensor}"] if tensor > 1 else []
+    parts += [f"twice context {context}"] if context > 1 else []
+    told = " x ".join(parts)
+    if _rows_are_fp8(role):
+        return f"{told}, and {FP8_ROW_MULTIPLE} for FP8" if told else f"{FP8_ROW_MULTIPLE} for FP8"
+    return told
+
+
+def _rows_are_fp8(role: DictConfig) -> bool:
+    return (role.megatron.get("override_transformer_config") or {}).get("fp8") in ("e4m3", "hybrid")
 
 
 def pad_length(padding: PaddingConfig, roles: Iterable[DictConfig], at_least: int = MIN_PAD_LENGTH) -> int:

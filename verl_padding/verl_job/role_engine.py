@@ -52,6 +52,8 @@ class RoleEngine:
     """transformers' name of the model's attention, as verl loads it."""
     device: str
     """Kind of device that the job trains on."""
+    trains_mtp: bool
+    """Whether the model is to learn to predict several tokens (MTP), with a loss inside of its forward pass."""
 
     @property
     def strategy(self) -> str:
@@ -273,6 +275,7 @@ def _role_engine(
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
     n_gpus = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    mtp = model.get("mtp") or {}
     return RoleEngine(
         section=section,
         settings=settings,
@@ -280,6 +283,7 @@ def _role_engine(
         n_gpus=n_gpus,
         attention=attention,
         device=config.trainer.device,
+        trains_mtp=bool(mtp.get("enable")) and bool(mtp.get("enable_train")),
     )
 
 

@@ -13,7 +13,7 @@ from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import update_taken
 from verl_padding.verl_job.job_reader import JobReader, check_job
 from verl_padding.verl_job.modes import SYNC
-from verl_padding.verl_job.pad_length import row_multiple
+from verl_padding.verl_job.pad_length import row_multiple, why_row_multiple
 from verl_padding.verl_job.role_engine import RoleEngine
 
 
@@ -36,7 +36,7 @@ def summary(config: DictConfig, job: Job) -> Iterator[tuple[str, str]]:
     )
     engines = JobReader(config, PaddingConfig.from_section(config.get("padding")), SYNC).engines
     for role, engine in engines.items():
-        yield f"engine of the {role}", _told_of(engine)
+        yield f"engine of the {role}", _told_of(engine, OmegaConf.select(config, engine.section))
     for name, update in job.updates.items():
         told = STRATEGIES[job.strategy].tell_steps(job, update)
         budget = f"{update.token_budget} tokens" if update.token_budget else counted(update.micro_batch_rows, "row")
@@ -50,14 +50,20 @@ def summary(config: DictConfig, job: Job) -> Iterator[tuple[str, str]]:
     denominator = PaddingConfig.from_section(config.get("padding")).denominator
     multiple = lcm(*(row_multiple(OmegaConf.select(config, engine.section)) for engine in engines.values()))
     why = "" if multiple == 1 else f", since engines round rows up to multiples of {multiple}"
+    explicit = PaddingConfig.from_section(config.get("padding")).pad_length
+    why += "" if explicit == "auto" else f", as padding.pad_length={explicit} says"
     yield "pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}"
 
 
-def _told_of(engine: RoleEngine) -> str:
-    """Backend, ranks, parallel sizes, and what they ask of the plan."""
+def _told_of(engine: RoleEngine, role: DictConfig) -> str:
+    """Backend, ranks, parallel sizes, and what they ask of the plan, with the reason."""
     told = f"{engine.strategy}, {counted(engine.n_gpus, 'rank')}"
     if engine.shape:
         told += f": {engine.shape}, so {counted(engine.dp_size, 'data-parallel rank')}"
     if engine.micro_batch_multiple > 1:
         told += f"; micro-batches in multiples of {engine.micro_batch_multiple}, for the virtual pipeline"
+    if (multiple := row_multiple(role)) > 1:
+        told += f"; rows rounded up to multiples of {multiple} tokens ({why_row_multiple(role)})"
+    if engine.has_scheduler:
+        told += "; Megatron's scheduler cuts the micro-batches of all ranks"
     return told

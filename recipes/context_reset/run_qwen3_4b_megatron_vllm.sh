@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The recipe on GSM8K with verl's Megatron engine: Qwen3-4B and vLLM on one node of 8 GPUs, two pipelines of two stages,
+# two GPUs to a stage (configs/recipe/qwen3_4b_gsm8k.yaml). It takes Megatron-Core, Transformer Engine and a bridge, as
+# verl's images for Megatron have them. Leave out +padding=prompt for stock verl:
+#   PADDING= bash run_qwen3_4b_megatron_vllm.sh
+#   GSM8K in verl's parquet form: python examples/data_preprocess/gsm8k.py, in a checkout of verl
+set -euo pipefail
+
+out=${OUT:-outputs/context_reset_qwen3_4b_megatron}
+mkdir -p "${out}"
+out=$(cd "${out}" && pwd)
+model=${MODEL:-Qwen/Qwen3-4B}
+data=${DATA:-$HOME/data/gsm8k}
+recipe=$(python -c 'from verl_padding.recipes.context_reset.job import HERE; print(HERE)')
+
+job=(
+    ${PADDING-+padding=prompt}
+    model_engine=megatron
+    +recipe=qwen3_4b_gsm8k
+    actor_rollout_ref.actor.strategy=megatron
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2
+    actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2
+    actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2
+    actor_rollout_ref.ref.megatron.pipeline_model_parallel_size=2
+    data.train_files=$data/train.parquet
+    data.val_files=$data/test.parquet
+    data.max_prompt_length=3072
+    data.max_response_length=1024
+    actor_rollout_ref.model.path=$model
+    actor_rollout_ref.rollout.agent.agent_loop_config_path=$recipe/agent.yaml
+    actor_rollout_ref.rollout.agent.default_agent_loop=context_reset
+    trainer.experiment_name=context_reset_qwen3_4b_megatron
+    trainer.rollout_data_dir=$out/rollouts
+    "$@"
+)
+verl-padding doctor "${job[@]}"
+python -m verl_padding.runs.follow "${out}" python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"

@@ -1,0 +1,88 @@
+"""A worker group of verl's whose ranks are objects of this process.
+
+Its dispatch is verl's, and so is what a worker does with its rows before an engine gets them.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import torch
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.single_controller.base.worker_group import WorkerGroup
+from verl.single_controller.ray.base import RayWorkerGroup, func_generator
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import TrainingWorker
+
+MESH = "actor"
+ANSWER = "answer"
+"""Field that a pass answers with: the number of each row."""
+SHAPES: dict[str, tuple[int, Callable[[int], int], Callable[[int], bool]]] = {
+    "64": (64, lambda rank: rank, lambda rank: True),
+    "16 x 4 neighbours": (16, lambda rank: rank // 4, lambda rank: rank % 4 == 0),
+    "16 x 4 stages": (16, lambda rank: rank % 16, lambda rank: rank >= 48),
+}
+"""Of 64 ranks: data-parallel size, data-parallel rank of each, and whether it answers. Ranks that share rows are
+neighbours with Ulysses and tensor parallelism, and far apart in a pipeline, where the last stage answers."""
+
+
+class Rank(TrainingWorker):
+    """verl's worker with an engine that only says where it stands.
+
+    Args:
+        numbers: the number of each row of worker data; None for a row without.
+    """
+
+    def __init__(self, dp_rank: int, dp_size: int, answers: bool, numbers: Callable[[TensorDict], list[int | None]]):
+        # verl's own starts a process group, and an engine with a model.
+        self._Worker__dispatch_dp_rank, self._Worker__collect_dp_rank = {MESH: dp_rank}, {MESH: answers}
+        self.numbers = numbers
+        self.engine = SimpleNamespace(
+            get_data_parallel_size=lambda: dp_size,
+            get_data_parallel_rank=lambda: dp_rank,
+            train_mode=lambda **_: nullcontext(),
+            is_mp_src_rank_with_outputs=lambda: answers,
+        )
+        self.profiler = SimpleNamespace(step=lambda: None)
+        self.passes: list[list[int | None]] = []
+        """Rows of each pass, in their order."""
+        self.mini_batches: list[list[int | None]] = []
+        """Rows of each mini-batch that was trained on."""
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
+    def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
+        self.passes.append(self.numbers(data))
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return None
+        answer = [-1 if number is None else number for number in self.passes[-1]]
+        return TensorDict({ANSWER: torch.tensor(answer)}, batch_size=len(data))
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
+    def update_actor(self, data: TensorDict) -> TensorDict | None:
+        return self.train_mini_batch(data=data)
+
+    def train_batch(self, data: TensorDict) -> TensorDict:
+        self.mini_batches.append(self.numbers(data))
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": {"rows": [[len(data)]]}})
+
+
+class RanksInProcess(RayWorkerGroup):
+    """64 ranks of a shape of :data:`SHAPES`."""
+
+    def __init__(self, shape: str, numbers: Callable[[TensorDict], list[int | None]]):
+        WorkerGroup.__init__(self, resource_pool=None)
+        dp_size, dp_rank_of, answers = SHAPES[shape]
+        self._workers = [Rank(dp_rank_of(rank), dp_size, answers(rank), numbers) for rank in range(64)]
+        self._world_size, self.fused_worker_used = len(self._workers), False
+        self._bind_worker_method(Rank, func_generator)
+
+    def _execute_remote_single_worker(self, worker: Rank, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        here = [ray.get(value) if isinstance(value, ray.ObjectRef) else value for value in args]
+        return ray.put(getattr(worker, method_name)(*here, **kwargs))
+
+    def dp_ranks(self) -> Sequence[int]:
+        """The data-parallel rank of each rank."""
+        return [worker.engine.get_data_parallel_rank() for worker in self._workers]

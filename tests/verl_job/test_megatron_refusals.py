@@ -1,0 +1,108 @@
+"""What Megatron would learn from pads, or cannot run, is refused before a worker starts."""
+
+import pytest
+
+from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.job_reader import check_job
+
+ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+MEGATRON = (*DYNAMIC, "model_engine=megatron", "+padding=prompt")
+WITH_ALL = ("algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true")
+OVERRIDE = f"+{ACTOR}.megatron.override_transformer_config"
+SCHEDULER = tuple(
+    f"{section}.megatron.{setting}"
+    for section in (ACTOR, REF)
+    for setting in ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=4096")
+)
+MTP = ("actor_rollout_ref.model.mtp.enable=true", "actor_rollout_ref.model.mtp.enable_train=true")
+
+
+def check(*overrides):
+    check_job(compose_job(*MEGATRON, *overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=[seq_aux_loss,sinkhorn]"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=global_aux_loss", f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
+        [f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
+        [f"{OVERRIDE}.moe_aux_loss_coeff=[0,0.01]"],
+        [f"{OVERRIDE}.moe_z_loss_coeff=0.001"],
+        [f"{OVERRIDE}.moe_router_enable_expert_bias=true"],
+        [f"{OVERRIDE}.moe_router_bias_update_rate=0.001"],
+    ],
+)
+def test_a_router_that_would_learn_from_pads_is_refused(overrides):
+    name = overrides[0].partition("=")[0].removeprefix("+")
+    with pytest.raises(PaddingConfigError, match=rf"^{name}=.*: the router would learn .* Leave it out"):
+        check(*overrides)
+
+
+def test_so_is_that_of_a_critic():
+    setting = f"{CRITIC}.megatron.override_transformer_config.moe_z_loss_coeff"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=0.001: the router"):
+        check(*WITH_ALL, f"+{setting}=0.001")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=none", f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=sinkhorn"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss", f"{OVERRIDE}.moe_aux_loss_coeff=0"],
+        [f"{OVERRIDE}.moe_z_loss_coeff=null"],
+        [f"{OVERRIDE}.moe_router_enable_expert_bias=true", f"{OVERRIDE}.moe_router_bias_update_rate=0"],
+        [f"{OVERRIDE}.moe_router_enable_expert_bias=false", f"{OVERRIDE}.moe_router_bias_update_rate=0.1"],
+        [f"+{REF}.megatron.override_transformer_config.moe_z_loss_coeff=0.001"],
+        [f"{OVERRIDE}.calculate_per_token_loss=true"],
+        MTP[:1],
+    ],
+)
+def test_what_changes_no_gradient_is_not(overrides):
+    check(*WITH_ALL, *overrides)
+
+
+def test_a_loss_of_several_predicted_tokens_is_refused_with_megatron_alone():
+    with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.mtp.enable_train=True: .* Set it to False"):
+        check(*MTP)
+    check(*MTP[1:])  # without the layer
+    check_job(compose_job(*DYNAMIC, "+padding=prompt", *MTP))  # FSDP's engines leave the layer out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((f"{ACTOR}.megatron.pad_to_length=true",), r"pad_to_length=True: verl does not run it .* Set it to False"),
+        (
+            [
+                f"{section}.megatron.{name}_model_parallel_size=2"
+                for section in (ACTOR, REF)
+                for name in ("pipeline", "virtual_pipeline")
+            ],
+            r"virtual_pipeline_model_parallel_size=2: verl does not run it .* Set it to None",
+        ),
+        (("trainer.n_gpus_per_node=3",), r"dynamic_context_parallel=True: .* an even number of ranks, .* has 3 for it"),
+        (
+            [f"{section}.megatron.tensor_model_parallel_size=8" for section in (ACTOR, REF)],
+            r"dynamic_context_parallel=True: .* an even number of ranks, .* has 1 for it",
+        ),
+    ],
+)
+def test_what_verls_scheduler_cannot_do_is_refused(overrides, message):
+    check(*SCHEDULER)
+    with pytest.raises(PaddingConfigError, match=rf"\.megatron\.{message}"):
+        check(*SCHEDULER, *overrides)
+
+
+def test_a_scheduler_without_the_length_of_its_ranks_is_refused_in_verls_words():
+    with pytest.raises(PaddingConfigError, match=r"verl refuses this section .*max_seqlen_per_dp_cp_rank must be a"):
+        check(f"{ACTOR}.megatron.dynamic_context_parallel=true")
+
+
+def test_shared_prefixes_are_refused_with_one_message():
+    with pytest.raises(PaddingConfigError, match=r"^padding.sharing='chains': the engine of .* is megatron, and only"):
+        check("padding.packer=plan", "padding.sharing=chains")

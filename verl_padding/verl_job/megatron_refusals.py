@@ -1,0 +1,94 @@
+"""Refuses what a pad would change in Megatron's engine, and what its scheduler of context parallel ranks cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
+
+BALANCING = "moe_router_load_balancing_type"
+BALANCING_COST = "moe_aux_loss_coeff"
+AUXILIARY = ("aux_loss", "seq_aux_loss", "global_aux_loss")
+"""Choices of ``moe_router_load_balancing_type`` that are losses."""
+
+
+def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
+    """Refuses settings of one of Megatron's engines.
+
+    Raises:
+        PaddingConfigError: one message with the setting, its value and the fix.
+    """
+    if engine.has_scheduler:
+        _refuse_scheduler(engine, padding)
+    if engine.section != REF_SECTION:  # it does not train
+        _refuse_routers_that_count(engine)
+        if engine.trains_mtp:
+            raise PaddingConfigError(
+                f"{engine.model_section}.mtp.enable_train=True: Megatron takes the mean of this loss over each "
+                "micro-batch and then over all micro-batches, those of pads alone among them, so pads would make it "
+                "smaller. Set it to False."
+            )
+
+
+def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
+    setting = f"{engine.section}.megatron.dynamic_context_parallel=True"
+    config = engine.config
+    if engine.section == "critic":
+        raise PaddingConfigError(f"{setting}: verl supports it for language models only. Set it to False.")
+    if padding.packer == "plan":
+        raise PaddingConfigError(
+            f"{setting}: verl then cuts micro-batches by a scheduler of its own. Set it to False, or "
+            "padding.packer=verl."
+        )
+    if not config.use_remove_padding:
+        raise PaddingConfigError(
+            f"{engine.model_section}.use_remove_padding=False: {setting} needs packed rows. Change one of the two."
+        )
+    ranks = engine.n_gpus // (int(config.tensor_model_parallel_size) * int(config.pipeline_model_parallel_size))
+    if ranks < 2 or ranks % 2:
+        raise PaddingConfigError(
+            f"{setting}: Megatron's scheduler deals rows out to an even number of ranks, and this job has {ranks} for "
+            "it (trainer.n_gpus_per_node x trainer.nnodes / tensor / pipeline parallel sizes). Change one of them."
+        )
+    without = {"pad_to_length": False, "virtual_pipeline_model_parallel_size": None}
+    for name, off in without.items():
+        value = getattr(config, name)
+        if value is True or (value or 1) > 1:
+            raise PaddingConfigError(
+                f"{engine.section}.megatron.{name}={value}: verl does not run it together with "
+                f"dynamic_context_parallel=True. Set it to {off}, or dynamic_context_parallel to False."
+            )
+
+
+def _refuse_routers_that_count(engine: RoleEngine) -> None:
+    override = engine.config.override_transformer_config or {}
+    for name, value in _counts_all_tokens(override):
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.override_transformer_config.{name}={value}: the router would learn from all "
+            "tokens of a micro-batch, those of pads among them. Leave it out, as verl does."
+        )
+
+
+def _counts_all_tokens(override: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings by which a router learns from tokens that have no loss, too (Megatron-Core's ``router.py``)."""
+    balancing, cost = override.get(BALANCING), _listed(override.get(BALANCING_COST))
+    if balancing is None:  # the bridge's: "none" for most models
+        yield from ((BALANCING_COST, override[BALANCING_COST]) for _ in filter(None, cost))
+    elif set(_listed(balancing)) & set(AUXILIARY) and (not cost or any(cost)):
+        yield BALANCING, balancing
+    if override.get("moe_z_loss_coeff"):
+        yield "moe_z_loss_coeff", override["moe_z_loss_coeff"]
+    rate = override.get("moe_router_bias_update_rate")
+    if override.get("moe_router_enable_expert_bias") and rate != 0:
+        yield "moe_router_enable_expert_bias", True
+    elif rate and override.get("moe_router_enable_expert_bias") is not False:
+        yield "moe_router_bias_update_rate", rate
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str | int | float) else list(value)
