@@ -127,8 +127,8 @@ def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
         passes = engine.attention != exchanged
     else:
         exchanged = "flash_attention_2"
-        if engine.strategy == "veomni":
-            passes = not engine.attention.endswith("_with_sp")
+        if engine.strategy == "veomni":  # some of its models exchange in code of their own, whatever is set
+            passes = engine.attention in ("sdpa", "flex_attention")
         else:
             passes = engine.attention not in (exchanged, "flash_attention_3")
     if engine.strategy in ULYSSES and ranks > 1 and passes:
