@@ -17,13 +17,14 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from verl_padding.cli.doctor import diagnose
-from verl_padding.doctor import installation
+from verl_padding.doctor import installation, packages
 from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
 from verl_padding.doctor.job import looks_at_job
 from verl_padding.doctor.named_objects import is_module, refuse_missing_object
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
+from verl_padding.verl_job import engines_on_cpu
 from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.known_verl import KNOWN_VERL
 
@@ -845,3 +846,23 @@ def test_a_job_of_another_engine_is_looked_at_to_its_end(engine, job):
     assert not [finding.subject for finding in found if finding.told == "could not be looked at"]
     subjects = {finding.subject for finding in found}
     assert subjects >= {"actor_rollout_ref.actor.strategy", "data.train_batch_size", "verl's trainer"}
+
+
+@pytest.mark.parametrize(
+    ("installed", "told"),
+    [
+        (None, "veomni: veomni is not installed here. In an environment of its own: pip install --no-deps veomni=="),
+        ("9.9", "veomni: veomni 9.9: on a CPU, parts of it are replaced by others that were written for "),
+        (engines_on_cpu.TRIED["veomni"]["veomni"], "veomni"),
+    ],
+)
+def test_veomni_on_a_cpu_is_looked_for_and_its_version_is_one_that_was_tried(installed, told, job, monkeypatch):
+    is_module = packages.is_module
+    monkeypatch.setattr(packages, "is_module", lambda name: bool(installed) if name == "veomni" else is_module(name))
+    monkeypatch.setattr(engines_on_cpu, "version", lambda package: installed)
+    on_veomni = ["+local=cpu_veomni" if override.startswith("+local=") else override for override in job]
+    found = {finding.subject: finding for finding in findings_of(*on_veomni, "+padding=prompt")}
+    finding = found["actor_rollout_ref.actor.strategy"]
+    assert finding.told.startswith(told)
+    assert finding.verdict == ("ok" if told == "veomni" else "wrong")
+    assert found["engine of the actor"].told == "veomni, 2 ranks"

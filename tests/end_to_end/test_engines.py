@@ -13,6 +13,7 @@ SAVED, LAST = 2, 3
 ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 ENGINES = {
     "FSDP2, two ranks to a row": (
+        (),
         "cpu",
         [
             "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
@@ -21,20 +22,27 @@ ENGINES = {
         ],
     ),
     "Megatron, a pipeline of two": (
+        pytest.mark.megatron,
         "cpu_megatron",
         [f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES],
     ),
+    "VeOmni, two ranks to a row": (
+        pytest.mark.veomni,
+        "cpu_veomni",
+        [
+            *(f"{role}.veomni.ulysses_parallel_size=2" for role in ROLES),
+            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",  # verl has a cosine for this engine, down to 0
+            "critic.optim.lr_scheduler_type=constant",
+        ],
+    ),
 }
-"""Choice of the config group ``local``, and overrides."""
+"""Mark of what else the engine takes, choice of the config group ``local``, and overrides."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.megatron if "Megatron" in name else ()) for name in ENGINES],
-)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=mark) for name, (mark, _, _) in ENGINES.items()])
 def jobs(request, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
     """A job with a critic and a reference, and its second half again from its checkpoint."""
-    local, shape = ENGINES[request.param]
+    _, local, shape = ENGINES[request.param]
     folder: Path = tmp_path_factory.mktemp("job")
     common = [
         "+padding=prompt",

@@ -89,11 +89,19 @@ def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:
     )
 
 
-def plan_of(batch: KVBatchMeta, packer: str, update: str = "actor", micro_batch_rows: int | None = None) -> BatchPlan:
+def plan_of(
+    batch: KVBatchMeta,
+    packer: str,
+    update: str = "actor",
+    micro_batch_rows: int | None = None,
+    dp_size: int = 2,
+    ranks_of_row: int = 1,
+) -> BatchPlan:
+    """Three mini-batches, over ranks of which ``ranks_of_row`` share a row, and their budgets."""
     if micro_batch_rows is None:
-        shape = {"dp_size": 2, "token_budget": BUDGET}
+        shape = {"dp_size": dp_size, "token_budget": BUDGET * ranks_of_row}
     else:
-        shape = {"dp_size": 2, "micro_batch_rows": micro_batch_rows}
+        shape = {"dp_size": dp_size, "micro_batch_rows": micro_batch_rows}
     job = Job(
         strategy="prompt",
         prompts=6,
@@ -121,10 +129,12 @@ def update_both(
     method: str = "update_actor",
     packer: str = "verl",
     micro_batch_rows: int | None = None,
+    dp_size: int = 2,
+    ranks_of_row: int = 1,
 ) -> BothUpdates:
     """Trains both on the same rows, and asserts that they end with the same weights."""
     batch = put_trained_rows()
-    plan = plan_of(batch, packer, UPDATE_CALLS[method], micro_batch_rows)
+    plan = plan_of(batch, packer, UPDATE_CALLS[method], micro_batch_rows, dp_size, ranks_of_row)
     assert plan.layouts[UPDATE_CALLS[method]].n_mini_batches == 3
     return update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2), method)
 

@@ -7,6 +7,7 @@ import torch
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.megatron import engines
+from verl_padding.verl_job import engines_on_cpu
 
 
 class Engine:
@@ -41,16 +42,16 @@ def test_both_kinds_of_models_are_registered_and_nothing_of_cuda_is_changed(regi
 
 
 def test_another_version_is_refused_before_anything_is_changed(registered, monkeypatch):
-    monkeypatch.setattr(engines, "version", lambda package: "9.9")
+    monkeypatch.setattr(engines_on_cpu, "version", lambda package: "9.9")
     with pytest.raises(
-        PaddingConfigError, match=r"^megatron-core 9\.9: on a CPU.* pip install megatron-core==0\.16\.1$"
+        PaddingConfigError, match=r"^megatron-core 9\.9: on a CPU.* pip install --no-deps megatron-core==0\.16\.1$"
     ):
         registered["language_model"](None, SimpleNamespace(vanilla_mbridge=True))
     assert torch.cuda.Stream.__module__.startswith("torch")
 
 
 def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeypatch):
-    monkeypatch.setattr(engines, "version", engines.TRIED.get)
+    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["megatron"].get)
     with pytest.raises(PaddingConfigError, match=r"vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge"):
         registered["language_model"](None, SimpleNamespace(vanilla_mbridge=False))
     assert torch.cuda.Stream.__module__.startswith("torch")

@@ -269,6 +269,10 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
             r"^padding.sharing='chains': the engine of actor_rollout_ref.actor is megatron.*Set padding.sharing=off\.$",
         ),
         (
+            ["padding.sharing=chains", "padding.packer=plan", "model_engine=veomni"],
+            r"^padding.sharing='chains': the engine of actor_rollout_ref.actor is veomni.*Set padding.sharing=off\.$",
+        ),
+        (
             ["padding.sharing=chains", "padding.packer=plan", "actor_rollout_ref.model.use_remove_padding=false"],
             r"^padding.sharing='chains': actor_rollout_ref.model.use_remove_padding=False pads rows",
         ),
@@ -490,6 +494,14 @@ def test_the_summary_tells_who_cuts_the_micro_batches_of_ranks_that_share_rows_a
         "megatron, 8 ranks: context 2, so 1 data-parallel rank; rows rounded up to multiples of 4 tokens "
         "(twice context 2); Megatron's scheduler cuts the micro-batches of all ranks"
     )
+
+
+def test_the_summary_of_veomni_on_a_cpu_tells_the_same_and_its_pads_are_not_rounded_up():
+    ranks = ("actor_rollout_ref.actor.veomni.ulysses_parallel_size=2", "trainer.n_gpus_per_node=4")
+    config = compose_job("+local=cpu_veomni", "+padding=prompt", *DYNAMIC, *ranks)
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == "veomni, 4 ranks: Ulysses 2, so 2 data-parallel ranks"
+    assert told["pads"].startswith("2 tokens each; the denominator")
 
 
 def test_the_summary_says_which_passes_have_the_updates_micro_batches():

@@ -55,9 +55,11 @@ JOBS = {
         "model_engine=veomni",
         f"{ACTOR}.veomni.ulysses_parallel_size=2",
         f"{ACTOR}.pad_to_length=true",
-        f"{CRITIC}.veomni.ulysses_parallel_size=4",
+        f"{CRITIC}.veomni.ulysses_parallel_size=2",
     ),
 }
+
+TWO_TO_A_ROW = ("model_engine=veomni", *(f"{role}.veomni.ulysses_parallel_size=2" for role in (ACTOR, CRITIC)))
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +277,22 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
             ("model_engine=megatron", f"{CRITIC}.megatron.tensor_model_parallel_size=2"),
             "verl",
             r"^actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2\.",
+        ),
+        (
+            ("model_engine=veomni", f"{CRITIC}.veomni.ulysses_parallel_size=2"),
+            "verl",
+            r"^actor_rollout_ref.ref.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2\.",
+        ),
+        (
+            (*TWO_TO_A_ROW, f"{ACTOR}.veomni.attn_implementation=sdpa"),
+            "verl",
+            r"^actor_rollout_ref.ref.veomni.attn_implementation=sdpa: passes by .* the 2 ranks .* to "
+            r"flash_attention_2, or ulysses_parallel_size to 1\.$",
+        ),
+        (
+            (*TWO_TO_A_ROW, "trainer.device=cpu"),
+            "verl",
+            r"^critic.veomni.attn_implementation=veomni_flash_attention_2_with_sp: passes by .* to sdpa, or",
         ),
         (NOT_PACKED[:1], "verl", r"^actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan"),
         (NOT_PACKED[1:], "verl", r"^critic.model.use_remove_padding=False: .*padding.packer=plan"),

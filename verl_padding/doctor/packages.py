@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.served_models import settings_of_rollouts
+from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.engines_on_cpu import command_for, refuse_other_versions
 from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
 
 ROLLOUTS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
@@ -122,10 +125,21 @@ def _engines(config: DictConfig) -> Iterator[Finding]:
             yield not_looked_at(setting, f"{strategy}: an engine whose packages are not known here")
             continue
         missing = [module for module in _modules_of(config, role, strategy) if not is_module(module)]
+        on_cpu = config.trainer.device == "cpu"
         if missing:
-            yield _missing(setting, strategy, missing[0])
+            yield _missing(setting, strategy, missing[0], on_cpu=on_cpu)
+        elif on_cpu and (refusal := _refusal_of_versions(strategy)):
+            yield wrong(setting, f"{strategy}: {refusal}")
         else:
             yield ok(setting, strategy)
+
+
+def _refusal_of_versions(strategy: str) -> str:
+    try:
+        refuse_other_versions(strategy)
+    except (PaddingConfigError, PackageNotFoundError) as refusal:
+        return str(refusal)
+    return ""
 
 
 def _modules_of(config: DictConfig, role: str, strategy: str) -> tuple[str, ...]:
@@ -139,8 +153,11 @@ def _needed(setting: str, value: str, module: str) -> Finding:
     return ok(setting, value) if is_module(module) else _missing(setting, value, module)
 
 
-def _missing(setting: str, value: str, module: str) -> Finding:
+def _missing(setting: str, value: str, module: str, *, on_cpu: bool = False) -> Finding:
     package = INSTALLED_AS.get(module, module)
     if module == "vllm":
         return wrong(setting, f"{value}: {package} is not installed here. In a checkout: pip install '.[vllm]'")
+    if module == "veomni" and on_cpu:
+        fix = f"In an environment of its own: {command_for(package)}"
+        return wrong(setting, f"{value}: {package} is not installed here. {fix}")
     return wrong(setting, f"{value}: {package} is not installed here. pip install {package}")

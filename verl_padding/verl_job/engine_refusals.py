@@ -9,18 +9,27 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.verl_job.megatron_refusals import refuse_megatron
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
-SHARED_SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "dynamic_context_parallel",
-)
-"""Settings of Megatron's process groups, which the engines of one process share."""
+SHARED_SIZES = {
+    "megatron": (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "dynamic_context_parallel",
+    ),
+    "veomni": ("ulysses_parallel_size", "expert_parallel_size"),
+}
+"""Strategy -> settings of its process groups, which the engines of one process share."""
 
 
+ULYSSES = {
+    "fsdp": "ulysses_sequence_parallel_size",
+    "fsdp2": "ulysses_sequence_parallel_size",
+    "veomni": "ulysses_parallel_size",
+}
+"""Strategy -> its setting of the ranks that share a row by Ulysses."""
 SHARING_ENGINES = ("fsdp", "fsdp2")
 """Engines in which rows that extend each other can be computed once."""
 
@@ -44,23 +53,25 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
 
 
 def refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:
-    """Refuses Megatron engines that ask for different process groups.
+    """Refuses Megatron or VeOmni engines that ask for different process groups.
 
-    verl 0.9 makes Megatron's groups once a process, with the sizes of the engine that starts first, and all roles of a
-    job share their processes (``MegatronEngine._init_device_mesh``).
+    Both make their groups once a process, with the sizes of the engine that starts first, and all roles of a job share
+    their processes (verl's ``MegatronEngine._init_device_mesh``, VeOmni's ``init_parallel_state``).
 
     Raises:
         PaddingConfigError: two sizes differ.
     """
-    megatron = [engine for engine in engines if engine.strategy == "megatron"]
-    for engine in megatron[1:]:
-        for name in SHARED_SIZES:
-            first, other = getattr(megatron[0].config, name), getattr(engine.config, name)
-            if first != other:
-                raise PaddingConfigError(
-                    f"{engine.section}.megatron.{name}={other}: differs from {megatron[0].section}.megatron.{name}="
-                    f"{first}. Megatron's engines of a job share their process groups. Set both to the same value."
-                )
+    for strategy, sizes in SHARED_SIZES.items():
+        alike = [engine for engine in engines if engine.strategy == strategy]
+        for engine in alike[1:]:
+            for name in sizes:
+                first, other = getattr(alike[0].config, name), getattr(engine.config, name)
+                if first != other:
+                    raise PaddingConfigError(
+                        f"{engine.section}.{strategy}.{name}={other}: differs from {alike[0].section}.{strategy}."
+                        f"{name}={first}. The {strategy} engines of a job share their process groups. Set both to the "
+                        "same value."
+                    )
 
 
 def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
@@ -94,20 +105,29 @@ def _refuse_uneven_ranks(engine: RoleEngine) -> None:
 
 
 def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
-    """verl exchanges tokens for heads around flash attention (its ``monkey_patch.py``), +local=cpu around sdpa."""
+    """verl and VeOmni exchange tokens for heads around flash attention, each for its own engines (verl's
+    ``monkey_patch.py``, VeOmni's attentions ``.._with_sp``), and +local=cpu around sdpa."""
     ranks = engine.sequence_parallel_size
-    exchanged = ("sdpa",) if engine.device == "cpu" else ("flash_attention_2", "flash_attention_3")
-    if engine.strategy in ("fsdp", "fsdp2") and ranks > 1 and engine.attention not in exchanged:
+    if engine.device == "cpu":
+        exchanged = "sdpa"
+        passes = engine.attention != exchanged
+    else:
+        exchanged = "flash_attention_2"
+        if engine.strategy == "veomni":  # some of its models exchange in code of their own, whatever is set
+            passes = engine.attention in ("sdpa", "flex_attention")
+        else:
+            passes = engine.attention not in (exchanged, "flash_attention_3")
+    if engine.strategy in ULYSSES and ranks > 1 and passes:
         raise PaddingConfigError(
-            f"{engine.model_section}.override_config.attn_implementation={engine.attention}: passes by the exchange "
-            f"between the {ranks} ranks of {engine.section} that share a row (Ulysses), so each would attend to its "
-            f"own part of the row only. Set it to {exchanged[0]}, or ulysses_sequence_parallel_size to 1."
+            f"{engine.attention_setting}={engine.attention}: passes by the exchange between the {ranks} ranks of "
+            f"{engine.section} that share a row (Ulysses), so each would attend to its own part of the row only. Set "
+            f"it to {exchanged}, or {ULYSSES[engine.strategy]} to 1."
         )
 
 
 def _refuse_padded_rows(engine: RoleEngine, padding: PaddingConfig) -> None:
     setting = f"{engine.model_section}.use_remove_padding=False"
-    if engine.strategy in ("fsdp", "fsdp2", "veomni") and engine.sequence_parallel_size > 1:
+    if engine.strategy in ULYSSES and engine.sequence_parallel_size > 1:
         raise PaddingConfigError(
             f"{setting}: the {engine.sequence_parallel_size} ranks that share a row of {engine.section} (Ulysses) need "
             "packed rows. Set it to True."

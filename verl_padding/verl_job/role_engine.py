@@ -49,7 +49,7 @@ class RoleEngine:
     n_gpus: int
     """GPUs of the job, on which each role runs."""
     attention: str
-    """transformers' name of the model's attention, as verl loads it."""
+    """transformers' name of the model's attention, as the engine loads it."""
     device: str
     """Kind of device that the job trains on."""
     trains_mtp: bool
@@ -69,6 +69,13 @@ class RoleEngine:
     def model_section(self) -> str:
         """Section of the role's model."""
         return "critic.model" if self.section == "critic" else "actor_rollout_ref.model"
+
+    @property
+    def attention_setting(self) -> str:
+        """Where the model's attention is set."""
+        if self.strategy == "veomni":
+            return f"{self.section}.veomni.attn_implementation"
+        return f"{self.model_section}.override_config.attn_implementation"
 
     @property
     def padded_to(self) -> PaddedTo:
@@ -276,6 +283,8 @@ def _role_engine(
     n_gpus = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     mtp = model.get("mtp") or {}
+    if engine.strategy == "veomni":  # which does not look at the model's section
+        attention = engine.attn_implementation
     return RoleEngine(
         section=section,
         settings=settings,

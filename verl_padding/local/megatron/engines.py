@@ -5,15 +5,13 @@ Registered when verl imports its Megatron engine, which it does wherever Megatro
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.megatron.cuda_calls import answer_for_cuda
+from verl_padding.verl_job.engines_on_cpu import refuse_other_versions
 
-TRIED = {"megatron-core": "0.16.1", "mbridge": "0.15.1"}
-"""Package -> the version that the pieces of this package fit: they stand in for parts of it."""
 VANILLA = "actor_rollout_ref.actor.megatron.vanilla_mbridge"
 
 
@@ -35,7 +33,7 @@ class _OnCpu:
     model_config: Any
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
-        refuse_other_versions()
+        refuse_other_versions("megatron")
         if not engine_config.vanilla_mbridge:
             raise PaddingConfigError(
                 f"{VANILLA}=False: on a CPU, Megatron needs the vanilla bridge; Megatron-Bridge imports Transformer "
@@ -54,16 +52,3 @@ class _OnCpu:
         if not hasattr(config, "rope_theta"):  # transformers 5 has it in here, and mbridge asks for it there
             config.rope_theta = config.rope_parameters["rope_theta"]
         super()._build_tf_config()  # type: ignore[misc]
-
-
-def refuse_other_versions() -> None:
-    """
-    Raises:
-        PaddingConfigError: Megatron-Core or mbridge is of a version that was not tried.
-    """
-    for package, tried in TRIED.items():
-        if (installed := version(package)) != tried:
-            raise PaddingConfigError(
-                f"{package} {installed}: on a CPU, parts of it are replaced by others that were written for {tried}. "
-                f"pip install {package}=={tried}"
-            )

@@ -1,0 +1,128 @@
+"""Zero effect on verl's VeOmni engine: padded ranks of each shape end with the weights of one rank without pads.
+
+That rank is one of FSDP2: VeOmni shards what it loads.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from verl.protocol import DataProto
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
+from tests.equivalence.updates import (
+    ALL_TERMS,
+    BUDGET,
+    EPOCHS,
+    SEQ_MEAN_MODES,
+    assert_packed_as_planned,
+    update_both,
+    update_both_with,
+    with_trained_fields,
+)
+from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
+from tests.support.rows_in_queue import put_rows
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.template import PadTemplate
+from verl_padding.patches.plan_packer import install
+from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.trainer.losses import MICRO_BATCHES
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.veomni,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("transfer_queue"),
+]
+
+ON_VEOMNI = (*BUDGETS, "+local=cpu_veomni", "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
+ULYSSES = "actor_rollout_ref.actor.veomni.ulysses_parallel_size={}"
+SHAPES = {"dp2": (2, 1), "two ranks to a row": (2, 2), "two ranks to a row x dp2": (4, 2)}
+"""Ranks, and how many share a row."""
+MODES = ["token-mean", SEQ_MEAN_MODES[1]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def actors(request, transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup, dict[str, int]]]:
+    """The padded ranks, the one rank, and what the plan must know of the shape."""
+    ranks, sharing = SHAPES[request.param]
+    padded = [*ON_VEOMNI, ULYSSES.format(sharing)]
+    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=padded, ranks=ranks) as both:
+        yield *both, {"dp_size": ranks // sharing, "ranks_of_row": sharing}
+
+
+def set_adam_eps(worker: Any) -> DataProto:
+    """verl's VeOmni engine reads no ``override_optimizer_config``."""
+    for group in worker.actor.engine.optimizer.param_groups:
+        group["eps"] = 1e-5
+    return DataProto()
+
+
+def start_both_over(
+    padded_ranks: RayWorkerGroup,
+    one_rank: RayWorkerGroup,
+    mode: str,
+    packer: str,
+    micro_batch_rows: int | None = None,
+) -> None:
+    start_over(one_rank, mode)
+    start_over(padded_ranks, mode, micro_batch_rows)
+    padded_ranks.execute_with_func_generator(set_adam_eps)
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("mode", MODES)
+def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
+    padded_ranks, one_rank, shape = actors
+    start_both_over(padded_ranks, one_rank, mode, packer)
+    both = update_both(padded_ranks, one_rank, packer=packer, **shape)
+    assert_metrics_agree(both)
+    if packer == "plan":
+        assert_packed_as_planned(both)
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("mode", MODES)
+def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, packer, actors):
+    padded_ranks, one_rank, shape = actors
+    start_both_over(padded_ranks, one_rank, mode, packer, micro_batch_rows=2)
+    both = update_both(padded_ranks, one_rank, packer=packer, micro_batch_rows=2, **shape)
+    assert_metrics_agree(both)
+    assert both.padded[MICRO_BATCHES] == [both.layout.rows_per_cell / 2] * EPOCHS * both.layout.n_mini_batches
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
+    padded_ranks, one_rank, shape = actors
+    if shape["dp_size"] == 1:
+        pytest.skip("its ranks share every row")
+    start_both_over(padded_ranks, one_rank, MODES[1], packer)
+    lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
+    torch.manual_seed(0)
+    batch = with_trained_fields(put_rows(lengths, keys), torch.Generator().manual_seed(0))
+    update = Update(dp_size=2, token_budget=BUDGET * shape["ranks_of_row"], prompts_per_mini_batch=1)
+    job = Job(
+        strategy="prompt", prompts=3, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer=packer
+    )
+    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+    assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to have pads alone"
+    assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2)))
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_so_do_ranks_with_a_mixture_of_experts(packer, transfer_queue, tmp_path):
+    mixture = make_tiny_model("qwen3_moe", tmp_path)
+    with padded_and_plain(start_actor, mixture, *ALL_TERMS, padded=ON_VEOMNI) as (padded_ranks, one_rank):
+        start_both_over(padded_ranks, one_rank, MODES[1], packer)
+        assert_metrics_agree(update_both(padded_ranks, one_rank, packer=packer))
