@@ -9,6 +9,7 @@ import pytest
 import torch
 from transfer_queue import KVBatchMeta
 from transformers import AutoConfig, AutoModelForCausalLM
+from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
@@ -138,9 +139,15 @@ def test_so_do_ranks_whose_gradients_megatron_divides_by_their_tokens(transfer_q
     # and those of pads are among both.
     per_token = "+actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss=true"
     with padded_and_plain(start_actor, model, *TERMS, padded=[*BUDGETS, per_token]) as (padded, plain):
+        padded.execute_with_func_generator(assert_divides_by_tokens)
         template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
         batch = put_trained_rows()
         assert_metrics_agree(update_both_with(padded, plain, batch, plan_for(batch, "verl", 2, {}), template))
+
+
+def assert_divides_by_tokens(worker: Any) -> DataProto:
+    assert worker.actor.engine.tf_config.calculate_per_token_loss
+    return DataProto()
 
 
 def test_so_do_critics(transfer_queue, model):
