@@ -158,6 +158,6 @@ def _missing(setting: str, value: str, module: str, *, on_cpu: bool = False) -> 
     if module == "vllm":
         return wrong(setting, f"{value}: {package} is not installed here. In a checkout: pip install '.[vllm]'")
     if module == "veomni" and on_cpu:
-        fix = f"In an environment of its own: {command_for(package)}"
-        return wrong(setting, f"{value}: {package} is not installed here. {fix}")
+        command = command_for(package)
+        return wrong(setting, f"{value}: {package} is not installed here. In an environment of its own: {command}")
     return wrong(setting, f"{value}: {package} is not installed here. pip install {package}")

@@ -23,7 +23,7 @@ def refuse_other_versions(strategy: str) -> None:
         if (installed := version(package)) != tried:
             raise PaddingConfigError(
                 f"{package} {installed}: on a CPU, parts of it are replaced by others that were written for {tried}. "
-                f"{command_for(package)}"
+                f"Install that one: {command_for(package)}"
             )
 
 
