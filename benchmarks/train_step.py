@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from transfer_queue import KVBatchMeta
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Packer, Sharing
+from verl_padding.plan.cost import CostModel
 from verl_padding.plan.row_keys import row_key
 
 ROWS = Path(__file__).parent / "long_tailed.jsonl"
@@ -89,9 +91,7 @@ SIZE = StepSize()
 
 
 def put_batch() -> KVBatchMeta:
-    """The rows, with all that an actor update reads, under keys of their own."""
-    from tests.support.rows_in_queue import PARTITION, put_rows
-
+    """The rows of the file, as :func:`put_lengths` puts them."""
     rows = [json.loads(line) for line in ROWS.read_text().split("\n") if line]
     lengths = [(row["prompt_tokens"], row["response_tokens"]) for row in rows]
     seen: dict[tuple[str, int], int] = {}
@@ -100,6 +100,13 @@ def put_batch() -> KVBatchMeta:
         session = row["prompt"], row["session"]
         seen[session] = seen.get(session, -1) + 1
         keys.append(row_key(row["prompt"], row["session"], seen[session]))
+    return put_lengths(lengths, keys)
+
+
+def put_lengths(lengths: Sequence[tuple[int, int]], keys: list[str]) -> KVBatchMeta:
+    """Rows of so many tokens, prompt and response, with all that an actor update reads, under keys of their own."""
+    from tests.support.rows_in_queue import PARTITION, put_rows
+
     batch = put_rows(lengths, keys)
 
     def column() -> torch.Tensor:
@@ -169,8 +176,21 @@ def _complete_stock_pads(padded: KVBatchMeta) -> None:
         tq.kv_batch_put(keys=pads, partition_id=padded.partition_id, fields=fields)
 
 
-def planned_update(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize) -> dict[str, float]:
-    """Seconds, pads and steps of an update as the padded trainers do it."""
+def planned_update(
+    workers: Any,
+    batch: KVBatchMeta,
+    side: Side,
+    size: StepSize,
+    cost_model: CostModel | None = None,
+    *,
+    timed: bool = False,
+) -> dict[str, float]:
+    """Seconds, pads and steps of an update as the padded trainers do it.
+
+    Args:
+        cost_model: what the plan reckons with; None for verl's formula.
+        timed: whether the workers, which have a clock then, time its micro-batches.
+    """
     from tests.support.padded_rows import upsample
     from verl_padding.pads.lineage import find_extensions
     from verl_padding.pads.padded_batch import strip
@@ -183,7 +203,14 @@ def planned_update(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize)
         strategy=side.strategy,
         prompts=size.prompts,
         sessions_per_prompt=size.sessions,
-        updates={"actor": Update(dp_size=RANKS, token_budget=BUDGET, prompts_per_mini_batch=size.mini_prompts)},
+        updates={
+            "actor": Update(
+                dp_size=RANKS,
+                token_budget=BUDGET,
+                prompts_per_mini_batch=size.mini_prompts,
+                cost_model=cost_model,
+            )
+        },
         inference={},
         packer=side.packer,
         sharing=side.sharing,
@@ -192,7 +219,7 @@ def planned_update(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize)
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     extends_R = find_extensions(batch, tokens_R) if side.sharing == "chains" else None
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2))
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2), timed=timed)
     ready = time.perf_counter()
     batch.extra_info.update(size.extra_info())
     output = PaddedWorkerGroup(workers, lambda: padded).update_actor(batch)
@@ -204,6 +231,7 @@ def planned_update(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize)
         "update": done - ready,
         "pads": plan.n_pads,
         "steps": _steps(output),
+        "micro_batches": float(plan.figures["actor"].micro_batches or 0),
         "sharing_factor": plan.figures["actor"].sharing_factor,
         "grad_norm": [float(norm) for norm in output["metrics"]["grad_norm"]],
     }

@@ -22,8 +22,8 @@ def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
     return plan_batch(rows, job)
 
 
-def upsample(batch, plan: BatchPlan, template: PadTemplate) -> PaddedBatch:
+def upsample(batch, plan: BatchPlan, template: PadTemplate, *, timed: bool = False) -> PaddedBatch:
     """The batch with its pads in TransferQueue; `strip` takes them out."""
-    padded = padded_batch(batch, plan, template)
+    padded = padded_batch(batch, plan, template, timed=timed)
     padded.put_pads()
     return padded

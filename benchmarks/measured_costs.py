@@ -1,0 +1,169 @@
+"""What plans gain that learn from the clock, and what the clock costs: updates of real FSDP2 workers, turn by turn.
+
+    python -m benchmarks.measured_costs [--keep] [--json]
+
+Three mixes of rows on two ranks of a CPU, where torch's attention computes all pairs of tokens of a micro-batch and
+verl's formula is wrong: the long-tailed rows of ``long_tailed.jsonl``, short ones, and short ones with a few as long as
+the budget. Sides: stock verl with its trainer's own balancing and pads; ``padding=prompt`` with verl's packer, with the
+plan's, and with the plan's and measured costs. The last one learns in updates before those that are reported. The sides
+take turns, each on the same rows, put anew.
+
+*The clock*: the plan's side once more, with ``padding.timing=true``: its update over the one without.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import track
+from transfer_queue import KVBatchMeta
+
+from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
+from benchmarks.train_step import (
+    BUDGET,
+    RANKS,
+    SIZE,
+    Side,
+    make_model,
+    planned_update,
+    put_batch,
+    put_lengths,
+    stock_update,
+)
+from tests.support.cluster import ray_and_queue
+from verl_padding.patches import micro_batch_clock
+from verl_padding.plan import COST_MODELS
+from verl_padding.plan.row_keys import row_key
+from verl_padding.timing.laps import TimedStep
+from verl_padding.timing.learned_costs import LearnedCosts
+
+STOCK = Side(name="stock verl", strategy=None)
+VERLS = Side(name="verl's packer", strategy="prompt")
+PLANS = Side(name="plan's packer", strategy="prompt", packer="plan")
+TIMED = Side(name="plan's packer, timed", strategy="prompt", packer="plan")
+MEASURED = Side(name="plan's packer, measured costs", strategy="prompt", packer="plan")
+SIDES = (STOCK, VERLS, PLANS, TIMED, MEASURED)
+LEARNING = 4
+"""Updates of the last side before those that are reported."""
+
+
+def drawn(longest: int, long_rows: int) -> Callable[[], KVBatchMeta]:
+    """Puts two rows a session of 10 to ``longest`` tokens; the first ``long_rows`` fill the budget."""
+
+    def put() -> KVBatchMeta:
+        draw = random.Random(longest)
+        keys = [
+            row_key(f"p{prompt}", session, row)
+            for prompt in range(SIZE.prompts)
+            for session in range(SIZE.sessions)
+            for row in range(2)
+        ]
+        lengths = [(draw.randint(5, longest // 2), draw.randint(5, longest // 2)) for _ in keys]
+        for number in range(long_rows):
+            lengths[number * len(keys) // long_rows] = (BUDGET // 2, BUDGET // 2)
+        return put_lengths(lengths, keys)
+
+    return put
+
+
+MIXES: dict[str, Callable[[], KVBatchMeta]] = {
+    "long-tailed": put_batch,
+    "short": drawn(160, 0),
+    "short, six long": drawn(160, 6),
+}
+
+
+def main(
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 5,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measures all sides of each mix, after the updates that the last side learns from."""
+    busy = busy_cores()
+    told: dict[str, dict[str, list[dict[str, float]]]] = {}
+    costs: dict[str, Any] = {}
+    with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
+        from tests.support.fsdp2_workers import start_actor, stop
+        from verl_padding.patches.plan_packer import install
+        from verl_padding.trainer.losses import wrap_worker_loss
+
+        workers = start_actor(
+            make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
+        )
+        for setup in (wrap_worker_loss("rows"), install(), micro_batch_clock.install_in_worker):
+            workers.execute_with_func_generator(setup)
+        for mix, put in MIXES.items():
+            learned = LearnedCosts()
+            sides: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
+            for step in range(LEARNING):
+                _learning_update(workers, put(), learned, step)
+            for number in track(range(repeats), mix, console=console):
+                for side in SIDES if number % 2 else SIDES[::-1]:
+                    sides[side.name].append(_update(workers, put(), side, learned, LEARNING + number))
+            told[mix] = sides
+            costs[mix] = {name: getattr(cost, name) for name in COEFFICIENTS} if (cost := _cost(learned)) else None
+        stop(workers)
+    for mix, sides in told.items():
+        _show(mix, sides, costs[mix])
+    tell({"mixes": told, "costs": costs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+
+
+COEFFICIENTS = ("handling_s", "per_token_s", "per_square_s", "per_pair_s")
+
+
+def _update(workers: Any, batch: KVBatchMeta, side: Side, learned: LearnedCosts, step: int) -> dict[str, float]:
+    if side is STOCK:
+        return stock_update(workers, batch, SIZE)
+    if side is MEASURED:
+        return _learning_update(workers, batch, learned, step)
+    took = planned_update(workers, batch, side, SIZE, timed=side is TIMED)
+    if side is TIMED:
+        workers.execute_with_func_generator(micro_batch_clock.read_in_worker)
+    return took
+
+
+def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, step: int) -> dict[str, float]:
+    keys = list(batch.keys)
+    took = planned_update(workers, batch, MEASURED, SIZE, _cost(learned), timed=True)
+    answer = workers.execute_with_func_generator(micro_batch_clock.read_in_worker)
+    laps = list(answer.non_tensor_batch[micro_batch_clock.LAPS])
+    learned.learn(TimedStep(step=step, keys=keys, laps=laps), {"actor": COST_MODELS["attention"]})
+    return took
+
+
+def _cost(learned: LearnedCosts) -> Any:
+    return learned.cost_of("actor")
+
+
+def _show(mix: str, sides: dict[str, list[dict[str, float]]], cost: dict[str, float] | None) -> None:
+    of = {name: [took["update"] for took in rounds] for name, rounds in sides.items()}
+
+    def ratios(name: str, side: str) -> str:
+        return spread([theirs / its for theirs, its in zip(of[name], of[side], strict=True)])
+
+    show(
+        f"{mix}: seconds of an update, median (least-most); ratios round by round",
+        ["side", "steps", "micro-batches", "pads", "update", "stock / side", "verl's packer / side"],
+        [
+            [
+                name,
+                rounds[0]["steps"],
+                rounds[-1].get("micro_batches") or "",
+                rounds[0]["pads"],
+                spread(of[name], 2),
+                ratios(STOCK.name, name),
+                ratios(VERLS.name, name),
+            ]
+            for name, rounds in sides.items()
+        ],
+    )
+    console.print(f"the clock: {ratios(TIMED.name, PLANS.name)} of an update without it; learned: {cost}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
