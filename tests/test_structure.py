@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "verl_padding"
 RECIPES = PACKAGE.parent / "recipes"
 FLOORS = (
+    "version",
     "errors",
     "plan",
     "timing",
@@ -69,7 +70,7 @@ def imports() -> dict[str, set[str]]:
 
 def test_the_top_floor_holds_packages_and_what_they_all_need():
     modules = {path.stem for path in PACKAGE.glob("*.py")}
-    assert modules == {"__init__", "__main__", "plugin", "config", "errors"}
+    assert modules == {"__init__", "__main__", "plugin", "config", "errors", "version"}
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert modules - {"__init__"} | packages | {"recipes"} == set(FLOORS)
 

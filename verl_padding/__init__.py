@@ -1,3 +1,3 @@
 """Exact and balanced training of multi-trajectory agents with verl, on batches of any size."""
 
-__version__ = "0.2.0.dev0"
+from verl_padding.version import __version__ as __version__

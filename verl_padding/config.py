@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from verl_padding import __version__
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
+from verl_padding.version import __version__
 
 Denominator = Literal["rows", "nominal"]
 Weighting = Literal["row", "session"]

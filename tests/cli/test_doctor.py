@@ -480,6 +480,46 @@ def lora_on_a_pattern_that_no_module_has(machine: Machine) -> list[str]:
     return [f"{model}.lora_rank=8", f"{model}.target_modules=q_proj"]  # PEFT takes it for a whole name
 
 
+def lora_that_the_rollout_does_not_take(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.model.lora_rank=8"]
+
+
+def an_optimizer_that_torch_lacks(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.optimizer=AdamW8bit"]
+
+
+def an_optimizer_of_no_module(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.optimizer_impl=bitsandbytes_.optim"]
+
+
+def one_beta(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.betas=[0.9]"]
+
+
+def fewer_than_no_loaders(machine: Machine) -> list[str]:
+    return ["data.dataloader_num_workers=-1"]
+
+
+def no_agent_loop_worker(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.agent.num_workers=0"]
+
+
+def a_number_in_the_environment(machine: Machine) -> list[str]:
+    return ["+ray_kwargs.ray_init.runtime_env.env_vars.MY_RETRIES=3"]
+
+
+def a_template_that_is_cut_off(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.model.custom_chat_template='{% for m in messages %}{{ m.content }'"]
+
+
+def flash_attention_on_a_cpu(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"]
+
+
+def laps_in_a_file(machine: Machine) -> list[str]:
+    return ["padding.timing=true", f"padding.timing_dir={machine.file('timing')}"]
+
+
 def a_setting_misspelt(machine: Machine) -> list[str]:
     return ["data.train_batchsize=8"]
 
@@ -577,6 +617,31 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
         "actor_rollout_ref.model.target_modules",
         "q_proj: the model has no module of this name. The model has act_fn, ",
     ),
+    lora_that_the_rollout_does_not_take: (
+        "actor_rollout_ref.model.lora.merge",
+        "False: the rollout 'transformers' takes whole weights, no adapters. Set +actor_rollout_ref.model.lora.merge",
+    ),
+    an_optimizer_that_torch_lacks: (
+        "actor_rollout_ref.actor.optim.optimizer",
+        "AdamW8bit: torch.optim has no such optimizer",
+    ),
+    an_optimizer_of_no_module: (
+        "actor_rollout_ref.actor.optim.optimizer_impl",
+        "bitsandbytes_.optim: there is no such module",
+    ),
+    one_beta: ("actor_rollout_ref.actor.optim.betas", "[0.9]: must be two numbers"),
+    fewer_than_no_loaders: ("data.dataloader_num_workers", "-1: must be at least 0"),
+    no_agent_loop_worker: ("actor_rollout_ref.rollout.agent.num_workers", "0: must be at least 1"),
+    a_number_in_the_environment: (
+        "ray_kwargs.ray_init.runtime_env.env_vars.MY_RETRIES",
+        "3: Ray takes texts only. Put it in quotes",
+    ),
+    a_template_that_is_cut_off: ("actor_rollout_ref.model.custom_chat_template", "no template of Jinja ("),
+    flash_attention_on_a_cpu: (
+        "actor_rollout_ref.model.override_config.attn_implementation",
+        "flash_attention_2: it has no kernels for a CPU. Set it to sdpa.",
+    ),
+    laps_in_a_file: ("padding.timing_dir", "is a file. Name another folder"),
     a_setting_misspelt: ("overrides", "verl has no such setting. Did you mean data.train_batch_size?"),
     no_rollout_name: ("actor_rollout_ref.rollout.name", "???: has to be set"),
     an_unknown_setting_of_ours: ("overrides", "padding.strateggy: no such setting. Choices: padding.strategy, "),
@@ -737,7 +802,8 @@ def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job)
          "8: verl has no such setting. Did you mean data.train_batch_size?"),
         (["data.truncation=middel"], "data.truncation",
          "middel: has no effect: verl's v1 trainers cut no prompt."),
-        (["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules=[q_proj,vproj]"],
+        (["actor_rollout_ref.model.lora_rank=8", "+actor_rollout_ref.model.lora.merge=true",
+          "actor_rollout_ref.model.target_modules=[q_proj,vproj]"],
          "actor_rollout_ref.model.target_modules",
          "vproj: the model has no such module, the others are adapted. The model has act_fn, "),
         (["custom_reward_function.path=mine.py"], "custom_reward_function.path",

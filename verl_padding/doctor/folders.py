@@ -21,6 +21,9 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
     for setting in MADE_BY_VERL:
         if name := OmegaConf.select(config, setting):
             yield _writable(setting, str(name), is_folder=True)
+    padding = config.get("padding")
+    if isinstance(padding, DictConfig) and isinstance(padding.get("timing_dir"), str):
+        yield _writable("padding.timing_dir", padding.timing_dir, is_folder=True)
     loggers = config.trainer.logger
     if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
         yield _log_file()

@@ -14,6 +14,7 @@ from verl_padding.doctor.folders import folders_of_job
 from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.packages import packages_of_job
+from verl_padding.doctor.passed_on import values_passed_on
 from verl_padding.doctor.penalties import penalties_of_job
 from verl_padding.doctor.settings import (
     ignored_settings,
@@ -65,6 +66,7 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
     yield from penalties_of_job(config)
     yield from ignored_settings(config)
     yield from misspelt_settings(arguments)
+    yield from values_passed_on(config)
     composed.append(config)
 
 

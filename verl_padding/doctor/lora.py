@@ -11,11 +11,27 @@ from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wro
 
 SECTION = "actor_rollout_ref.model"
 SETTING = f"{SECTION}.target_modules"
+WHOLE_WEIGHTS = ("transformers",)
+"""Rollouts that take no adapters beside the weights."""
 SHOWN = 12
 """Names of a model's own modules that a message shows at most."""
 
 
+MERGE = f"{SECTION}.lora.merge"
+
+
 def lora_of_job(config: DictConfig) -> Iterator[Finding]:
+    """Whether the rollout takes adapters, and the model has what they adapt."""
+    model = config.actor_rollout_ref.model
+    adapts = model.lora_adapter_path or (isinstance(model.lora_rank, int) and model.lora_rank > 0)
+    merges = bool(OmegaConf.select(config, MERGE))
+    if adapts and not merges and config.actor_rollout_ref.rollout.name in WHOLE_WEIGHTS:
+        name = config.actor_rollout_ref.rollout.name
+        yield wrong(MERGE, f"{merges}: the rollout {name!r} takes whole weights, no adapters. Set +{MERGE}=true.")
+    yield from _modules_of_lora(config)
+
+
+def _modules_of_lora(config: DictConfig) -> Iterator[Finding]:
     """What ``target_modules`` names, looked for in the model as its config describes it; no weights are loaded.
 
     Megatron's engine reads ``model.lora`` in its place; ``all-linear`` finds its modules itself.

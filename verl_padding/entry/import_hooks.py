@@ -6,9 +6,9 @@ from typing import Any
 
 from wrapt import register_post_import_hook
 
-from verl_padding import __version__
 from verl_padding.entry.loud_failure import speak_of_a_failure
 from verl_padding.verl_job.modes import STOCK_MODES
+from verl_padding.version import __version__
 
 
 def _register_trainers(trainers: ModuleType) -> None:

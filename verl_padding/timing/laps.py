@@ -106,8 +106,10 @@ def read_steps(path: Path) -> Iterator[TimedStep]:
             said = json.loads(line)
             if "keys" in said:
                 if head is not None:
-                    yield TimedStep(**head, laps=laps)
-                head, laps = said, []
+                    yield TimedStep(step=head["step"], keys=head["keys"], laps=laps)
+                head, laps = {"step": int(said["step"]), "keys": list(said["keys"])}, []
+            elif head is None:
+                raise ValueError("no step before it")
             else:
                 laps.append(_lap(said))
         except (ValueError, TypeError, KeyError) as error:
@@ -116,7 +118,7 @@ def read_steps(path: Path) -> Iterator[TimedStep]:
             ) from error
     if head is None:
         raise PaddingDataError(f"{path}: holds no step. Name a file of padding.timing_dir.")
-    yield TimedStep(**head, laps=laps)
+    yield TimedStep(step=head["step"], keys=head["keys"], laps=laps)
 
 
 def _lap(said: dict[str, Any]) -> Lap:

@@ -71,11 +71,17 @@ class StepTiming:
         timed = TimedStep(step=step, keys=list(keys), laps=laps)
         if self._folder is not None:
             self._updates = [each for each in self._updates if each.step == step] + [timed]
-            write_step(self._updates, self._folder / f"{step}{SUFFIX}")
+            self._write(self._folder / f"{step}{SUFFIX}")
         if self._learned is not None:
             for told in self._learned.learn(timed, self._formulas):
                 logger.warning("verl_padding: %s", told)
         return timing_metrics(timed, self._planned)
+
+    def _write(self, path: Path) -> None:
+        try:
+            write_step(self._updates, path)
+        except OSError as error:  # a full disk, perhaps: no reason to lose a step
+            logger.warning("verl_padding: %s cannot be written (%s); the job goes on without it", path, error)
 
     def save(self, step: int) -> None:
         """Keeps what was learned in the folder of a step's checkpoint."""

@@ -1,0 +1,63 @@
+"""Values that verl passes on to torch, Ray and Jinja, which refuse them in a worker, minutes after the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.doctor.finding import Finding, wrong
+
+TRAINED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.optim", "critic": "critic.optim"}
+"""Section -> that of its optimizer."""
+LEAST = {"data.dataloader_num_workers": 0, "actor_rollout_ref.rollout.agent.num_workers": 1}
+"""Setting -> the smallest number that it may be."""
+ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
+TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+FLASH = ("flash_attention_2", "flash_attention_3")
+
+
+def values_passed_on(config: DictConfig) -> Iterator[Finding]:
+    """Those that cannot be meant; nothing where all can."""
+    for section, optim in TRAINED.items():
+        if OmegaConf.select(config, f"{section}.strategy") in ("fsdp", "fsdp2"):
+            yield from _optimizer(config, optim)
+    for setting, least in LEAST.items():
+        number = OmegaConf.select(config, setting)
+        if isinstance(number, int) and number < least:
+            yield wrong(setting, f"{number}: must be at least {least}.")
+    for name, value in (OmegaConf.select(config, ENV_VARS) or {}).items():
+        if not isinstance(value, str):
+            yield wrong(f"{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
+    yield from _template(config)
+    attention = OmegaConf.select(config, ATTENTION)
+    if config.trainer.device == "cpu" and attention in FLASH:
+        yield wrong(ATTENTION, f"{attention}: it has no kernels for a CPU. Set it to sdpa.")
+
+
+def _optimizer(config: DictConfig, section: str) -> Iterator[Finding]:
+    module, name = (OmegaConf.select(config, f"{section}.{key}") for key in ("optimizer_impl", "optimizer"))
+    if isinstance(module, str) and isinstance(name, str):
+        try:
+            has_it = hasattr(import_module(module), name)
+        except ImportError:
+            yield wrong(f"{section}.optimizer_impl", f"{module}: there is no such module. Install or correct it.")
+        else:
+            if not has_it:
+                yield wrong(f"{section}.optimizer", f"{name}: {module} has no such optimizer. Correct the name.")
+    betas = OmegaConf.select(config, f"{section}.betas")
+    if betas is not None and len(betas) != 2:
+        yield wrong(f"{section}.betas", f"{list(betas)}: must be two numbers, such as [0.9,0.999].")
+
+
+def _template(config: DictConfig) -> Iterator[Finding]:
+    from jinja2 import Environment, TemplateSyntaxError
+
+    template = OmegaConf.select(config, TEMPLATE)
+    if isinstance(template, str):
+        try:
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        except TemplateSyntaxError as error:
+            yield wrong(TEMPLATE, f"{template}: no template of Jinja ({error}). Correct it.")
