@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,12 @@ def test_what_is_installed_is_whole_and_uninstalling_leaves_nothing_behind(tmp_p
     assert files_in(site) == before
     assert files_in(environment / "bin") == commands_before
     assert run("-c", ENTRY_POINTS) == "[]"
+
+
+def test_the_plug_in_is_found_in_a_folder_that_holds_a_checkout(tmp_path: Path):
+    """Python takes the checkout's folder, which has the package's name, for a package without an ``__init__``."""
+    (tmp_path / "verl_padding").mkdir()
+    code = "import verl_padding.plugin, verl_padding.config as c, verl_padding.entry.import_hooks; print(c.__version__)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == version("verl_padding")

@@ -630,8 +630,8 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
         "bitsandbytes_.optim: there is no such module",
     ),
     one_beta: ("actor_rollout_ref.actor.optim.betas", "[0.9]: must be two numbers"),
-    fewer_than_no_loaders: ("data.dataloader_num_workers", "-1: must be at least 0"),
-    no_agent_loop_worker: ("actor_rollout_ref.rollout.agent.num_workers", "0: must be at least 1"),
+    fewer_than_no_loaders: ("data.dataloader_num_workers", "-1: too few. Set it to 0 or more."),
+    no_agent_loop_worker: ("actor_rollout_ref.rollout.agent.num_workers", "0: too few. Set it to 1 or more."),
     a_number_in_the_environment: (
         "ray_kwargs.ray_init.runtime_env.env_vars.MY_RETRIES",
         "3: Ray takes texts only. Put it in quotes",

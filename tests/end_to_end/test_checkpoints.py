@@ -1,5 +1,6 @@
 """A job is killed between an update and its checkpoint, and resumed: no row is trained twice, and none is lost."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -129,6 +130,8 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
         for step in (SAVED, KILLED, LAST):
             learned = LearnedCosts.read(checkpoints / f"global_step_{step}" / COSTS)
             assert {"actor", "critic", "log_prob", "values"} <= set(learned.fitted())
+            said = json.loads((checkpoints / f"global_step_{step}" / COSTS).read_text())
+            assert len(said["actor"]["seen"]) == step, "a resumed job goes on with what was learned before"
     if "num_warmup_batches" in mode[-1]:
         assert_finished_groups_are_trained_whole(resumed, checkpoints / f"global_step_{SAVED}")
     assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])

@@ -96,6 +96,8 @@ def test_a_file_of_laps_reads_as_it_was_written(steps: list[TimedStep], tmp_path
         ("", "holds no step"),
         ('{"step": 1, "keys": []}\n{"call": "actor"}\n', "line 1 \\(from 0\\): not a lap \\('rank'\\)"),
         ("step,call\n", "line 0 \\(from 0\\): not a lap"),
+        ('{"keys": []}\n', "line 0 \\(from 0\\): not a lap \\('step'\\)"),
+        ('{"call": "actor"}\n{"step": 1, "keys": []}\n', "line 0 \\(from 0\\): not a lap \\('step'\\)"),
     ],
 )
 def test_a_file_that_holds_no_laps_is_refused(text: str | None, told: str, tmp_path: Path):

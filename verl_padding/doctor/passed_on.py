@@ -13,7 +13,7 @@ TRAINED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.optim", "critic":
 """Section -> that of its optimizer."""
 LEAST = {"data.dataloader_num_workers": 0, "actor_rollout_ref.rollout.agent.num_workers": 1}
 """Setting -> the smallest number that it may be."""
-ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
+RAY, ENV_VARS = "ray_kwargs.ray_init", "runtime_env.env_vars"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 FLASH = ("flash_attention_2", "flash_attention_3")
@@ -27,10 +27,10 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     for setting, least in LEAST.items():
         number = OmegaConf.select(config, setting)
         if isinstance(number, int) and number < least:
-            yield wrong(setting, f"{number}: must be at least {least}.")
-    for name, value in (OmegaConf.select(config, ENV_VARS) or {}).items():
+            yield wrong(setting, f"{number}: too few. Set it to {least} or more.")
+    for name, value in (OmegaConf.select(config, f"{RAY}.{ENV_VARS}") or {}).items():
         if not isinstance(value, str):
-            yield wrong(f"{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
+            yield wrong(f"{RAY}.{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
     yield from _template(config)
     attention = OmegaConf.select(config, ATTENTION)
     if config.trainer.device == "cpu" and attention in FLASH:

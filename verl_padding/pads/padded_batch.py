@@ -10,7 +10,9 @@ import torch
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import (
+    NO_ADAPTER,
     OWN_COLUMNS,
+    REF,
     TIMED_CALL,
     loss_columns,
     micro_batch_columns,
@@ -140,7 +142,8 @@ class PaddedBatch:
         columns = {**columns, **micro_batch_columns(self.plan, call)}
         if self._timed:
             columns |= row_column(self.plan.layouts[call])
-            rows.extra_info[TIMED_CALL] = call
+            # A LoRA actor without its adapter is its own reference, by the same call.
+            rows.extra_info[TIMED_CALL] = REF if rows.extra_info.get(NO_ADAPTER) else call
         put_columns(rows, columns)
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:

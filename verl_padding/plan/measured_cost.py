@@ -17,6 +17,8 @@ ROUNDS = 12
 """Times that outliers are weighed anew, and ranks are guessed anew; a fit changes little after three or four."""
 OUTLIER = 1.5
 """Residuals beyond this many times the typical one count less, the farther the less (Huber 1964)."""
+FEW = 0.1
+"""Share of the measured micro-batches that are left out of the emptiest ones, such as those of pads alone."""
 LEAST_LAPS = 8
 """Fewer say too little for four coefficients."""
 
@@ -43,6 +45,9 @@ class MeasuredCost:
     """c: seconds of a pair of tokens of one row."""
     per_pair_s: float
     """d: seconds of a pair of tokens of one micro-batch."""
+
+    least_fill: int = 0
+    """Half the tokens of the emptiest micro-batches that were measured: of emptier ones nothing is known."""
 
     fill: int = 0
     """Tokens of the micro-batch that a row is priced for; 0 for a row alone."""
@@ -110,8 +115,7 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
     terms_ND = [_terms(each.sums_D) for each in known]
     # At first, the rank with the most tokens.
     terms = np.array([terms_D[terms_D[:, 1].argmax()] for terms_D in terms_ND])
-    weights = np.ones(len(known))
-    best = np.zeros(4)
+    weights, best = np.ones(len(known)), np.zeros(4)
     for _ in range(ROUNDS):
         best = _non_negative(terms / seconds[:, None], np.ones(len(known)), weights)
         terms = np.array([terms_D[(terms_D @ best).argmax()] for terms_D in terms_ND])
@@ -121,7 +125,13 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
     if not best[1:].any():
         return None
     handling, per_token, per_square, per_pair = best.tolist()
-    return MeasuredCost(handling_s=handling, per_token_s=per_token, per_square_s=per_square, per_pair_s=per_pair)
+    return MeasuredCost(
+        handling_s=handling,
+        per_token_s=per_token,
+        per_square_s=per_square,
+        per_pair_s=per_pair,
+        least_fill=int(np.quantile([max(tokens for tokens, _ in each.sums_D) for each in known], FEW)) // 2,
+    )
 
 
 def micro_batch_cost(cost_model: CostModel, tokens_I: Sequence[int]) -> int:

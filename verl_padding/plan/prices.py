@@ -19,6 +19,8 @@ Parameters are gathered for it, and kernels started, mostly while other work goe
 micro-batch of 16k to 32k tokens.
 """
 
+PAD_HANDLING_NANOSECONDS = 100_000
+"""The same by the clock."""
 PAD_HANDLING_TOKENS = 8
 """A pad delays the step by as much as this many tokens more on every rank would, beside the tokens it has.
 
@@ -66,15 +68,16 @@ class Prices:
     @cached_property
     def level(self) -> int:
         """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
-        rounding = self.call.bucket_tokens // 2
         if isinstance(self.cost_model, MeasuredCost):
-            return self.cost_model.handling + (self.of(rounding) if rounding else 0)
-        return self.of(LEVEL_HANDLING_TOKENS + rounding)
+            return self.cost_model.handling  # as it was measured, rounded up
+        return self.of(LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2)
 
     @cached_property
     def pad_handling(self) -> int:
         """Cost of handling a pad, which all ranks wait for."""
-        return self.of(PAD_HANDLING_TOKENS)
+        # No clock of a micro-batch sees it: it is spent before and after.
+        least = PAD_HANDLING_NANOSECONDS if isinstance(self.cost_model, MeasuredCost) else 0
+        return max(self.of(PAD_HANDLING_TOKENS), least)
 
     def together(self, tokens_I: Int64s) -> int:
         """What the computed rows of a micro-batch cost beside what each costs alone."""
@@ -96,6 +99,6 @@ class Prices:
         return ordered[np.append(chains[1:] != chains[:-1], True)]
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
-        """The numbers of rows, the longest row first."""
+        """The numbers of rows, the longest row first; of rows that count as equally long, the costliest."""
         numbers = np.array(rows, dtype=np.int64)
-        return numbers[np.argsort(-self.tokens_R[numbers], kind="stable")]
+        return numbers[np.lexsort((-self.cost_R[numbers], -self.tokens_R[numbers]))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def write_step(timed: Iterable[TimedStep], path: Path) -> None:
     lines: list[dict[str, Any]] = []
     for each in timed:
         lines.append({"step": each.step, "keys": list(each.keys)})
-        lines.extend(asdict(lap) for lap in each.laps)
+        lines.extend(map(vars, each.laps))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
@@ -104,12 +104,10 @@ def read_steps(path: Path) -> Iterator[TimedStep]:
     for number, line in enumerate(lines):
         try:
             said = json.loads(line)
-            if "keys" in said:
+            if "keys" in said or head is None:
                 if head is not None:
                     yield TimedStep(step=head["step"], keys=head["keys"], laps=laps)
                 head, laps = {"step": int(said["step"]), "keys": list(said["keys"])}, []
-            elif head is None:
-                raise ValueError("no step before it")
             else:
                 laps.append(_lap(said))
         except (ValueError, TypeError, KeyError) as error:

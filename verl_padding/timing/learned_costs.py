@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
-from verl_padding.plan.measured_cost import MeasuredCost, Measurement, fit_cost
-from verl_padding.timing.figures import measured_figures
+from verl_padding.plan.counted import counted
+from verl_padding.plan.measured_cost import NANOSECONDS, MeasuredCost, Measurement, fit_cost, micro_batch_cost
 from verl_padding.timing.laps import Lap, TimedStep
 
 FILE = "padding_costs.json"
@@ -23,23 +25,37 @@ MOST = 4096
 """Measurements of a call that a fit takes from its window; of more, an even share."""
 
 
+Foretold = tuple[float, float, float]
+"""Seconds of a micro-batch, those that the fit of the steps before foretold, and its cost by the formula."""
+
+
 @dataclass
 class _Learned:
     """What is known of one call."""
 
     seen: deque[list[Measurement]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Of each step: how wrong the fit of the steps before it was, and how wrong the formula."""
+    foretold: deque[list[Foretold]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Of each step, its micro-batches."""
     fitted: MeasuredCost | None = None
     used: bool = False
+
+    def errors(self) -> tuple[float, float]:
+        """How wrong the fits were over the window, and the formula, as shares of the measured seconds.
+
+        The formula knows no seconds: it is granted one scale for the whole window.
+        """
+        seconds, by_fit, by_formula = np.array([each for step in self.foretold for each in step]).T
+        scaled = by_formula * (seconds.sum() / by_formula.sum())
+        fit, formula = (float(np.abs(told - seconds).sum() / seconds.sum()) for told in (by_fit, scaled))
+        return fit, formula
 
 
 class LearnedCosts:
     """What micro-batches of each call cost, by the steps seen so far.
 
     After each step the fit of the steps before it and the formula both foretell the step's seconds. Once the fit has
-    been the better one, over the steps of the window, the plan uses it; where the formula is better again, that. The
-    same laps give the same costs.
+    been the better one, over the steps of the window together, the plan uses it; where the formula is better again,
+    that. The same laps give the same costs.
     """
 
     def __init__(self) -> None:
@@ -61,19 +77,22 @@ class LearnedCosts:
         told = []
         for call in timed.calls:
             laps, known = timed.of_call(call), self._learned[call]
+            groups = _told_together(laps)
             if known.fitted is not None:
-                errors = [measured_figures(laps, model).prediction_error for model in (known.fitted, formulas[call])]
-                known.errors.append((errors[0], errors[1]))
-            known.seen.append(measurements_of(laps))
+                known.foretold.append([_foretold(group, known.fitted, formulas[call]) for group in groups])
+            known.seen.append([_measurement(group) for group in groups])
             seen = [each for step in known.seen for each in step]
             known.fitted = fit_cost(seen[:: -(-len(seen) // MOST)]) or known.fitted
-            fit, formula = (sum(each[of] for each in known.errors) / max(len(known.errors), 1) for of in (0, 1))
-            if known.fitted is not None and known.errors and known.used != (fit < formula):
+            if known.fitted is None or not known.foretold:
+                continue
+            fit, formula = known.errors()
+            if known.used != (fit < formula):
                 known.used = not known.used
                 told.append(
                     f"from step {timed.step + 1} on, {call} is planned by "
                     f"{'measured costs' if known.used else 'the formula'}: over the last "
-                    f"{len(known.errors)} steps measured costs were off by {fit:.3f}, the formula by {formula:.3f}"
+                    f"{counted(len(known.foretold), 'step')} measured costs were off by {fit:.3f}, the formula by "
+                    f"{formula:.3f}"
                 )
         return told
 
@@ -83,7 +102,7 @@ class LearnedCosts:
             call: {
                 "cost": None if known.fitted is None else asdict(known.fitted),
                 "used": known.used,
-                "errors": list(known.errors),
+                "foretold": list(known.foretold),
                 "seen": [[(each.seconds, each.sums_D) for each in step] for step in known.seen],
             }
             for call, known in self._learned.items()
@@ -116,23 +135,33 @@ class LearnedCosts:
 
 def _learned(said: dict[str, Any]) -> _Learned:
     known = _Learned(fitted=None if said["cost"] is None else MeasuredCost(**said["cost"]), used=bool(said["used"]))
-    known.errors.extend((fit, formula) for fit, formula in said["errors"])
+    known.foretold.extend([(s, fit, formula) for s, fit, formula in step] for step in said["foretold"])
     for step in said["seen"]:
         known.seen.append([Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)) for s, sums in step])
     return known
 
 
-def measurements_of(laps: Iterable[Lap]) -> list[Measurement]:
-    """A measurement of each lap, or where waiting is not told apart, of each micro-batch of all ranks together."""
-    by_level: dict[tuple[int, int], list[Lap]] = defaultdict(list)
-    found = []
+def _told_together(laps: Iterable[Lap]) -> list[list[Lap]]:
+    """Each lap by itself, or where waiting is not told apart, those of a micro-batch on all ranks."""
+    alone, by_level = [], defaultdict(list)
     for lap in laps:
         if lap.busy_s is not None:
-            found.append(Measurement.of(lap.busy_s, [lap.computed_tokens]))
+            alone.append([lap])
         else:
             by_level[lap.mini_batch, lap.micro_batch].append(lap)
-    return found + [_of_level(level) for level in by_level.values()]
+    return alone + list(by_level.values())
 
 
-def _of_level(laps: Sequence[Lap]) -> Measurement:
-    return Measurement.of(max(lap.seconds for lap in laps), [lap.computed_tokens for lap in laps])
+def _seconds(laps: Sequence[Lap]) -> float:
+    return max(lap.seconds if lap.busy_s is None else lap.busy_s for lap in laps)
+
+
+def _measurement(laps: Sequence[Lap]) -> Measurement:
+    return Measurement.of(_seconds(laps), [lap.computed_tokens for lap in laps])
+
+
+def _foretold(laps: Sequence[Lap], fitted: MeasuredCost, formula: CostModel) -> Foretold:
+    by_fit, by_formula = (
+        max(micro_batch_cost(cost, lap.computed_tokens) for lap in laps) for cost in (fitted, formula)
+    )
+    return _seconds(laps), by_fit / NANOSECONDS, float(by_formula)

@@ -248,6 +248,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
             assert self._padded_batch is not None, "a step without a plan"
             strip(self._padded_batch)
+            planned = self._padded_batch.batch.keys
         except BaseException:
             if self._padded_batch is not None:
                 self._strip_after_an_error(self._padded_batch)
@@ -257,7 +258,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
         if self._timing is not None:
             started = time.perf_counter()
-            metrics.update(self._timing.read(self.global_steps, batch.keys))
+            metrics.update(self._timing.read(self.global_steps, planned))
             metrics[TIMING_SECONDS] = time.perf_counter() - started
         self._trained.append(batch)
         return batch
@@ -274,10 +275,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         batches = list(self._trained)
         if self._padded_batch is not None:
             batches += [self._padded_batch.batch, self._padded_batch.pads]
+        if self._timing is not None:  # before verl says that the checkpoint is whole
+            self._timing.save(self.global_steps)
         with set_aside(batches if self.trainer_mode != SYNC else []):
             super()._save_checkpoint()
-        if self._timing is not None:
-            self._timing.save(self.global_steps)
 
     def _dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the worker groups have it."""

@@ -17,6 +17,7 @@ from verl_padding.plan.cost import CostModel
 from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import SUFFIX, TimedStep, write_step
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
+from verl_padding.verl_job.calls import LOG_PROB, REF
 from verl_padding.verl_job.metric_names import MEASURED_IMBALANCE, PREDICTION_ERROR, WAITED_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class StepTiming:
         self._updates: list[TimedStep] = []
         self._learned = LearnedCosts() if padding.cost_model == "measured" else None
         self._planned: Mapping[str, CostModel] = {}
-        self._formulas: Mapping[str, CostModel] = {}
+        self._formulas: dict[str, CostModel] = {}
 
     @classmethod
     def install(cls, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]) -> StepTiming:
@@ -52,6 +53,8 @@ class StepTiming:
     def priced(self, job: Job) -> Job:
         """The job of a step, with learned costs for the calls that have better ones than their formula."""
         self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
+        if LOG_PROB in self._formulas:  # a LoRA actor is its own reference, by a call that is not planned apart
+            self._formulas.setdefault(REF, self._formulas[LOG_PROB])
         learned = {name: self._learned.cost_of(name) for name, _ in job.calls()} if self._learned else {}
         self._planned = {name: learned.get(name) or formula for name, formula in self._formulas.items()}
         return replace(

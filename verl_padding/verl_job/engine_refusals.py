@@ -50,6 +50,25 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
         _refuse_attention_past_ulysses(engine)
         if padding.sharing != "off":
             _refuse_sharing(engine, padding)
+        if padding.cost_model == "measured":
+            _refuse_measured(engine)
+
+
+def _refuse_measured(engine: RoleEngine) -> None:
+    pipeline = getattr(engine.config, "pipeline_model_parallel_size", 1) or 1
+    if engine.padded_to != "row":
+        why = "the engine pads rows, and clocks tell nothing of a row's own cost"
+    elif pipeline > 1:
+        why = (
+            f"pipeline_model_parallel_size={pipeline}: micro-batches take turns there, and none has seconds of its own"
+        )
+    elif engine.has_scheduler:
+        why = "verl's scheduler deals parts of rows out to ranks (dynamic_context_parallel=True)"
+    else:
+        return
+    raise PaddingConfigError(
+        f"padding.cost_model='measured', {engine.section}: {why}. Set padding.cost_model=model or attention."
+    )
 
 
 def refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:

@@ -29,7 +29,7 @@ def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
         tokens[at:at] = [prices.pad_tokens] * pads
         numbers: list[int | None] = list(by_length.tolist())
         numbers[at:at] = [None] * pads
-        cost = prices.cost_model(np.array(tokens, dtype=np.int64)).tolist()
+        cost = [prices.pad if row is None else int(prices.cost_R[row]) for row in numbers]
         items_D.append((numbers, tokens, cost))
     bins_DK = _cut_alike(prices.call, [(tokens, cost) for _, tokens, cost in items_D])
     rows_DK, pads_DK, load_DK = [], [], []

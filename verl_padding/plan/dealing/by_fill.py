@@ -42,7 +42,7 @@ def deal_by_fill(deal: Deal, prices: Prices, packer: Packer, mini_batches: MiniB
         fill = call.token_budget or int(prices.tokens_R.mean()) * call.micro_batch_rows
         return deal(replace(prices, cost_model=model.at(fill)), packer, mini_batches)
     best: tuple[int, Layout] | None = None
-    for fill in _fills(prices):
+    for fill in _fills(prices, model.least_fill):
         layout = deal(_priced_for(fill, prices, model), packer, mini_batches)
         time = layout_time(layout, prices)
         if best is None or time < best[0]:
@@ -56,7 +56,7 @@ def layout_time(layout: Layout, prices: Prices) -> int:
     steps = mini_batch_costs(micro_batches_of(layout), prices, with_micro_bounds=False)
     meets_often = prices.call.ranks_meet == "micro_batch"
     slowest = sum(step.micro_slowest if meets_often else step.mini_slowest for step in steps)
-    return slowest + (layout.n_micro_batches or 0) * prices.level
+    return slowest + (layout.n_micro_batches or 0) * prices.level + layout.n_pads * prices.pad_handling
 
 
 def _priced_for(fill: int, prices: Prices, model: MeasuredCost) -> Prices:
@@ -69,13 +69,16 @@ def _priced_for(fill: int, prices: Prices, model: MeasuredCost) -> Prices:
     )
 
 
-def _fills(prices: Prices) -> Iterator[int]:
-    """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length."""
+def _fills(prices: Prices, least_fill: int) -> Iterator[int]:
+    """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length.
+
+    None that is emptier than what was measured allows to foretell.
+    """
     budget = prices.call.token_budget
     assert budget is not None
     # Of a chain, the longest row is computed: as long as it is, no shorter one may count as the same.
     longest = int(prices.tokens_R.max()) if prices.chain_R is not None else 0
-    least = max(int(prices.tokens_R.mean()), prices.pad_tokens, longest)
+    least = max(int(prices.tokens_R.mean()), prices.pad_tokens, longest, least_fill)
     yield budget
     for halves in range(1, HALVES + 1):
         if budget >> halves < least:
