@@ -18,6 +18,8 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from tests.support.own_recipe import make_own_recipe
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
 from tests.support.run_folder import write_run
+from tests.timing.test_laps import two_ranks
+from verl_padding.timing.laps import TimedStep, write_step
 
 OWN_RECIPE, FIRST_HOUR = DOCS / "own_recipe.md", DOCS / "first_hour.md"
 RUN_AS_A_WHOLE = {OWN_RECIPE}
@@ -133,6 +135,7 @@ def checkout(tmp_path_factory) -> Path:
         write_run(folder / run, padded=padded)
     for run in ("subagents_tiny", "every_call_tiny", "unshared"):
         write_run(folder / "outputs" / run, padded=True)
+    write_step([TimedStep(step=3, keys=["a_0_0", "a_0_1"], laps=two_ranks())], folder / "timing/3.jsonl")
     for environment in ("environment", "vllm_environment"):
         (folder / environment / "bin").mkdir(parents=True)
         (folder / environment / "bin/activate").touch()

@@ -15,6 +15,7 @@ DEMO_FILES = (
     "assets/train.parquet",
     "hydra/.hydra/config.yaml",
     "rollouts/1.jsonl",
+    "timing/1.jsonl",
     "metrics.jsonl",
     "log",
     "reward.png",

@@ -619,7 +619,7 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     ),
     lora_that_the_rollout_does_not_take: (
         "actor_rollout_ref.model.lora.merge",
-        "False: the rollout 'transformers' takes whole weights, no adapters. Set +actor_rollout_ref.model.lora.merge",
+        "False: the rollout 'transformers' takes whole weights, no adapters. Set actor_rollout_ref.model.lora.merge",
     ),
     an_optimizer_that_torch_lacks: (
         "actor_rollout_ref.actor.optim.optimizer",
@@ -802,7 +802,7 @@ def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job)
          "8: verl has no such setting. Did you mean data.train_batch_size?"),
         (["data.truncation=middel"], "data.truncation",
          "middel: has no effect: verl's v1 trainers cut no prompt."),
-        (["actor_rollout_ref.model.lora_rank=8", "+actor_rollout_ref.model.lora.merge=true",
+        (["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=true",
           "actor_rollout_ref.model.target_modules=[q_proj,vproj]"],
          "actor_rollout_ref.model.target_modules",
          "vproj: the model has no such module, the others are adapted. The model has act_fn, "),

@@ -50,6 +50,7 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it():
         "verl_padding.verl_job",
         "verl_padding.verl_job.known_verl",
         "verl_padding.verl_job.modes",
+        "verl_padding.version",
     ]
 
 

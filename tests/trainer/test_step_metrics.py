@@ -1,15 +1,19 @@
 """The value of each metric under ``padding/``, on a plan that is made by hand."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.timing.test_laps import two_ranks
 from tests.trainer.test_session_metrics import OF_SESSIONS
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
 from verl_padding.plan.figures import judge
 from verl_padding.plan.prices import Prices
+from verl_padding.timing.laps import TimedStep
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
+from verl_padding.trainer.step_timing import timing_metrics
 from verl_padding.verl_job import metric_names
 from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 
@@ -79,8 +83,19 @@ OF_THE_WORKERS = {
     "padding/actor/seconds": 3.0,
     "padding/critic/seconds": 0.5,
 }
-OF_THE_DRIVER = {"timing_s/padding/plan", "timing_s/padding/lineage", "timing_s/padding/upsample"}
-"""Their values: test_planning_and_pads_are_timed_each_by_itself in test_mixin.py."""
+OF_THE_DRIVER = {
+    "timing_s/padding/plan",
+    "timing_s/padding/lineage",
+    "timing_s/padding/upsample",
+    "timing_s/padding/timing",
+}
+"""Their values: test_planning_and_pads_are_timed_each_by_itself in test_mixin.py; of clocks, in real jobs."""
+OF_CLOCKS = {
+    f"padding/{call}/{name}": value
+    for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
+    # Rank 0 computes 3 and 2 seconds, rank 1 computes 1 and 2, and waits for 2.
+    for name, value in (("measured_imbalance", 5 / 4), ("waited_seconds", 1.0), ("prediction_error", 0.0))
+}
 
 
 def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
@@ -149,6 +164,13 @@ def test_a_job_that_runs_one_call_tells_of_no_other():
     }
 
 
+def test_what_clocks_say_is_told_of_each_call():
+    calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
+    laps = [replace(lap, call=call) for lap in two_ranks() for call in calls]
+    timed = TimedStep(step=1, keys=[], laps=laps)
+    assert timing_metrics(timed, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
+
+
 def test_real_rows_are_told_by_rank_without_pads():
     layouts = hand_made("verl").layouts
     assert real_rows_by_rank(layouts[ACTOR], len(TOKENS)) == [[0, 1, 3], [2, 4]]
@@ -163,7 +185,7 @@ def test_each_metric_has_its_value_asserted_for_each_call_that_it_may_be_told_of
     ]
     assert len(constants) >= 17
     of_plans = OF_THE_PLAN.keys() | OF_ITS_MICRO_BATCHES.keys() | OF_SHARING.keys()
-    told = of_plans | OF_THE_WORKERS.keys() | OF_THE_DRIVER | OF_SESSIONS.keys()
+    told = of_plans | OF_THE_WORKERS.keys() | OF_THE_DRIVER | OF_SESSIONS.keys() | OF_CLOCKS.keys()
     shown = set()
     for constant in constants:
         names = {constant.format(update=call, call=call) for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)}

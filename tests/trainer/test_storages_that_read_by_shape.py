@@ -23,6 +23,7 @@ VALUES = {
     "loss_factor": [0.5, 0.0, 1.5, 0.0],
     "micro_batch": [0, 0, 1, 1],
     "chain": [0, -1, 2, -1],
+    "batch_row": [0, -1, 2, -1],
     "mini_batch_loss_tokens": [5] * 4,
 }
 

@@ -27,7 +27,7 @@ def lora_of_job(config: DictConfig) -> Iterator[Finding]:
     merges = bool(OmegaConf.select(config, MERGE))
     if adapts and not merges and config.actor_rollout_ref.rollout.name in WHOLE_WEIGHTS:
         name = config.actor_rollout_ref.rollout.name
-        yield wrong(MERGE, f"{merges}: the rollout {name!r} takes whole weights, no adapters. Set +{MERGE}=true.")
+        yield wrong(MERGE, f"{merges}: the rollout {name!r} takes whole weights, no adapters. Set {MERGE}=true.")
     yield from _modules_of_lora(config)
 
 
