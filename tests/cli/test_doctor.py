@@ -447,6 +447,11 @@ def a_checkpoint_that_is_none(machine: Machine) -> list[str]:
     return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={machine.folder}"]
 
 
+def a_latest_checkpoint_of_no_step(machine: Machine) -> list[str]:
+    machine.file("latest_checkpointed_iteration.txt", "seven")
+    return [f"trainer.default_local_dir={machine.folder}"]
+
+
 def an_external_module_that_fails(machine: Machine) -> list[str]:
     machine.file("broken_module.py", "raise ValueError('boom')")
     machine.patch.syspath_prepend(machine.folder)
@@ -599,6 +604,7 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
         "trainer.resume_mode",
         "always: verl resumes in no such way. Choices: auto, disable, resume_path",
     ),
+    a_latest_checkpoint_of_no_step: ("trainer.default_local_dir", "'seven' is no step. Write the number of a"),
     a_checkpoint_that_is_none: ("trainer.resume_from_path", "not a checkpoint of verl"),
     an_external_module_that_fails: (
         "VERL_USE_EXTERNAL_MODULES",
@@ -658,6 +664,16 @@ def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reaso
     matter = [finding for finding in found if finding.verdict == "wrong"]
     assert [finding for finding in matter if finding.subject == setting and told in finding.told], matter
     assert not [finding.details for finding in found if finding.details]
+
+
+def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_anew(job, tmp_path):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    overrides = [*job, "+padding=prompt", f"trainer.default_local_dir={tmp_path}"]
+    (warned,) = [each for each in findings_of(*overrides) if each.verdict == "warning"]
+    assert warned.subject == "trainer.default_local_dir"
+    assert "names step 7, but there is no global_step_7, so the job begins anew" in warned.told
+    (tmp_path / "global_step_7").mkdir()
+    assert {each.verdict for each in findings_of(*overrides)} == {"ok"}
 
 
 @pytest.fixture

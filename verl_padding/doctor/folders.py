@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
 
 LOG_FILE = "VERL_FILE_LOGGER_PATH"
 LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
@@ -34,6 +34,8 @@ def _resumed(config: DictConfig) -> Iterator[Finding]:
     mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
     if mode not in RESUME_MODES:
         yield wrong("trainer.resume_mode", f"{mode}: verl resumes in no such way. Choices: {', '.join(RESUME_MODES)}.")
+    if mode == "auto":
+        yield from _latest(Path(str(config.trainer.default_local_dir)))
     if mode != "resume_path":
         return
     setting = "trainer.resume_from_path"
@@ -43,6 +45,22 @@ def _resumed(config: DictConfig) -> Iterator[Finding]:
         yield wrong(setting, f"{path}: there is no such folder. Correct the path.")
     else:
         yield ok(setting, path)
+
+
+def _latest(checkpoints: Path) -> Iterator[Finding]:
+    """The checkpoint that verl's file names. Where it is not there, verl begins anew, and says so in one line."""
+    from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
+
+    named_in = Path(get_checkpoint_tracker_filename(str(checkpoints)))
+    if not named_in.is_file():
+        return
+    setting = "trainer.default_local_dir"
+    step = named_in.read_text(errors="replace").strip()
+    if not step.isdecimal():
+        yield wrong(setting, f"{named_in}: {step!r} is no step. Write the number of a checkpoint, or remove the file.")
+    elif not (checkpoints / f"global_step_{step}").is_dir():
+        told = f"{named_in} names step {step}, but there is no global_step_{step}, so the job begins anew. "
+        yield warning(setting, f"{told}Write the number of a checkpoint, or remove the file.")
 
 
 def _log_file() -> Finding:
