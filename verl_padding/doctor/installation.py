@@ -143,9 +143,9 @@ def _look_for_trainers() -> None:
 
 def _look_for_config_groups() -> None:
     from verl_padding.plan import STRATEGIES
-    from verl_padding.verl_job.composition import JobArguments, compose_job
+    from verl_padding.verl_job.composition import choices_of_group
 
+    found = choices_of_group("padding")
     for choice in STRATEGIES:
-        padding = compose_job(JobArguments(overrides=(f"+padding={choice}",))).padding
-        if padding == choice:
-            raise LookupError(f"+padding={choice} was taken for a plain string: Hydra has not found the config group")
+        if choice not in found:
+            raise LookupError(f"Hydra has not found +padding={choice}, and would take it for a plain string")
