@@ -24,6 +24,9 @@ class Device:
     def max_memory_reserved(self):
         return 7
 
+    def max_memory_allocated(self):
+        return 5
+
     def Event(self, enable_timing):
         assert enable_timing
         device = self
@@ -96,8 +99,8 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
         (1, 0, (4,), (0,), 0),
         (1, 1, (2,), (), 1),
     ]
-    assert {(lap.call, lap.rank, lap.seconds, lap.busy_s, lap.memory_bytes) for lap in laps} == {
-        ("actor", 3, 1.0, None, 7)
+    assert {(lap.call, lap.rank, lap.seconds, lap.busy_s, lap.reserved_bytes, lap.allocated_bytes) for lap in laps} == {
+        ("actor", 3, 1.0, None, 7, 5)
     }
     assert clock.read() == []
 

@@ -28,7 +28,8 @@ def lap(rank: int, micro_batch: int, seconds: float, busy_s: float | None, token
         "rows": (rank,),
         "pads": 0,
         "computed_tokens": tokens,
-        "memory_bytes": 1,
+        "reserved_bytes": 1,
+        "allocated_bytes": None,
     }
     return Lap(**made | values)
 
@@ -76,7 +77,8 @@ LAPS = st.builds(
     rows=st.lists(NUMBERS, max_size=3).map(tuple),
     pads=NUMBERS,
     computed_tokens=st.lists(NUMBERS, max_size=3).map(tuple),
-    memory_bytes=NUMBERS,
+    reserved_bytes=NUMBERS,
+    allocated_bytes=st.none() | NUMBERS,
 )
 STEPS = st.builds(TimedStep, step=NUMBERS, keys=st.lists(st.text(), max_size=3), laps=st.lists(LAPS, max_size=3))
 

@@ -90,7 +90,8 @@ def timed_step(step: int, plan: BatchPlan, rows: Rows, seconds: Seconds, *, told
             rows=(),
             pads=0,
             computed_tokens=tokens,
-            memory_bytes=0,
+            reserved_bytes=0,
+            allocated_bytes=None,
         )
         for (mini, micro, rank), tokens in held.items()
     ]

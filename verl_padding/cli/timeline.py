@@ -74,6 +74,6 @@ def _table(timed: TimedStep) -> Table:
             "-" if figures.waited_s is None else f"{figures.waited_s:.2f}",
             "-" if figures.micro_imbalance is None else f"{figures.micro_imbalance:.3f}",
             f"{sum(lap.tokens for lap in laps) / seconds:,.0f}",
-            f"{max(lap.memory_bytes for lap in laps) / 1e9:.2f}",
+            f"{max(lap.reserved_bytes for lap in laps) / 1e9:.2f}",
         )
     return table

@@ -59,7 +59,8 @@ class _Timed:
     start_s: float
     held: list[_Held]
     marks: list[_Mark] = field(default_factory=list)
-    memory_bytes: int = 0
+    reserved_bytes: int = 0
+    allocated_bytes: int | None = None
 
 
 class MicroBatchClock:
@@ -104,7 +105,7 @@ class MicroBatchClock:
             finally:
                 self._running = None
             running.marks.append(self._mark())
-            running.memory_bytes = self._memory()
+            running.reserved_bytes, running.allocated_bytes = self._memory()
             self._timed.append(running)
             return output
 
@@ -137,10 +138,10 @@ class MicroBatchClock:
             mark.event.record()
         return mark
 
-    def _memory(self) -> int:
+    def _memory(self) -> tuple[int, int | None]:
         if self._has_events:
-            return int(self._device.max_memory_reserved())
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux tells KiB
+            return int(self._device.max_memory_reserved()), int(self._device.max_memory_allocated())
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None  # Linux tells KiB
 
     def _laps(self, timed: _Timed) -> Iterator[Lap]:
         rank = self._engine.get_data_parallel_rank()
@@ -160,7 +161,8 @@ class MicroBatchClock:
                 rows=held.rows,
                 pads=held.pads,
                 computed_tokens=held.computed_tokens,
-                memory_bytes=timed.memory_bytes,
+                reserved_bytes=timed.reserved_bytes,
+                allocated_bytes=timed.allocated_bytes,
             )
             start_s += seconds
 

@@ -51,8 +51,15 @@ class Lap:
     computed_tokens: tuple[int, ...]
     """Tokens of each row that was computed, pads among them; of rows that share a prefix only the longest is."""
 
-    memory_bytes: int
-    """Most memory that the process has held so far: reserved on the device, or resident on a CPU."""
+    reserved_bytes: int
+    """Most memory that the process has held since it began: reserved on the device, or resident on a CPU.
+
+    Where it grew from a mini-batch to the next, the later one took it. Peaks are not begun anew: verl's own
+    ``perf/max_memory_*`` read the same counters.
+    """
+
+    allocated_bytes: int | None
+    """Most memory that tensors have held on the device since the process began; None on a CPU."""
 
     @property
     def tokens(self) -> int:

@@ -45,7 +45,8 @@ def _events(lap: Lap, process: int, first: float) -> Iterator[dict[str, Any]]:
             "pads": lap.pads,
             "computed_tokens": lap.tokens,
             "busy_s": lap.busy_s,
-            "memory_bytes": lap.memory_bytes,
+            "reserved_bytes": lap.reserved_bytes,
+            "allocated_bytes": lap.allocated_bytes,
         },
     }
     if lap.busy_s is not None and lap.busy_s < lap.seconds:
