@@ -210,8 +210,13 @@ class Machine:
         (self.folder / name).write_text(text)
         return str(self.folder / name)
 
+    def lacks(self, package: str) -> None:
+        """Whether it is installed here or not."""
+        self.patch.setattr(packages, "is_module", lambda name: name.split(".")[0] != package and is_module(name))
+
 
 def no_vllm(machine: Machine) -> list[str]:
+    machine.lacks("vllm")
     return ["actor_rollout_ref.rollout.name=vllm"]
 
 
@@ -220,6 +225,7 @@ def no_such_rollout(machine: Machine) -> list[str]:
 
 
 def no_megatron(machine: Machine) -> list[str]:
+    machine.lacks("megatron")
     return ["actor_rollout_ref.actor.strategy=megatron"]
 
 
