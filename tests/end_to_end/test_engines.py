@@ -1,5 +1,6 @@
-"""Whole jobs on other engines: four ranks, two to a row or to a model; trained, saved, resumed."""
+"""Whole jobs on other engines: two ranks, or four, two to a row or to a model; trained, saved, resumed."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,68 +12,94 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SAVED, LAST = 2, 3
 ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
-ENGINES = {
-    "FSDP2, two ranks to a row": (
-        (),
-        "cpu",
-        [
+WITH_CRITIC = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3")
+CONSTANT = "{}.optim.lr_scheduler_type=constant"
+"""verl has a cosine for VeOmni, down to 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOnEngine:
+    """A job with a reference, and with a critic or GRPO."""
+
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+    """What else the engine takes."""
+    local: str = "cpu"
+    """Choice of the config group ``local``."""
+    ranks: int = 4
+    shape: tuple[str, ...]
+    """Overrides."""
+    critic: bool = True
+
+
+JOBS = {
+    "FSDP2, two ranks to a row": JobOnEngine(
+        shape=(
             "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
             "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2",
             "critic.fsdp.ulysses_sequence_parallel_size=2",
-        ],
+        )
     ),
-    "Megatron, a pipeline of two": (
-        pytest.mark.megatron,
-        "cpu_megatron",
-        [f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES],
+    "Megatron, a pipeline of two": JobOnEngine(
+        marks=(pytest.mark.megatron,),
+        local="cpu_megatron",
+        shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES),
     ),
-    "VeOmni, two ranks to a row": (
-        pytest.mark.veomni,
-        "cpu_veomni",
-        [
+    "VeOmni, two ranks to a row": JobOnEngine(
+        marks=(pytest.mark.veomni,),
+        local="cpu_veomni",
+        shape=(
             *(f"{role}.veomni.ulysses_parallel_size=2" for role in ROLES),
-            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",  # verl has a cosine for this engine, down to 0
-            "critic.optim.lr_scheduler_type=constant",
-        ],
+            CONSTANT.format("actor_rollout_ref.actor"),
+            CONSTANT.format("critic"),
+        ),
+    ),
+    "VeOmni, two ranks, GRPO": JobOnEngine(
+        marks=(pytest.mark.veomni,),
+        local="cpu_veomni",
+        ranks=2,
+        shape=(CONSTANT.format("actor_rollout_ref.actor"),),
+        critic=False,
     ),
 }
-"""Mark of what else the engine takes, choice of the config group ``local``, and overrides."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=mark) for name, (mark, _, _) in ENGINES.items()])
-def jobs(request, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
-    """A job with a critic and a reference, and its second half again from its checkpoint."""
-    _, local, shape = ENGINES[request.param]
+@pytest.fixture(scope="module", params=[pytest.param(job, marks=job.marks, id=name) for name, job in JOBS.items()])
+def job(request) -> JobOnEngine:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def jobs(job, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
+    """The job, and its second half again from its checkpoint."""
     folder: Path = tmp_path_factory.mktemp("job")
     common = [
         "+padding=prompt",
         "padding.packer=plan",
-        "trainer.n_gpus_per_node=4",
-        "algorithm.adv_estimator=gae",
+        f"trainer.n_gpus_per_node={job.ranks}",
         "actor_rollout_ref.actor.use_kl_loss=true",
-        "critic.optim.lr=1e-3",
-        "critic.ppo_mini_batch_size=3",
         "trainer.resume_mode=auto",
         f"trainer.default_local_dir={folder / 'checkpoints'}",
         f"trainer.save_freq={SAVED}",
-        *shape,
+        *(WITH_CRITIC if job.critic else ()),
+        *job.shape,
     ]
-    first = run_job(folder / "first", *common, steps=SAVED, local=local)
+    first = run_job(folder / "first", *common, steps=SAVED, local=job.local)
     assert (folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
-    return first, run_job(folder / "resumed", *common, steps=LAST, local=local)
+    return first, run_job(folder / "resumed", *common, steps=LAST, local=job.local)
 
 
-def test_each_batch_takes_the_configured_steps_with_real_rows_in_each(jobs):
+def test_each_batch_takes_the_configured_steps_with_real_rows_in_each(job, jobs):
     first, resumed = jobs
     assert (sorted(first.metrics), sorted(resumed.metrics)) == ([1, 2], [3])
+    steps = {ACTOR: 3, CRITIC: 2} if job.critic else {ACTOR: 3}
     pads = 0
     for facts in jobs:
         for metrics in facts.metrics.values():
-            assert metrics["padding/actor/optimizer_steps/total"] == 3
-            assert metrics["padding/critic/optimizer_steps/total"] == 2
+            assert metrics["padding/actor/optimizer_steps/total"] == steps[ACTOR]
+            assert metrics.get("padding/critic/optimizer_steps/total") == steps.get(CRITIC)
             pads += metrics["padding/pad_rows/total"]
-        assert len(facts.optimizer_steps[ACTOR]) == 3 * len(facts.metrics)
-        assert len(facts.optimizer_steps[CRITIC]) == 2 * len(facts.metrics)
+        taken = {model: len(steps_of_model) for model, steps_of_model in facts.optimizer_steps.items()}
+        assert taken == {model: count * len(facts.metrics) for model, count in steps.items()}
         assert all(step.moved and step.real_rows > 0 for step in facts.optimizer_steps[ACTOR])
         assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
     assert pads > 0

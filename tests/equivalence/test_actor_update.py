@@ -13,8 +13,10 @@ from tests.equivalence.updates import (
     ALL_TERMS,
     BUDGET,
     EPOCHS,
+    LENGTHS,
     SEQ_MEAN_MODES,
     BothUpdates,
+    assert_packed_as_planned,
     call,
     plan_of,
     put_trained_rows,
@@ -99,12 +101,38 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, actors):
     assert both.padded[MICRO_BATCHES] == [both.layout.rows_per_cell / 2] * EPOCHS * both.layout.n_mini_batches
 
 
+@pytest.fixture(scope="module")
+def four_ranks(transfer_queue, model) -> Iterator[RayWorkerGroup]:
+    """Four ranks that get pads, and cut their micro-batches as the plan says where it says it."""
+    ranks = start_actor(model, 4, *ALL_TERMS, *BUDGETS)
+    ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    ranks.execute_with_func_generator(install())
+    yield ranks
+    stop(ranks)
+
+
 @pytest.mark.slow
-def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, model):
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_so_do_four_ranks_with_real_rows_on_each(mode, packer, actors, four_ranks):
     _, one_rank = actors
-    four_ranks = start_actor(model, 4, *ALL_TERMS, *BUDGETS)
-    four_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    four_ranks.execute_with_func_generator(install())
+    for workers in (four_ranks, one_rank):
+        start_over(workers, mode)
+    keys = [f"{prompt}_{session}_{row}" for prompt in "abcdef" for session in range(2) for row in range(2)]
+    torch.manual_seed(0)
+    lengths = [*LENGTHS, *LENGTHS]
+    batch = with_trained_fields(put_rows(lengths, keys[: len(lengths)]), torch.Generator().manual_seed(0))
+    plan = plan_of(batch, packer, dp_size=4)
+    assert plan.layouts["actor"].reporting_ranks_M == (4, 4, 4), "each rank was meant to have real rows"
+    both = update_both_with(four_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2))
+    assert_metrics_agree(both)
+    if packer == "plan":
+        assert_packed_as_planned(both)
+
+
+@pytest.mark.slow
+def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, four_ranks):
+    _, one_rank = actors
     lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
     for packer in ("verl", "plan"):
         for workers in (four_ranks, one_rank):
@@ -123,7 +151,6 @@ def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, model):
         assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 3), "three ranks were meant to have pads alone"
         template = PadTemplate(eos_token_id=3, length=2)
         assert_metrics_agree(update_both_with(four_ranks, one_rank, batch, plan, template))
-    stop(four_ranks)
 
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])

@@ -63,11 +63,18 @@ SHAPES = {
 
 PAD_TOKENS = 8
 LAYERS, EXPERTS, TOP_K = 2, 4, 2
+SHARED_EXPERTS = (
+    SIZE.format("expert_model", 2),
+    "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1",
+)
+"""Two ranks with half of the experts each."""
+ODD_VOCABULARY = 261
+"""A vocabulary that two tensor parallel ranks cannot share as it is."""
 
 
-def with_shared_heads(folder: Path, **changes: Any) -> Path:
+def with_shared_heads(folder: Path, vocab_size: int = 320, **changes: Any) -> Path:
     """The tiny model of a folder, with heads and a vocabulary that two tensor parallel ranks can share."""
-    config = AutoConfig.from_pretrained(folder, num_key_value_heads=2, vocab_size=320, **changes)
+    config = AutoConfig.from_pretrained(folder, num_key_value_heads=2, vocab_size=vocab_size, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -150,6 +157,28 @@ def assert_divides_by_tokens(worker: Any) -> DataProto:
     return DataProto()
 
 
+def test_so_do_ranks_whose_vocabulary_is_padded(transfer_queue, tmp_path):
+    model = with_shared_heads(make_tiny_model("qwen2", tmp_path), vocab_size=ODD_VOCABULARY)
+    padding = "actor_rollout_ref.model.external_lib=tests.support.padded_vocabulary"
+    shape = SIZE.format("tensor_model", 2)
+    with padded_and_plain(start_actor, model, *TERMS, padding, padded=[*BUDGETS, shape]) as (padded, plain):
+        for workers in (padded, plain):
+            workers.execute_with_func_generator(assert_pads_vocabulary)
+        batch = put_trained_rows()
+        template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
+        assert_metrics_agree(update_both_with(padded, plain, batch, plan_for(batch, "verl", 1, {}), template))
+
+
+def assert_pads_vocabulary(worker: Any) -> DataProto:
+    from tests.support.padded_vocabulary import MULTIPLE  # it takes the bridge
+
+    engine = worker.actor.engine
+    (head,) = (weight for name, weight in engine.module[0].named_parameters() if name.endswith("output_layer.weight"))
+    rows = len(head) * engine.engine_config.tensor_model_parallel_size
+    assert rows == math.ceil(ODD_VOCABULARY / MULTIPLE) * MULTIPLE
+    return DataProto()
+
+
 def test_so_do_critics(transfer_queue, model):
     overrides = (
         "+local=cpu_megatron",
@@ -168,16 +197,37 @@ def test_so_do_critics(transfer_queue, model):
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])
 def test_so_do_ranks_that_share_experts_whose_routes_are_recorded(replay, transfer_queue, mixture):
+    recorded = f"actor_rollout_ref.actor.megatron.router_replay.mode={replay}"
+    with padded_and_plain(start_actor, mixture, *TERMS, recorded, padded=[*BUDGETS, *SHARED_EXPERTS]) as both:
+        assert_mixtures_agree(*both, dp_size=2)
+
+
+# Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send these to the experts.
+@pytest.mark.parametrize(("replay", "ranks"), [("disabled", 2), ("R3", 4)])
+def test_so_do_ranks_that_share_experts_and_cut_rows_among_them(replay, ranks, transfer_queue, mixture):
+    recorded = f"actor_rollout_ref.actor.megatron.router_replay.mode={replay}"
+    cut = [*BUDGETS, *SHARED_EXPERTS, SIZE.format("tensor_model", 2)]
+    with padded_and_plain(start_actor, mixture, *TERMS, recorded, padded=cut, ranks=ranks) as (padded, plain):
+        padded.execute_with_func_generator(assert_cuts_rows)
+        assert_mixtures_agree(padded, plain, dp_size=ranks // 2)
+
+
+def assert_cuts_rows(worker: Any) -> DataProto:
+    config = worker.actor.engine.tf_config
+    assert config.sequence_parallel
+    assert config.expert_model_parallel_size == 2
+    return DataProto()
+
+
+def assert_mixtures_agree(padded: RayWorkerGroup, plain: RayWorkerGroup, dp_size: int) -> None:
+    """For rows with the routes of each token; whether routers follow them, the workers know."""
     draw = torch.Generator().manual_seed(0)
 
     def routes(tokens: int) -> torch.Tensor:
         """Experts of each token and layer, (tokens, layers, top k)."""
         return torch.rand(tokens, LAYERS, EXPERTS, generator=draw).argsort(-1)[..., :TOP_K].to(torch.int16)
 
-    recorded = f"actor_rollout_ref.actor.megatron.router_replay.mode={replay}"
-    experts = ["actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1", SIZE.format("expert_model", 2)]
-    with padded_and_plain(start_actor, mixture, *TERMS, recorded, padded=[*BUDGETS, *experts]) as (padded, plain):
-        batch = put_rows(LENGTHS, routed_experts=[routes(sum(length)) for length in LENGTHS])
-        batch = with_trained_fields(batch, draw)
-        template = PadTemplate(eos_token_id=3, length=PAD_TOKENS, n_experts=lambda: EXPERTS)
-        assert_metrics_agree(update_both_with(padded, plain, batch, plan_for(batch, "verl", 2, {}), template))
+    batch = put_rows(LENGTHS, routed_experts=[routes(sum(length)) for length in LENGTHS])
+    batch = with_trained_fields(batch, draw)
+    template = PadTemplate(eos_token_id=3, length=PAD_TOKENS, n_experts=lambda: EXPERTS)
+    assert_metrics_agree(update_both_with(padded, plain, batch, plan_for(batch, "verl", dp_size, {}), template))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
@@ -25,6 +26,7 @@ from tests.equivalence.updates import (
 )
 from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
 from tests.support.rows_in_queue import put_rows
+from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
@@ -118,6 +120,25 @@ def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
     plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
     assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to have pads alone"
     assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2)))
+
+
+def test_attention_that_ranks_cannot_exchange_is_refused_with_the_setting_of_veomni(actors):
+    padded_ranks, _, shape = actors
+    if shape["ranks_of_row"] == 1:
+        pytest.skip("its ranks share no row")
+    padded_ranks.execute_with_func_generator(assert_sliding_window_is_refused)
+
+
+def assert_sliding_window_is_refused(worker: Any) -> DataProto:
+    states = torch.zeros(1, 2, 6, 4)
+    with (
+        worker.actor.engine.train_mode(),
+        pytest.raises(PaddingConfigError, match=r"^ulysses_parallel_size=2: .* sliding window .* Set it to 1\.$"),
+    ):
+        ALL_ATTENTION_FUNCTIONS["sdpa"](
+            None, states, states, states, None, position_ids=torch.arange(6)[None], sliding_window=4
+        )
+    return DataProto()
 
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])

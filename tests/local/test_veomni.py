@@ -13,8 +13,8 @@ from verl_padding.verl_job import engines_on_cpu
 class Engine:
     """In the place of verl's."""
 
-    def __init__(self, module: SimpleNamespace, fails: bool = False) -> None:
-        self.module, self.fails = module, fails
+    def __init__(self, module: SimpleNamespace, fails: bool = False, group: object = None) -> None:
+        self.module, self.fails, self.ulysses_parallel_group = module, fails, group
 
     def _build_model_optimizer(self) -> None:
         self.precision = self.module.MixedPrecisionConfig(enable=True)
@@ -65,3 +65,12 @@ def test_float32_is_all_that_changes_and_only_while_an_engine_builds_its_model(f
     assert engine.precision == {"enable": True, "param_dtype": "float32"}
     assert engine._autocast_dtype == torch.float32
     assert module.MixedPrecisionConfig is dict
+
+
+def test_ranks_that_share_rows_are_known_as_those_of_veomni(module, monkeypatch):
+    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["veomni"].get)
+    monkeypatch.setattr(veomni_engines, "STRATEGY_OF_GROUP", {})
+    module.registered["language_model"](module)
+    assert veomni_engines.STRATEGY_OF_GROUP == {}
+    module.registered["language_model"](module, group="two ranks")
+    assert veomni_engines.STRATEGY_OF_GROUP == {"two ranks": "veomni"}

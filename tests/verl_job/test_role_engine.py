@@ -59,6 +59,7 @@ JOBS = {
     ),
 }
 
+VEOMNI_ON_A_CPU = ("model_engine=veomni", "trainer.device=cpu")
 TWO_TO_A_ROW = ("model_engine=veomni", *(f"{role}.veomni.ulysses_parallel_size=2" for role in (ACTOR, CRITIC)))
 
 
@@ -293,6 +294,19 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
             (*TWO_TO_A_ROW, "trainer.device=cpu"),
             "verl",
             r"^critic.veomni.attn_implementation=veomni_flash_attention_2_with_sp: passes by .* to sdpa, or",
+        ),
+        (
+            (
+                *VEOMNI_ON_A_CPU,
+                *(f"{role}.veomni.expert_parallel_size=2" for role in (ACTOR, "actor_rollout_ref.ref", CRITIC)),
+            ),
+            "verl",
+            r"^critic\.veomni\.expert_parallel_size=2: on a CPU, .* all experts\. Set it to 1\.$",
+        ),
+        (
+            (*VEOMNI_ON_A_CPU, "trainer.n_gpus_per_node=1"),
+            "verl",
+            r"^trainer\.n_gpus_per_node=1: on a CPU, VeOmni loads .* Set it to 2\.$",
         ),
         (NOT_PACKED[:1], "verl", r"^actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan"),
         (NOT_PACKED[1:], "verl", r"^critic.model.use_remove_padding=False: .*padding.packer=plan"),

@@ -11,6 +11,11 @@ from typing import Any
 import torch
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.engine_refusals import ULYSSES
+
+STRATEGY_OF_GROUP: dict[Any, str] = {}
+"""Process group of ranks that share rows -> its engine's strategy, where that is another than FSDP2. verl's attention
+knows the group and not the engine."""
 
 
 def exchange_around_sdpa(monkey_patch: Any) -> None:
@@ -44,8 +49,9 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
             )
             return out
         if kwargs.get("sliding_window") is not None or kwargs.get("dropout"):
+            strategy = STRATEGY_OF_GROUP.get(monkey_patch.get_ulysses_sequence_parallel_group(), "fsdp2")
             raise PaddingConfigError(
-                f"ulysses_sequence_parallel_size={ranks}: on a CPU, attention with a sliding window or dropout has no "
+                f"{ULYSSES[strategy]}={ranks}: on a CPU, attention with a sliding window or dropout has no "
                 "exchange between the ranks that share a row. Set it to 1."
             )
         states = (part.transpose(1, 2).contiguous() for part in (query, key, value))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from verl_padding.local.ulysses import STRATEGY_OF_GROUP
 from verl_padding.verl_job.engines_on_cpu import refuse_other_versions
 
 
@@ -30,11 +31,14 @@ class _OnCpu:
     """Mixin before one of verl's VeOmni engines."""
 
     verls_module: Any
+    ulysses_parallel_group: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         refuse_other_versions("veomni")
         super().__init__(*args, **kwargs)
         self._autocast_dtype = torch.float32  # verl's word for no autocast
+        if self.ulysses_parallel_group is not None:
+            STRATEGY_OF_GROUP[self.ulysses_parallel_group] = "veomni"
 
     def _build_model_optimizer(self) -> None:
         # verl takes VeOmni's own dtype for what is computed, bfloat16, which a CPU emulates: slowly, and hiding small

@@ -48,6 +48,8 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
         if engine.padded_to != "row":
             _refuse_padded_rows(engine, padding)
         _refuse_attention_past_ulysses(engine)
+        if engine.strategy == "veomni" and engine.device == "cpu":
+            _refuse_veomni_on_a_cpu(engine)
         if padding.sharing != "off":
             _refuse_sharing(engine, padding)
         if padding.cost_model == "measured":
@@ -141,6 +143,20 @@ def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
             f"{engine.attention_setting}={engine.attention}: passes by the exchange between the {ranks} ranks of "
             f"{engine.section} that share a row (Ulysses), so each would attend to its own part of the row only. Set "
             f"it to {exchanged}, or {ULYSSES[engine.strategy]} to 1."
+        )
+
+
+def _refuse_veomni_on_a_cpu(engine: RoleEngine) -> None:
+    experts = int(engine.config.expert_parallel_size)
+    if experts > 1:
+        raise PaddingConfigError(
+            f"{engine.section}.veomni.expert_parallel_size={experts}: on a CPU, VeOmni has no kernels, and without "
+            "them each rank needs all experts. Set it to 1."
+        )
+    if engine.n_gpus == 1:
+        raise PaddingConfigError(
+            f"trainer.n_gpus_per_node={engine.n_gpus}: on a CPU, VeOmni loads a model only where ranks share its "
+            "weights. Set it to 2."
         )
 
 
