@@ -3,10 +3,10 @@
     python -m benchmarks.sharing [--keep] [--json]
 
 *Sides*: sessions whose every turn is a row that begins with the whole row before it, of 1, 2, 4, 8 and 16 turns on
-average (long-tailed). A Qwen2 of two layers, verl's own worker, engine and loss; stock verl with its trainer's own
-balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with ``padding.sharing=chains``. The sides
-take turns, in one order and the other, each on the same rows, put anew. Finding out which rows extend each other,
-planning and pads are told beside the update. Memory is the largest resident set of a rank during the update.
+average (long-tailed), 8 of a prompt. A Qwen2 of two layers, verl's own worker, engine and loss; stock verl with its
+trainer's own balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with ``padding.sharing=chains``.
+The sides take turns, in one order and the other, each on the same rows, put anew. Finding out which rows extend each
+other, planning and pads are told beside the update. Memory is the largest resident set of a rank during the update.
 
 *Plans*: random batches of such sessions on 2 to 512 ranks. The time of the slowest rank of each micro-batch over the
 lower bound; and what a plan that knows nothing of prefixes would take with the same engine, which then shares what
@@ -43,7 +43,7 @@ from verl_padding.plan.planner import prices_of
 from verl_padding.plan.row_keys import row_key
 
 TURNS = (1, 2, 4, 8, 16)
-SIZE = StepSize(prompts=4, sessions=4, mini_prompts=1)
+SIZE = StepSize(prompts=2, sessions=8, mini_prompts=1)
 STOCK = Side(name="stock verl", strategy=None)
 PLAN = Side(name="plan", strategy="prompt", packer="plan")
 CHAINS = Side(name="plan with chains", strategy="prompt", packer="plan", sharing="chains")

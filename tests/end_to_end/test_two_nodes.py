@@ -1,4 +1,4 @@
-"""A job on a Ray cluster of two nodes, a rank on each, that was there before the job."""
+"""A job on a Ray cluster of two nodes, four ranks on each, that was there before the job."""
 
 import os
 import tempfile
@@ -11,14 +11,17 @@ from ray.cluster_utils import Cluster
 
 from tests.end_to_end import probe
 from tests.end_to_end.jobs import ACTOR, PROBE, ROOT, run_job
+from tests.end_to_end.test_padded_jobs import assert_finite_and_agreeing
 from verl_padding.local.launch import job_environment
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+RANKS = 8
 
 
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[Cluster]:
-    """Two nodes of this machine, of one GPU ticket each.
+    """Two nodes of this machine, of four GPU tickets each.
 
     Workers have the environment of their node: the probe is named there, and the plug-in is not.
     """
@@ -30,7 +33,7 @@ def cluster(tmp_path) -> Iterator[Cluster]:
             probe.FOLDER: str(tmp_path / PROBE),
         }
         with mock.patch.dict(os.environ, environment):
-            node = {"num_cpus": 32, "num_gpus": 1, "object_store_memory": 200_000_000}
+            node = {"num_cpus": 32, "num_gpus": RANKS // 2, "object_store_memory": 200_000_000}
             cluster = Cluster(
                 initialize_head=True, head_node_args=node | {"temp_dir": scratch, "include_dashboard": False}
             )
@@ -40,13 +43,14 @@ def cluster(tmp_path) -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-def test_the_ranks_of_two_nodes_train_on_real_rows_alone(cluster, tmp_path):
+def test_eight_ranks_of_two_nodes_train_on_real_rows_alone(cluster, tmp_path):
     facts = run_job(
         tmp_path,
         "+padding=prompt",
         "padding.packer=plan",
         "trainer.nnodes=2",
-        "trainer.n_gpus_per_node=1",
+        f"trainer.n_gpus_per_node={RANKS // 2}",
+        "actor_rollout_ref.actor.use_kl_loss=true",
         f"+ray_kwargs.ray_init.address={cluster.address}",
         "ray_kwargs.ray_init.num_cpus=null",
         "ray_kwargs.ray_init.num_gpus=null",
@@ -55,7 +59,10 @@ def test_the_ranks_of_two_nodes_train_on_real_rows_alone(cluster, tmp_path):
     )
     steps = facts.optimizer_steps[ACTOR]
     assert len(steps) == 2 * 6 // 2
-    assert all(len(set(step.nodes)) == 2 for step in steps), "the ranks were meant to be on two nodes"
+    assert all(len(step.nodes) == RANKS and len(set(step.nodes)) == 2 for step in steps), "not as many on two nodes"
+    assert all(step.moved and step.rows % RANKS == 0 for step in steps)
+    assert any(step.real_rows % RANKS for step in steps), "no mini-batch was awkward"
+    assert_finite_and_agreeing(facts)
     for step, metrics in facts.metrics.items():
         # Where the plug-in is not loaded, a worker has verl's packer and loss, and tells of neither.
         assert metrics["padding/actor/micro_batches"] >= 1
