@@ -26,6 +26,7 @@ from typing import Annotated, Any
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 import typer
 from rich.progress import track
 
@@ -49,26 +50,32 @@ OURS = ("order and metrics", "plan", "look rows up", "pads", "columns of calls",
 
 
 class Clock:
-    """Seconds of each part of a step, without those of the parts inside it."""
+    """Seconds of each part of a step, without those of the parts inside it.
 
-    def __init__(self) -> None:
+    Args:
+        processes: whose CPU time is counted beside that of this process: TransferQueue's.
+    """
+
+    def __init__(self, processes: Sequence[psutil.Process] = ()) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.queue: dict[str, float] = defaultdict(float)
-        """Of the seconds of each part, those that TransferQueue took."""
-        self._running: list[tuple[str, float]] = []
+        self.cpu_seconds: dict[str, float] = defaultdict(float)
+        """Of all processes and threads: what other work on the machine does not change."""
+        self.queue_seconds: dict[str, float] = defaultdict(float)
+        """Of the seconds of each part, those that it waited for TransferQueue."""
+        self._processes = processes
+        self._running: list[str] = []
+        self._since = self._now()
 
     @contextmanager
     def over(self, part: str) -> Iterator[None]:
-        """Counts a with-block as ``part``, and no longer as the part that it is in."""
-        self._pause()
-        self._running.append((part, time.perf_counter()))
+        """Counts a with-block as ``part``, and not as the part that it is in."""
+        self._count()
+        self._running.append(part)
         try:
             yield
         finally:
-            self._pause()
+            self._count()
             self._running.pop()
-            if self._running:
-                self._running[-1] = (self._running[-1][0], time.perf_counter())
 
     @contextmanager
     def in_queue(self) -> Iterator[None]:
@@ -78,7 +85,7 @@ class Clock:
             yield
         finally:
             if self._running:
-                self.queue[self._running[-1][0]] += time.perf_counter() - started
+                self.queue_seconds[self._running[-1]] += time.perf_counter() - started
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, each call of it counted as ``part``."""
@@ -90,11 +97,26 @@ class Clock:
 
         return call
 
-    def _pause(self) -> None:
+    def _count(self) -> None:
+        since, self._since = self._since, self._now()
         if self._running:
-            part, since = self._running[-1]
-            now = time.perf_counter()
-            self.seconds[part] += now - since
+            self.seconds[self._running[-1]] += self._since[0] - since[0]
+            self.cpu_seconds[self._running[-1]] += self._since[1] - since[1]
+
+    def _now(self) -> tuple[float, float]:
+        theirs = [process.cpu_times() for process in self._processes]
+        return time.perf_counter(), time.process_time() + sum(times.user + times.system for times in theirs)
+
+
+def processes_of_queue() -> list[psutil.Process]:
+    """TransferQueue's controller and storage, which this process has started by Ray."""
+    found = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if any(name in " ".join(process.cmdline()) for name in ("TransferQueueController", "SimpleStorageUnit"))
+    ]
+    assert len(found) == 2, found
+    return found
 
 
 def drawn_rows(n_rows: int) -> tuple[list[str], list[tuple[int, int]]]:
@@ -256,7 +278,7 @@ def step(trainer: Any, keys: Sequence[str], lengths: Sequence[tuple[int, int]]) 
 
     batch = put_rows(lengths, keys)
     trainer.replay_buffer = SimpleNamespace(sample=lambda **_: (batch, {}))
-    clock, metrics, timing_raw = Clock(), {}, {}
+    clock, metrics, timing_raw = Clock(processes_of_queue()), {}, {}
     with clocked(trainer, clock), clock.over("rest"):
         timing_raw["step"] = 1.0
         trained = trainer._step_once(metrics, timing_raw, len(keys))
@@ -304,7 +326,14 @@ def steps_of(n_rows: int, repeats: int) -> dict[str, Any]:
     for _ in track(range(repeats), f"{n_rows:,} rows", console=console):
         for side, trainer in trainers.items():
             clock, pads = step(trainer, keys, lengths)
-            told[side].append({"pads": pads, "seconds": dict(clock.seconds), "in_queue": dict(clock.queue)})
+            told[side].append(
+                {
+                    "pads": pads,
+                    "seconds": dict(clock.seconds),
+                    "cpu_seconds": dict(clock.cpu_seconds),
+                    "queue_seconds": dict(clock.queue_seconds),
+                }
+            )
     return {"rows": n_rows, "tokens": sum(map(sum, lengths)), "sides": told}
 
 
@@ -313,20 +342,26 @@ def show_steps(figures: dict[str, Any]) -> None:
     stock, ours = (figures["sides"][side] for side in SIDES)
     parts = list(dict.fromkeys([*stock[0]["seconds"], *ours[0]["seconds"]]))
     parts = [part for part in parts if part not in OURS] + [part for part in OURS if part in parts]
-    rows = [[part, *_cells(stock, ours, lambda it, part=part: it["seconds"].get(part))] for part in parts]
-    rows.append(["all", *_cells(stock, ours, lambda it: sum(it["seconds"].values()))])
-    rows.append(["of it, TransferQueue", *_cells(stock, ours, lambda it: sum(it["in_queue"].values()))])
+    rows = [[part, *_cells(stock, ours, lambda it, part=part: it.get(part))] for part in parts]
+    rows.append(["all", *_cells(stock, ours, lambda it: sum(it.values()))])
+    waited = [[spread([sum(it["queue_seconds"].values()) for it in side], 2)] for side in (stock, ours)]
     show(
-        f"{figures['rows']:,} rows, {stock[0]['pads']:,} and {ours[0]['pads']:,} pads: seconds of a step (least-most)",
-        ["part", *SIDES, "verl_padding / stock verl"],
-        rows,
+        f"{figures['rows']:,} rows, {stock[0]['pads']:,} and {ours[0]['pads']:,} pads: a step, median (least-most)",
+        ["part", *[f"{side}, {what}" for what in ("s", "CPU s") for side in SIDES], "CPU, ours / stock"],
+        [*rows, ["waited for TransferQueue", *[cell for cells in waited for cell in cells], "", "", ""]],
     )
 
 
-def _cells(stock: list[dict[str, Any]], ours: list[dict[str, Any]], of: Callable[..., float | None]) -> list[Any]:
-    theirs, mine = ([seconds for it in side if (seconds := of(it)) is not None] for side in (stock, ours))
-    ratio = median(mine) / median(theirs) if theirs and mine else ""
-    return [spread(theirs) if theirs else "", spread(mine) if mine else "", ratio]
+def _cells(
+    stock: list[dict[str, Any]], ours: list[dict[str, Any]], of: Callable[[dict[str, float]], float | None]
+) -> list[Any]:
+    told = {
+        what: [[seconds for it in side if (seconds := of(it[what])) is not None] for side in (stock, ours)]
+        for what in ("seconds", "cpu_seconds")
+    }
+    theirs, mine = told["cpu_seconds"]
+    spreads = [spread(values, 2) if values else "" for sides in told.values() for values in sides]
+    return [*spreads, median(mine) / median(theirs) if theirs and mine and median(theirs) else ""]
 
 
 if __name__ == "__main__":
