@@ -4,8 +4,9 @@
 
 Both sides run their trainer's own ``_step_once`` and ``_compute_metrics`` and clear the step's rows as ``fit`` does, on
 rows in the real TransferQueue: sample, balance or plan, pads, log-probs, advantages, an update, pads out, metrics. The
-workers are verl's own behind verl's own dispatch: eight ranks, one after the other in the trainer's process, which read
-all fields of their rows, cut them into mini-batches and answer with a number for each token, without a model. What an
+workers are verl's own behind verl's own dispatch: eight ranks in the trainer's process, which read their rows, cut them
+into mini-batches and answer with a number for each token, without a model. In a job they work at the same time: the
+first reads all fields, and its seconds are told; the others read as little as an answer takes, off the clock. What an
 engine does with the rows of a mini-batch is not in it; ``benchmarks.planning`` measures packing.
 
 The sides take turns on the same rows, put anew. Long-tailed: 12.5 rows a prompt, in sessions of 1 to 5 rows where verl
@@ -45,6 +46,8 @@ EOS = 3
 STEP = 7
 SIDES = ("stock verl", "verl_padding")
 
+OTHER_RANKS = "other ranks"
+"""Part that is not told: in a job they work while the first one does."""
 OURS = ("order and metrics", "plan", "look rows up", "pads", "columns of calls", "session metrics", "strip")
 """Parts that only a padded trainer has."""
 
@@ -96,6 +99,13 @@ class Clock:
                 return function(*args, **kwargs)
 
         return call
+
+    def told(self) -> dict[str, dict[str, float]]:
+        """Name of a kind of seconds -> part -> seconds, without those of the other ranks."""
+        kinds = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "queue_seconds": self.queue_seconds}
+        return {
+            kind: {part: value for part, value in parts.items() if part != OTHER_RANKS} for kind, parts in kinds.items()
+        }
 
     def _count(self) -> None:
         since, self._since = self._since, self._now()
@@ -165,15 +175,11 @@ def make_trainer(side: str, n_rows: int) -> Any:
     """A trainer of a side, set up but for a model: its workers are ranks in this process."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from tests.support.ranks_in_process import RanksInProcess
     from tests.support.trainer_without_workers import padded_trainer
     from tests.support.verl_config import compose_job
     from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
-    rank_without_model = _class_of_ranks()
-    ranks = RanksInProcess([rank_without_model(rank, RANKS, answers=True, numbers=_no_numbers) for rank in range(RANKS)])
-    for rank in ranks.workers:
-        rank.engine.get_data_parallel_group = lambda: None  # that of the process
+    ranks = make_ranks()
     overrides = job_overrides(n_rows)
     if side == "stock verl":
         trainer = get_trainer_cls("sync")(config=compose_job(*overrides))
@@ -191,17 +197,16 @@ def make_trainer(side: str, n_rows: int) -> Any:
     return trainer
 
 
-def _no_numbers(data: Any) -> list[int | None]:
-    return []
-
-
-def _class_of_ranks() -> Any:
+def make_ranks() -> Any:
+    """A worker group of ranks in this process; what the first one takes is a rank's share of a call."""
+    import ray
     import torch
     from tensordict import TensorDict
+    from transfer_queue import KVBatchMeta
     from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
     from verl.utils import tensordict_utils as tu
 
-    from tests.support.ranks_in_process import MESH, Rank
+    from tests.support.ranks_in_process import MESH, Rank, RanksInProcess
 
     class RankWithoutModel(Rank):
         """Answers with a log-prob and an entropy for each token, and with the metrics that a trainer asks for."""
@@ -215,9 +220,32 @@ def _class_of_ranks() -> Any:
             return TensorDict(answer, batch_size=len(data))
 
         def train_batch(self, data: TensorDict) -> TensorDict:
-            return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": {"mfu": [[0.0]], "rows": [[len(data)]]}})
+            metrics = {"mfu": [[0.0]], "rows": [[len(data)]]}
+            return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
 
-    return RankWithoutModel
+    class RanksThatAnswer(RanksInProcess):
+        def _execute_remote_single_worker(self, worker: Rank, method_name: str, *args: Any, **kwargs: Any) -> Any:
+            if worker is self.workers[0]:
+                return self.first_rank(worker, method_name, *args, **kwargs)
+            return self.other_ranks(worker, method_name, *args, **kwargs)
+
+        def first_rank(self, *call: Any, **kwargs: Any) -> Any:
+            return super()._execute_remote_single_worker(*call, **kwargs)
+
+        def other_ranks(self, worker: Rank, method_name: str, rows: Any) -> Any:
+            few = ray.get(rows)
+            fields, few.fields = few.fields, ["input_ids"]
+            answer = getattr(worker, method_name)(few)
+            if isinstance(answer, KVBatchMeta):
+                answer.fields = fields and [*fields, "entropy", "log_probs"]
+            return ray.put(answer)
+
+    ranks = [RankWithoutModel(rank, RANKS, answers=True, numbers=lambda data: []) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.engine.get_data_parallel_group = lambda: None  # that of the process
+    group = RanksThatAnswer(ranks)
+    group._dispatch_info[MESH] = list(range(RANKS))  # as verl has it after its first call
+    return group
 
 
 @contextmanager
@@ -239,7 +267,8 @@ def clocked(trainer: Any, clock: Clock) -> Iterator[None]:
         (trainer, "_compute_metrics", "metrics"),
         (trainer.ranks, "compute_log_prob", "dispatch"),
         (trainer.ranks, "update_actor", "dispatch"),
-        (trainer.ranks, "_execute_remote_single_worker", "workers"),
+        (trainer.ranks, "first_rank", "a rank"),
+        (trainer.ranks, "other_ranks", OTHER_RANKS),
         (trainer_base, "upsample_batch_to_divisible_size", "pads"),
     ]
     if is_padded:
@@ -291,8 +320,8 @@ def step(trainer: Any, keys: Sequence[str], lengths: Sequence[tuple[int, int]]) 
 
 
 def main(
-    rows: Annotated[list[int], typer.Option(min=100, help="Rows of a step; may be given more than once.")] = list(SIZES),
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of each side, after one to warm up.")] = 3,
+    rows: Annotated[list[int] | None, typer.Option(min=100, help="Rows of a step; several sizes by turns.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each side, after one to warm up.")] = 1,
     keep: Keep = False,
     as_json: AsJson = False,
 ) -> None:
@@ -300,7 +329,7 @@ def main(
     busy = busy_cores()
     figures = []
     with ray_and_queue(object_store_bytes=1_000_000_000), _group_of_one():
-        for n_rows in rows:
+        for n_rows in rows or SIZES:
             figures.append(steps_of(n_rows, repeats))
             show_steps(figures[-1])
     tell({"steps": figures}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
@@ -326,14 +355,7 @@ def steps_of(n_rows: int, repeats: int) -> dict[str, Any]:
     for _ in track(range(repeats), f"{n_rows:,} rows", console=console):
         for side, trainer in trainers.items():
             clock, pads = step(trainer, keys, lengths)
-            told[side].append(
-                {
-                    "pads": pads,
-                    "seconds": dict(clock.seconds),
-                    "cpu_seconds": dict(clock.cpu_seconds),
-                    "queue_seconds": dict(clock.queue_seconds),
-                }
-            )
+            told[side].append({"pads": pads, **clock.told()})
     return {"rows": n_rows, "tokens": sum(map(sum, lengths)), "sides": told}
 
 
