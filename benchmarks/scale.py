@@ -49,7 +49,7 @@ SIDES = ("stock verl", "verl_padding")
 OTHER_RANKS = "other ranks"
 """Part that is not told: in a job they work while the first one does."""
 OURS = ("order and metrics", "plan", "look rows up", "pads", "columns of calls", "session metrics", "strip")
-"""Parts that only a padded trainer has."""
+"""Parts that padding brings; stock verl has pads too."""
 
 
 class Clock:
@@ -125,7 +125,7 @@ def processes_of_queue() -> list[psutil.Process]:
         for process in psutil.Process().children(recursive=True)
         if any(name in " ".join(process.cmdline()) for name in ("TransferQueueController", "SimpleStorageUnit"))
     ]
-    assert len(found) == 2, found
+    assert found, "TransferQueue runs in none of this process's children"
     return found
 
 
@@ -202,7 +202,7 @@ def make_ranks() -> Any:
     import ray
     import torch
     from tensordict import TensorDict
-    from transfer_queue import KVBatchMeta
+    from transfer_queue import BatchMeta
     from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
     from verl.utils import tensordict_utils as tu
 
@@ -225,19 +225,24 @@ def make_ranks() -> Any:
 
     class RanksThatAnswer(RanksInProcess):
         def _execute_remote_single_worker(self, worker: Rank, method_name: str, *args: Any, **kwargs: Any) -> Any:
-            if worker is self.workers[0]:
-                return self.first_rank(worker, method_name, *args, **kwargs)
-            return self.other_ranks(worker, method_name, *args, **kwargs)
+            reads_rows = method_name in ("compute_log_prob", "update_actor")  # verl asks each rank where it stands, too
+            call = self.other_ranks if reads_rows and worker is not self.workers[0] else self.first_rank
+            return call(worker, method_name, *args, **kwargs)
 
         def first_rank(self, *call: Any, **kwargs: Any) -> Any:
             return super()._execute_remote_single_worker(*call, **kwargs)
 
-        def other_ranks(self, worker: Rank, method_name: str, rows: Any) -> Any:
-            few = ray.get(rows)
-            fields, few.fields = few.fields, ["input_ids"]
-            answer = getattr(worker, method_name)(few)
-            if isinstance(answer, KVBatchMeta):
-                answer.fields = fields and [*fields, "entropy", "log_probs"]
+        def other_ranks(self, worker: Rank, method_name: str, share: Any) -> Any:
+            rows: BatchMeta = ray.get(share)
+            answer = getattr(worker, method_name)(rows.select_fields(["input_ids"]))
+            if isinstance(answer, BatchMeta):  # verl joins the ranks' answers, which must name the same fields
+                answer = BatchMeta(
+                    rows.global_indexes,
+                    rows.partition_ids,
+                    field_schema=rows.field_schema | answer.field_schema,
+                    production_status=answer.production_status,
+                    extra_info=answer.extra_info,
+                )
             return ray.put(answer)
 
     ranks = [RankWithoutModel(rank, RANKS, answers=True, numbers=lambda data: []) for rank in range(RANKS)]
@@ -328,7 +333,7 @@ def main(
     """Measures a step of each size."""
     busy = busy_cores()
     figures = []
-    with ray_and_queue(object_store_bytes=1_000_000_000), _group_of_one():
+    with ray_and_queue(object_store_bytes=1_000_000_000), group_of_one():
         for n_rows in rows or SIZES:
             figures.append(steps_of(n_rows, repeats))
             show_steps(figures[-1])
@@ -336,8 +341,8 @@ def main(
 
 
 @contextmanager
-def _group_of_one() -> Iterator[None]:
-    # verl's worker gathers the lengths of a mini-batch's rows from all ranks.
+def group_of_one() -> Iterator[None]:
+    """A process group of this process: verl's worker gathers the lengths of a mini-batch's rows from all ranks."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
