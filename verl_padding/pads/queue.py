@@ -66,6 +66,29 @@ def let_go() -> None:
     tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
 
 
+def rows_like(
+    batch: KVBatchMeta,
+    keys: Sequence[str],
+    tags: Iterable[Mapping[str, Any]],
+    fields: Sequence[str] | None,
+    extra_info: Mapping[str, Any],
+) -> KVBatchMeta:
+    """Other rows of a batch's partition, each with a tag of its own.
+
+    ``KVBatchMeta`` copies all that tags hold, which takes most of the time of a call with many rows. Here rows share
+    what is in their tags with the batch: numbers and words, as verl writes them.
+    """
+    rows = KVBatchMeta(
+        keys=list(keys),
+        tags=[{}] * len(keys),
+        partition_id=batch.partition_id,
+        fields=None if fields is None else list(fields),
+        extra_info=dict(extra_info),
+    )
+    rows.tags = [dict(tag) for tag in tags]
+    return rows
+
+
 def n_rows(answer: object) -> int:
     """Rows in a worker's answer; 0 for an answer without rows."""
     return len(answer) if isinstance(answer, KVBatchMeta | BatchMeta) else 0
