@@ -198,7 +198,8 @@ def _train_step(it: Figures) -> Iterator[Quote]:
         "prompt, plan's": "`+padding=prompt padding.packer=plan`",
     }
     stock = [took["update"] for took in it["sides"]["stock verl"]]
-    for name, took in it["sides"].items():
+    sides = {name: took for name, took in it["sides"].items() if name in titles}
+    for name, took in sides.items():
         ratios = sorted(theirs / turn["update"] for theirs, turn in zip(stock, took, strict=True))
         line = {"steps": str(took[0]["steps"]), "seconds": _seconds(took, "update", 1)}
         if name == "stock verl":
@@ -209,7 +210,7 @@ def _train_step(it: Figures) -> Iterator[Quote]:
             f"| {titles[name]} | {{steps}} | {{seconds}} | {{gain}} ({{least}} to {{most}}) |",
             line | {"gain": f"{median(ratios):.2f}", "least": f"{ratios[0]:.2f}", "most": f"{ratios[-1]:.2f}"},
         )
-    planned = [took for name, turns in it["sides"].items() if name != "stock verl" for took in turns]
+    planned = [took for name, turns in sides.items() if name != "stock verl" for took in turns]
     yield Quote(
         "README.md", "Planning and pads took {seconds} s of these.", {"seconds": _seconds(planned, "before", 2)}
     )

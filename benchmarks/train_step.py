@@ -4,21 +4,27 @@
 
 The rows of ``long_tailed.jsonl``: 24 prompts of 8 sessions, of 1 to 5 rows. Two ranks, a Qwen2 of two layers, verl's
 own worker, engine and loss. Stock verl pads and balances with its trainer's own ``_balance_batch``. The time of
-``update_actor`` is reported, with that of planning and of pads beside it. The sides take turns, each on rows of its
-own, put anew.
+``update_actor`` is reported, with that of planning and of pads beside it, the most memory that a worker held while it
+ran, and the tokens that were wasted: those of pads, and what fills rows up to the longest of their micro-batch. The
+sides take turns, each on rows of its own, put anew.
 
 - At verl's number of optimizer steps: ``padding=lcm``, micro-batches by verl's packer and by the plan.
 - At the configured number, prompts / ppo_mini_batch_size: ``padding=prompt``.
+- What packing is compared with elsewhere: one row a micro-batch, and a fixed number of rows, padded to the longest of
+  them (``use_dynamic_bsz=False``, ``use_remove_padding=False``), both by stock verl.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -40,6 +46,8 @@ PROMPTS, SESSIONS, MINI_PROMPTS, RANKS = 24, 8, 8, 2
 BUDGET = 2048
 HIDDEN = 256
 EOS = 3
+PAD_LENGTH = 2
+"""Tokens of a pad of the plan's."""
 TRAINED = ("old_log_probs", "ref_log_prob", "advantages")
 
 
@@ -50,6 +58,10 @@ class Side:
     """None for stock verl."""
     packer: Packer = "verl"
     sharing: Sharing = "off"
+    micro_batch_rows: int | None = None
+    """Rows of a micro-batch; None for as many as the token budget allows."""
+    packs: bool = True
+    """Whether the engine packs the rows of a micro-batch, or pads them to the longest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +97,8 @@ SIDES = (
     Side(name="lcm, verl's packer", strategy="lcm"),
     Side(name="lcm, plan's", strategy="lcm", packer="plan"),
     Side(name="prompt, plan's", strategy="prompt", packer="plan"),
+    Side(name="stock verl, one row a micro-batch", strategy=None, micro_batch_rows=1),
+    Side(name="stock verl, 4 padded rows a micro-batch", strategy=None, micro_batch_rows=4, packs=False),
 )
 
 SIZE = StepSize()
@@ -143,8 +157,72 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize) -> dict[str, float]:
-    """Seconds, pads and steps of an update as verl's trainer does it."""
+def set_micro_batches(workers: Any, side: Side) -> None:
+    """Has the workers cut micro-batches as a side does."""
+    from verl.protocol import DataProto
+
+    def set_in(worker: Any) -> Any:
+        engine_config = getattr(worker, "actor", worker).engine_config
+        object.__setattr__(engine_config, "use_dynamic_bsz", side.micro_batch_rows is None)
+        object.__setattr__(engine_config, "micro_batch_size_per_gpu", side.micro_batch_rows)
+        object.__setattr__(engine_config, "use_remove_padding", side.packs)
+        return DataProto()
+
+    workers.execute_with_func_generator(set_in)
+
+
+def start_peak(workers: Any) -> None:
+    """Gives memory that workers hold but do not use back to the system, and starts their peaks anew.
+
+    Linux and glibc alone can do it.
+    """
+    from verl.protocol import DataProto
+
+    def start(worker: Any) -> Any:
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now (man 5 proc)
+        return DataProto()
+
+    workers.execute_with_func_generator(start)
+
+
+def peak_of(workers: Any) -> int:
+    """Most bytes that a worker has held since :func:`start_peak`: resident, model and libraries among them."""
+    from verl.protocol import DataProto
+
+    def read(worker: Any) -> Any:
+        line = next(it for it in Path("/proc/self/status").read_text().split("\n") if it.startswith("VmHWM:"))
+        kib = torch.tensor([int(line.split()[1])])
+        return DataProto(batch=TensorDict({"kib": kib}, batch_size=1))
+
+    return 1024 * int(workers.execute_with_func_generator(read).batch["kib"].max())
+
+
+def computed_tokens(tokens_R: Sequence[int], side: Side, mini_rows: int) -> int:
+    """Tokens that the ranks compute for the rows of an update by stock verl.
+
+    Args:
+        tokens_R: of the rows, pads among them, as they are dealt out: equal parts for the ranks, each cut in order.
+        mini_rows: rows of a mini-batch, of all ranks.
+    """
+    if side.packs:
+        return sum(tokens_R)
+    assert side.micro_batch_rows is not None, "verl's packer cuts micro-batches by a token budget"
+    of_rank, of_cell = len(tokens_R) // RANKS, mini_rows // RANKS
+    cells = [
+        tokens_R[start : start + of_cell]
+        for rank in range(RANKS)
+        for start in range(rank * of_rank, (rank + 1) * of_rank, of_cell)
+    ]
+    blocks = [
+        cell[at : at + side.micro_batch_rows] for cell in cells for at in range(0, of_cell, side.micro_batch_rows)
+    ]
+    return sum(len(block) * max(block) for block in blocks)
+
+
+def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize, side: Side = SIDES[0]) -> dict[str, float]:
+    """Seconds, pads, steps and wasted tokens of an update as verl's trainer does it."""
     from verl.trainer.ppo.v1 import PPOTrainer
 
     trainer = SimpleNamespace(
@@ -152,7 +230,7 @@ def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize) -> dict[str, 
         tokenizer=SimpleNamespace(eos_token_id=EOS),
         _get_required_batch_multiple=lambda dp_size: size.mini_rows,
     )
-    n_rows = len(batch)
+    n_rows, real_tokens = len(batch), sum(tag["seq_len"] for tag in batch.tags)
     started = time.perf_counter()
     padded = PPOTrainer._balance_batch(trainer, batch, metrics={})
     ready = time.perf_counter()
@@ -162,7 +240,14 @@ def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize) -> dict[str, 
     output = workers.update_actor(padded)
     done = time.perf_counter()
     tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
-    return {"before": ready - started, "update": done - begun, "pads": len(padded) - n_rows, "steps": _steps(output)}
+    computed = computed_tokens([tag["seq_len"] for tag in padded.tags], side, size.mini_rows)
+    return {
+        "before": ready - started,
+        "update": done - begun,
+        "pads": len(padded) - n_rows,
+        "wasted_tokens": 1 - real_tokens / computed,
+        "steps": _steps(output),
+    }
 
 
 def _complete_stock_pads(padded: KVBatchMeta) -> None:
@@ -185,7 +270,7 @@ def planned_update(
     *,
     timed: bool = False,
 ) -> dict[str, float]:
-    """Seconds, pads and steps of an update as the padded trainers do it.
+    """Seconds, pads, steps and wasted tokens (of packed rows) of an update as the padded trainers do it.
 
     Args:
         cost_model: what the plan reckons with; None for verl's formula.
@@ -219,17 +304,19 @@ def planned_update(
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     extends_R = find_extensions(batch, tokens_R) if side.sharing == "chains" else None
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2), timed=timed)
+    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=PAD_LENGTH), timed=timed)
     ready = time.perf_counter()
     batch.extra_info.update(size.extra_info())
     output = PaddedWorkerGroup(workers, lambda: padded).update_actor(batch)
     done = time.perf_counter()
     strip(padded)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    pad_tokens = plan.layouts["actor"].n_pads * PAD_LENGTH
     return {
         "before": ready - started,
         "update": done - ready,
         "pads": plan.n_pads,
+        "wasted_tokens": pad_tokens / (sum(tokens_R) + pad_tokens),
         "steps": _steps(output),
         "micro_batches": float(plan.figures["actor"].micro_batches or 0),
         "sharing_factor": plan.figures["actor"].sharing_factor,
@@ -263,23 +350,28 @@ def main(
         for _ in track(range(repeats + 1), "rounds", console=console):
             for side in SIDES:
                 batch = put_batch()
+                set_micro_batches(workers, side)
+                start_peak(workers)
                 took = (
-                    stock_update(workers, batch, SIZE)
+                    stock_update(workers, batch, SIZE, side)
                     if side.strategy is None
                     else planned_update(workers, batch, side, SIZE)
                 )
+                took["peak_bytes"] = peak_of(workers)
                 told[side.name].append(took)
         stop(workers)
     told = {name: took[1:] for name, took in told.items()}
     stock = [took["update"] for took in told[SIDES[0].name]]
     show(
         "seconds of an update, median (least-most); ratios round by round",
-        ["side", "steps", "pads", "plan and pads", "update", "stock verl / side"],
+        ["side", "steps", "pads", "wasted tokens", "peak MiB", "plan and pads", "update", "stock verl / side"],
         [
             [
                 name,
                 took[0]["steps"],
                 took[0]["pads"],
+                f"{took[0]['wasted_tokens']:.1%}",
+                round(median(it["peak_bytes"] for it in took) / 2**20),
                 spread([it["before"] for it in took]),
                 spread([it["update"] for it in took], 2),
                 spread([theirs / it["update"] for theirs, it in zip(stock, took, strict=True)]),

@@ -12,7 +12,8 @@ import transfer_queue.interface as tq_interface
 
 from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
-from verl_padding.pads.queue import clear_leftovers, let_go, read_rows, set_aside, tags_of
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.queue import clear_leftovers, let_go, put_columns, read_rows, set_aside, tags_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -132,3 +133,23 @@ def test_the_storage_of_a_queue_that_is_let_go_of_lives_on_and_is_not_closed_any
     # TransferQueue's own close() ends the controller and the storage that it finds here.
     assert tq_interface._TQ_CLIENT is tq_interface._TQ_CONTROLLER is tq_interface._TQ_STORAGE is None
     assert alive() is not None, "Ray would end the storage of another trainer"
+
+
+def test_columns_leave_the_tags_of_rows_alone_also_those_that_have_changed_since_the_batch_was_made():
+    batch = put_rows([(5, 3), (7, 2)])
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, tags=[{"status": "seen"}] * 2)
+    tags = queue_content()
+    put_columns(batch, {"number": torch.arange(2)})
+    assert queue_content() == tags
+    assert [tags[key]["status"] for key in batch.keys] == ["seen", "seen"]
+    assert [int(row["number"]) for row in read_rows(batch.keys, PARTITION)] == [0, 1]
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():
+    batch = put_rows([(5, 3), (7, 2)])
+    tq.kv_clear(keys=batch.keys[1:], partition_id=PARTITION)
+    with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[1]}': not in TransferQueue \(1 of 2 rows"):
+        put_columns(batch, {"number": torch.arange(2)})
+    assert list(queue_content()) == batch.keys[:1]
+    tq.kv_clear(keys=batch.keys[:1], partition_id=PARTITION)

@@ -3,6 +3,8 @@
 Its dispatch is verl's, and so is what a worker does with its rows before an engine gets them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -70,14 +72,19 @@ class Rank(TrainingWorker):
 
 
 class RanksInProcess(RayWorkerGroup):
-    """64 ranks of a shape of :data:`SHAPES`."""
+    """A worker group of these ranks, all of one class."""
 
-    def __init__(self, shape: str, numbers: Callable[[TensorDict], list[int | None]]):
+    def __init__(self, ranks: Sequence[Rank]):
         WorkerGroup.__init__(self, resource_pool=None)
-        dp_size, dp_rank_of, answers = SHAPES[shape]
-        self._workers = [Rank(dp_rank_of(rank), dp_size, answers(rank), numbers) for rank in range(64)]
+        self._workers = list(ranks)
         self._world_size, self.fused_worker_used = len(self._workers), False
-        self._bind_worker_method(Rank, func_generator)
+        self._bind_worker_method(type(ranks[0]), func_generator)
+
+    @classmethod
+    def of_shape(cls, shape: str, numbers: Callable[[TensorDict], list[int | None]]) -> RanksInProcess:
+        """64 ranks of a shape of :data:`SHAPES`."""
+        dp_size, dp_rank_of, answers = SHAPES[shape]
+        return cls([Rank(dp_rank_of(rank), dp_size, answers(rank), numbers) for rank in range(64)])
 
     def _execute_remote_single_worker(self, worker: Rank, method_name: str, *args: Any, **kwargs: Any) -> Any:
         here = [ray.get(value) if isinstance(value, ray.ObjectRef) else value for value in args]

@@ -111,7 +111,7 @@ def test_every_rank_gets_the_plans_cells_in_order_and_answers_find_their_rows(
 ):
     plan = plan_64(shape, strategy, packer, n_prompts, seed=n_prompts)
     assert plan.n_pads > 0
-    ranks = RanksInProcess(shape, numbers)
+    ranks = RanksInProcess.of_shape(shape, numbers)
 
     layout = plan.layouts["log_prob"]
     rows, queue = call_of(layout, plan.n_pads)
@@ -144,7 +144,7 @@ def test_so_they_do_with_pads_in_the_real_queue_behind_the_trainers_stand_in(sha
     batch = put_rows(lengths)
     batch.fields = ["prompts"]
     plan = plan_for(batch, dp_size=DP_SIZES[shape], mini=9)
-    ranks = RanksInProcess(shape, numbers_or_pad)
+    ranks = RanksInProcess.of_shape(shape, numbers_or_pad)
     try:
         padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
         group = PaddedWorkerGroup(ranks, lambda: padded)

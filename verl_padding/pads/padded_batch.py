@@ -19,7 +19,7 @@ from verl_padding.pads.columns import (
     pad_column,
     row_column,
 )
-from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, tokens_of_masks
+from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, rows_like, tokens_of_masks
 from verl_padding.pads.row_weights import read_weights, refuse_misplaced_weight
 from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
@@ -126,13 +126,8 @@ class PaddedBatch:
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
-        return KVBatchMeta(
-            keys=list(batch.keys),
-            tags=batch.tags,
-            partition_id=output.partition_id,
-            fields=output.fields,
-            extra_info={key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL},
-        )
+        told = {key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL}
+        return rows_like(output, batch.keys, batch.tags, output.fields, told)
 
     def _factors_of(self, call: str) -> list[float] | None:
         # Where one update puts the column all do: workers get what rows have, and must not get another update's.
@@ -151,13 +146,8 @@ class PaddedBatch:
         tags = dict(zip(batch.keys, batch.tags, strict=True))
         keys = [*self.batch.keys, *self.pad_keys]
         ordered = [keys[row] for row in layout.order]
-        return KVBatchMeta(
-            keys=ordered,
-            tags=[tags.get(key, self._pad_tag) for key in ordered],
-            partition_id=batch.partition_id,
-            fields=None if batch.fields is None else list(batch.fields),
-            extra_info=dict(batch.extra_info or {}),
-        )
+        tags_R = [tags.get(key, self._pad_tag) for key in ordered]
+        return rows_like(batch, ordered, tags_R, batch.fields, batch.extra_info or {})
 
     def _complete_pads(self, n_pads: int) -> None:
         """Gives pads the fields that the trainer has added to the real rows since they were made.

@@ -66,6 +66,29 @@ def let_go() -> None:
     tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
 
 
+def rows_like(
+    batch: KVBatchMeta,
+    keys: Sequence[str],
+    tags: Iterable[Mapping[str, Any]],
+    fields: Sequence[str] | None,
+    extra_info: Mapping[str, Any],
+) -> KVBatchMeta:
+    """Other rows of a batch's partition, each with a tag of its own.
+
+    ``KVBatchMeta`` copies all that tags hold, which takes most of the time of a call with many rows. Here rows share
+    what is in their tags with the batch: numbers and words, as verl writes them.
+    """
+    rows = KVBatchMeta(
+        keys=list(keys),
+        tags=[{}] * len(keys),
+        partition_id=batch.partition_id,
+        fields=None if fields is None else list(fields),
+        extra_info=dict(extra_info),
+    )
+    rows.tags = [dict(tag) for tag in tags]
+    return rows
+
+
 def n_rows(answer: object) -> int:
     """Rows in a worker's answer; 0 for an answer without rows."""
     return len(answer) if isinstance(answer, KVBatchMeta | BatchMeta) else 0
@@ -84,11 +107,36 @@ def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | Non
 
 
 def read_fields_of_some(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> TensorDict:
-    """Those of some fields that all of these rows have, also in a process that has not met TransferQueue before."""
-    tq.init()
-    meta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
-    there = [name for name in names if name in meta.field_schema]
-    return tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=there)
+    """Those of some fields that all of these rows have, also in a process that has not met TransferQueue before.
+
+    Raises:
+        PaddingDataError: a row is not in TransferQueue.
+    """
+    meta = _look_up(keys, partition_id)
+    return tq.get_client().get_data(meta.select_fields([name for name in names if name in meta.field_schema]))
+
+
+def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
+    """What TransferQueue's controller knows about rows, in their order, but for their tags.
+
+    TransferQueue's own ``kv_batch_get`` copies the tags of all rows, and ``kv_batch_put`` copies them three times and
+    sends them back to the controller: most of the time of a put of a few columns, and nothing here needs them.
+
+    Raises:
+        PaddingDataError: a row is not in TransferQueue.
+    """
+    if not is_connected():
+        tq.init()
+    meta: BatchMeta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
+    if len(meta.global_indexes) != len(keys):
+        there = tags_of(partition_id)
+        lost = [key for key in keys if key not in there]
+        raise PaddingDataError(
+            f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). Whatever "
+            f"cleared it from partition {partition_id!r} must leave the rows of a step until the step has ended."
+        )
+    meta.custom_meta = []  # a put then leaves those in the controller as they are
+    return meta
 
 
 @dataclass(frozen=True)
@@ -113,14 +161,7 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     """
     if not keys:
         return Listing({}, {}, {}, {})
-    meta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
-    if len(meta.global_indexes) != len(keys):
-        there = tags_of(partition_id)
-        lost = [key for key in keys if key not in there]
-        raise PaddingDataError(
-            f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). Whatever "
-            f"cleared it from partition {partition_id!r} must leave the rows of a step until the step has ended."
-        )
+    meta = _look_up(keys, partition_id)
     fields: dict[str, tuple[torch.dtype | None, list[int]]] = ray.get(
         controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes))
     )
@@ -202,19 +243,20 @@ def put_copies(
 
 def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
     """Tokens that a mask of each row keeps, such as its ``response_mask``."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])
+    data = read_fields_of_some(batch.keys, batch.partition_id, [name])
     return [int(mask.sum()) for mask in data[name].unbind()]
 
 
 def put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:
-    """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them."""
+    """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as they are.
+
+    Raises:
+        PaddingDataError: a row is not in TransferQueue.
+    """
     if not columns:
         return
-    tq.kv_batch_put(
-        keys=rows.keys,
-        partition_id=rows.partition_id,
-        fields=TensorDict(columns, batch_size=len(rows.keys)),
-    )
+    meta = _look_up(rows.keys, rows.partition_id)
+    tq.get_client().put(TensorDict(columns, batch_size=len(rows.keys)), metadata=meta)
     if rows.fields is not None:
         rows.fields = [*rows.fields, *(column for column in columns if column not in rows.fields)]
 
