@@ -122,6 +122,18 @@ def _layout_in_other_pages(five: list[Figures]) -> Iterator[Quote]:
         "each step | {least} to {most} times the lower bound |",
         {"least": f"{stock[0]:.2f}", "most": f"{stock[-1]:.2f}"},
     )
+    times = {side: sorted(job["per_micro_batch"][side] for job in five) for side in ("verl", "plan+verl", "plan")}
+    spans = {
+        f"{part}_{end}": f"{times[side][at]:.2f}"
+        for part, side in (("stock", "verl"), ("mixed", "plan+verl"), ("own", "plan"))
+        for end, at in (("least", 0), ("most", -1))
+    }
+    yield Quote(
+        "docs/design.md",
+        "stock verl takes {stock_least} to {stock_most} times the lower bound on five jobs, verl's packer in the "
+        "plan's cells {mixed_least} to {mixed_most} times, and the plan's packer {own_least} to {own_most} times",
+        spans,
+    )
 
 
 def _zero_effect(it: Figures) -> Iterator[Quote]:
@@ -210,6 +222,15 @@ def _train_step(it: Figures) -> Iterator[Quote]:
             f"| {titles[name]} | {{steps}} | {{seconds}} | {{gain}} ({{least}} to {{most}}) |",
             line | {"gain": f"{median(ratios):.2f}", "least": f"{ratios[0]:.2f}", "most": f"{ratios[-1]:.2f}"},
         )
+    gains = {
+        name: median(theirs / turn["update"] for theirs, turn in zip(stock, sides[side], strict=True))
+        for name, side in (("own", "lcm, plan's"), ("mixed", "lcm, verl's packer"))
+    }
+    yield Quote(
+        "docs/design.md",
+        "where an update is {own} times as fast as stock verl's with it, and {mixed} times without (",
+        {name: f"{gain:.2f}" for name, gain in gains.items()},
+    )
     planned = [took for name, turns in sides.items() if name != "stock verl" for took in turns]
     yield Quote(
         "README.md", "Planning and pads took {seconds} s of these.", {"seconds": _seconds(planned, "before", 2)}
