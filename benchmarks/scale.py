@@ -11,7 +11,8 @@ engine does with the rows of a mini-batch is not in it; ``benchmarks.planning`` 
 
 The sides take turns on the same rows, put anew. Long-tailed: 12.5 rows a prompt, in sessions of 1 to 5 rows where verl
 expects 8 rows, with a lognormal number of tokens that is a hundredth of a usual one, so that 100,000 rows fit in
-memory. Each part is told without the parts inside it, and the share of all parts that is spent in TransferQueue.
+memory; the pads of stock verl, of 128 tokens otherwise, are as short as those of the plan. Each part is told without
+the parts inside it, and the share of all parts that is spent in TransferQueue.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from statistics import median
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ PROMPT_TOKENS = (4, 16)
 RESPONSE_MEDIAN, RESPONSE_SIGMA, LONGEST = 15, 0.9, 160
 BUDGET = 1024
 EOS = 3
+PAD_TOKENS = 2
 STEP = 7
 SIDES = ("stock verl", "verl_padding")
 
@@ -120,11 +122,12 @@ class Clock:
 
 def processes_of_queue() -> list[psutil.Process]:
     """TransferQueue's controller and storage, which this process has started by Ray."""
-    found = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if any(name in " ".join(process.cmdline()) for name in ("TransferQueueController", "SimpleStorageUnit"))
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # one of Ray's that has just ended
+            command = " ".join(process.cmdline())
+            if any(name in command for name in ("TransferQueueController", "SimpleStorageUnit")):
+                found.append(process)
     assert found, "TransferQueue runs in none of this process's children"
     return found
 
@@ -259,7 +262,9 @@ def clocked(trainer: Any, clock: Clock) -> Iterator[None]:
     import verl.trainer.ppo.v1.trainer_base as trainer_base
     import verl.utils.transferqueue_utils as bridge
     from transfer_queue.client import TransferQueueClient
+    from verl.trainer.ppo import padding_utils
 
+    from verl_padding.pads import queue
     from verl_padding.pads.padded_batch import PaddedBatch
     from verl_padding.trainer import mixin
 
@@ -290,7 +295,12 @@ def clocked(trainer: Any, clock: Clock) -> Iterator[None]:
     with ExitStack() as undone:
         for owner, name, part in parts:
             undone.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
-        for owner, name in ((TransferQueueClient, "_run_coroutine"), (bridge, "_run_async_in_temp_loop")):
+        undone.enter_context(patch.object(padding_utils, "SYNTHETIC_PADDING_SEQ_LEN", PAD_TOKENS))
+        for owner, name in (
+            (TransferQueueClient, "_run_coroutine"),
+            (bridge, "_run_async_in_temp_loop"),
+            (queue.ray, "get"),  # by which rows are looked up in TransferQueue's controller
+        ):
             undone.enter_context(patch.object(owner, name, _in_queue(clock, getattr(owner, name))))
         yield
 

@@ -162,10 +162,11 @@ def set_micro_batches(workers: Any, side: Side) -> None:
     from verl.protocol import DataProto
 
     def set_in(worker: Any) -> Any:
-        engine_config = getattr(worker, "actor", worker).engine_config
-        object.__setattr__(engine_config, "use_dynamic_bsz", side.micro_batch_rows is None)
-        object.__setattr__(engine_config, "micro_batch_size_per_gpu", side.micro_batch_rows)
-        object.__setattr__(engine_config, "use_remove_padding", side.packs)
+        trainee = getattr(worker, "actor", worker)
+        object.__setattr__(trainee.engine_config, "use_dynamic_bsz", side.micro_batch_rows is None)
+        object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", side.micro_batch_rows)
+        # verl's TrainingWorker.train_batch takes this one from the model.
+        object.__setattr__(trainee.model_config, "use_remove_padding", side.packs)
         return DataProto()
 
     workers.execute_with_func_generator(set_in)

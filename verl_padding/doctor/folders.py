@@ -55,10 +55,13 @@ def _latest(checkpoints: Path) -> Iterator[Finding]:
     if not named_in.is_file():
         return
     setting = "trainer.default_local_dir"
-    step = named_in.read_text(errors="replace").strip()
-    if not step.isdecimal():
-        yield wrong(setting, f"{named_in}: {step!r} is no step. Write the number of a checkpoint, or remove the file.")
-    elif not (checkpoints / f"global_step_{step}").is_dir():
+    text = named_in.read_text(errors="replace").strip()
+    try:
+        step = int(text)
+    except ValueError:
+        yield wrong(setting, f"{named_in}: {text!r} is no step. Write the number of a checkpoint, or remove the file.")
+        return
+    if not (checkpoints / f"global_step_{step}").is_dir():
         told = f"{named_in} names step {step}, but there is no global_step_{step}, so the job begins anew. "
         yield warning(setting, f"{told}Write the number of a checkpoint, or remove the file.")
 

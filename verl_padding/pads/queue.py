@@ -119,8 +119,9 @@ def read_fields_of_some(keys: Sequence[str], partition_id: str, names: Sequence[
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     """What TransferQueue's controller knows about rows, in their order, but for their tags.
 
-    TransferQueue's own ``kv_batch_get`` copies the tags of all rows, and ``kv_batch_put`` copies them three times and
-    sends them back to the controller: most of the time of a put of a few columns, and nothing here needs them.
+    TransferQueue's own ``kv_batch_get`` copies the tags of all rows, and ``kv_batch_put`` copies them several times and
+    sends them back to the controller: most of the time of a put of a few columns, and nothing here needs them. What is
+    returned is for one read or one put of all rows; without tags it cannot be cut.
 
     Raises:
         PaddingDataError: a row is not in TransferQueue.

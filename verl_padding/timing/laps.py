@@ -54,8 +54,9 @@ class Lap:
     reserved_bytes: int
     """Most memory that the process has held since it began: reserved on the device, or resident on a CPU.
 
-    Where it grew from a mini-batch to the next, the later one took it. Peaks are not begun anew: verl's own
-    ``perf/max_memory_*`` read the same counters.
+    Where it grew from a mini-batch to the next, the later one took it, or what lies between them: optimizer steps, and
+    whatever else runs in the process. Peaks are not begun anew, since verl's own ``perf/max_memory_*`` read the same
+    counters.
     """
 
     allocated_bytes: int | None
