@@ -18,6 +18,9 @@ LETTERS = 8
 """A part of a message with fewer letters of its own would be found anywhere."""
 
 TOLD_BY = {
+    "Token authentication is enabled for this Ray cluster": "ray/_private/authentication/authentication_token_setup.py",
+    "Disabled critic as algorithm.adv_estimator != gae": "verl/trainer/ppo/utils.py",
+    "<> engine is not available": "verl/workers/engine/__init__.py",
     "Unknown advantage estimator simply": "verl/trainer/ppo/core_algos.py",
     "Error in _run_prompt for uid=": "verl/trainer/ppo/v1/agent_loop_tq.py",
     "Unsupported loss mode": "verl/trainer/ppo/core_algos.py",

@@ -62,8 +62,11 @@ def _latest(checkpoints: Path) -> Iterator[Finding]:
         yield wrong(setting, f"{named_in}: {text!r} is no step. Write the number of a checkpoint, or remove the file.")
         return
     if not (checkpoints / f"global_step_{step}").is_dir():
-        told = f"{named_in} names step {step}, but there is no global_step_{step}, so the job begins anew. "
-        yield warning(setting, f"{told}Write the number of a checkpoint, or remove the file.")
+        yield warning(
+            setting,
+            f"{named_in} names step {step}, but there is no global_step_{step}, so the job begins anew. Write the "
+            "number of a checkpoint, or remove the file.",
+        )
 
 
 def _log_file() -> Finding:
