@@ -158,7 +158,12 @@ WHOLE_NUMBERS = (
     "trainer.test_freq",
 )
 """Sections and settings that verl.trainer.main_ppo does not do without."""
-HINTS = {"actor_rollout_ref.rollout.name": "vllm, for example; +local=cpu brings `transformers`."}
+HINTS = {
+    "actor_rollout_ref.rollout.name": "vllm, for example; +local=cpu brings `transformers`.",
+    "data.val_files": "verl opens them even if it never validates: name the training files, or others.",
+    "trainer.save_freq": "-1 for never.",
+    "trainer.test_freq": "-1 for never.",
+}
 
 
 def _is_read(config: DictConfig, key: str) -> bool:
