@@ -70,7 +70,7 @@ def test_a_step_of_each_side_runs_all_its_parts_and_leaves_nothing_in_the_queue(
             clock, pads = step(make_trainer(side, len(keys)), keys, lengths)
             told[side] = clock.told()["seconds"]
             assert all(seconds > 0 for seconds in told[side].values())
-            assert pads == 12 if side == "stock verl" else pads > 0
+            assert pads == 12 or (side != "stock verl" and pads > 0)
             assert not queue_content()
     verls = {"rest", "log-probs", "dispatch", "a rank", "advantages", "update", "metrics", "rows out", "pads"}
     assert told["stock verl"].keys() == verls | {"balance"}
