@@ -8,20 +8,27 @@ the budget. Sides: stock verl with its trainer's own balancing and pads; ``paddi
 plan's, and with the plan's and measured costs. The last one learns in updates before those that are reported. The sides
 take turns, each on the same rows, put anew.
 
-*The clock*: the plan's side once more, with ``padding.timing=true``: its update over the one without.
+*The clock*: what it takes for a micro-batch, on an engine that computes nothing, by the seconds of a micro-batch; and the
+plan's side once more, with ``padding.timing=true``: its update over the one without, which shows no more than noise.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.progress import track
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
 from benchmarks.train_step import (
@@ -36,6 +43,7 @@ from benchmarks.train_step import (
     stock_update,
 )
 from tests.support.cluster import ray_and_queue
+from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.patches import micro_batch_clock
 from verl_padding.plan import COST_MODELS
 from verl_padding.plan.row_keys import row_key
@@ -78,6 +86,46 @@ MIXES: dict[str, Callable[[], KVBatchMeta]] = {
 }
 
 
+class IdleEngine:
+    """Cuts nothing and computes nothing: runs one micro-batch again and again."""
+
+    engine_config = SimpleNamespace(pipeline_model_parallel_size=1)
+
+    def get_data_parallel_rank(self) -> int:
+        return 0
+
+    def forward_backward_batch(self, data: TensorDict, micro_batches: int) -> None:
+        for _ in range(micro_batches):
+            self.forward_step(data)
+
+    def forward_step(self, micro_batch: TensorDict) -> None:
+        pass
+
+
+def clock_seconds(rows: int = 64, micro_batches: int = 100, repeats: int = 9) -> float:
+    """Seconds that the clock takes for a micro-batch of ``rows`` rows, its laps read at the end; median of ``repeats``."""
+    tokens = [torch.zeros(length, dtype=torch.int64) for length in range(1, rows + 1)]
+    data = TensorDict(
+        {
+            "input_ids": torch.nested.as_nested_tensor(tokens, layout=torch.jagged),
+            BATCH_ROW: torch.arange(rows),
+        },
+        batch_size=rows,
+    )
+    tu.assign_non_tensor(data, **{TIMED_CALL: "actor"})
+    taken = []
+    for _ in range(repeats):
+        engine = IdleEngine()
+        clock = micro_batch_clock.MicroBatchClock(engine)
+        clock.wrap()
+        started = time.perf_counter()
+        engine.forward_backward_batch(data, micro_batches)
+        laps = clock.read()
+        taken.append((time.perf_counter() - started) / micro_batches)
+        assert len(laps) == micro_batches
+    return statistics.median(taken)
+
+
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 5,
     keep: Keep = False,
@@ -108,9 +156,20 @@ def main(
             told[mix] = sides
             costs[mix] = {name: getattr(cost, name) for name in COEFFICIENTS} if (cost := _cost(learned)) else None
         stop(workers)
+    clock_s = clock_seconds()
+    clock = {
+        mix: clock_s * _micro_batches(sides[TIMED.name]) / _seconds(sides[TIMED.name]) for mix, sides in told.items()
+    }
     for mix, sides in told.items():
         _show(mix, sides, costs[mix])
-    tell({"mixes": told, "costs": costs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+        console.print(f"the clock's own seconds: {clock[mix]:.3%} of an update")
+    tell(
+        {"mixes": told, "costs": costs, "clock_s": clock_s, "clock_share": clock},
+        benchmark=__file__,
+        keep=keep,
+        as_json=as_json,
+        busy=busy,
+    )
 
 
 COEFFICIENTS = ("handling_s", "per_token_s", "per_square_s", "per_pair_s")
@@ -138,6 +197,14 @@ def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, st
 
 def _cost(learned: LearnedCosts) -> Any:
     return learned.cost_of("actor")
+
+
+def _micro_batches(rounds: list[dict[str, float]]) -> float:
+    return rounds[-1]["micro_batches"]
+
+
+def _seconds(rounds: list[dict[str, float]]) -> float:
+    return statistics.median(took["update"] for took in rounds)
 
 
 def _show(mix: str, sides: dict[str, list[dict[str, float]]], cost: dict[str, float] | None) -> None:
