@@ -237,6 +237,19 @@ def _train_step(it: Figures) -> Iterator[Quote]:
     )
 
 
+def _scale(it: Figures) -> Iterator[Quote]:
+    steps = {f"{step['rows']:,}": step["sides"] for step in it["steps"]}
+    ratios = {}
+    for rows, name in {"1,000": "few", "10,000": "more", "100,000": "many"}.items():
+        stock, ours = (median(sum(took["cpu_seconds"].values()) for took in steps[rows][side]) for side in _SIDES)
+        ratios[name] = f"{ours / stock:.2f}"
+    yield Quote(
+        "README.md",
+        "1,000, 10,000 and 100,000 rows take {few}, {more} and {many} times the processor time of stock verl.",
+        ratios,
+    )
+
+
 def _seconds(turns: list[Figures], name: str, digits: int) -> str:
     return f"{median(turn[name] for turn in turns):.{digits}f}"
 
@@ -384,6 +397,7 @@ BENCHMARKS: dict[str, Callable[[Figures], Iterator[Quote]]] = {
     "layout": _layout,
     "zero_effect": _zero_effect,
     "train_step": _train_step,
+    "scale": _scale,
     "planning": _planning,
     "upsample": _upsample,
     "import_cost": _import_cost,
