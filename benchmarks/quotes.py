@@ -250,6 +250,34 @@ def _scale(it: Figures) -> Iterator[Quote]:
     )
 
 
+def _measured_costs(it: Figures) -> Iterator[Quote]:
+    learned = {mix: sides["plan's packer, measured costs"] for mix, sides in it["mixes"].items()}
+
+    def ratios(side: str) -> dict[str, str]:
+        of_mix = [
+            median(theirs["update"] / its["update"] for theirs, its in zip(sides[side], learned[mix], strict=True))
+            for mix, sides in it["mixes"].items()
+        ]
+        return dict(zip(("tailed", "short", "mixed"), (f"{ratio:.2f}" for ratio in of_mix), strict=True))
+
+    yield Quote(
+        "docs/timing.md",
+        "an update is {tailed}, {short} and {mixed} times as fast as with verl's packer,",
+        ratios("verl's packer"),
+    )
+    yield Quote(
+        "docs/timing.md", "and {tailed}, {short} and {mixed} times as fast as stock verl's.", ratios("stock verl")
+    )
+    shares = [
+        it["clock_s"] * took["micro_batches"] / took["update"]
+        for sides in it["mixes"].values()
+        for took in sides["plan's packer, timed"]
+    ]
+    yield Quote(
+        "docs/timing.md", "The clock takes {share} of an update.", {"share": f"{max(shares):.3%}".replace("%", " %")}
+    )
+
+
 def _seconds(turns: list[Figures], name: str, digits: int) -> str:
     return f"{median(turn[name] for turn in turns):.{digits}f}"
 
@@ -398,6 +426,7 @@ BENCHMARKS: dict[str, Callable[[Figures], Iterator[Quote]]] = {
     "zero_effect": _zero_effect,
     "train_step": _train_step,
     "scale": _scale,
+    "measured_costs": _measured_costs,
     "planning": _planning,
     "upsample": _upsample,
     "import_cost": _import_cost,
