@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan import STRATEGIES, Job, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan.calls import Meeting
 from verl_padding.plan.chains import chain_of_rows
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.lower_bounds import micro_batch_bound
@@ -39,13 +41,14 @@ def forests(draw, most_prompts: int = 8) -> Rows:
     )
 
 
-def job_of(strategy="prompt", dp_size=2, sharing="chains", budget=BUDGET, mini=4) -> Job:
+def job_of(strategy="prompt", dp_size=2, sharing="chains", budget=BUDGET, mini=4, ranks_meet="micro_batch") -> Job:
+    call = {"dp_size": dp_size, "token_budget": budget, "ranks_meet": ranks_meet}
     return Job(
         strategy=strategy,
         prompts=8,
         sessions_per_prompt=2,
-        updates={"actor": Update(dp_size=dp_size, token_budget=budget, prompts_per_mini_batch=mini)},
-        inference={"log_prob": Pass(dp_size=dp_size, token_budget=budget)},
+        updates={"actor": Update(**call, prompts_per_mini_batch=mini)},
+        inference={"log_prob": Pass(**call)},
         packer="plan",
         sharing=sharing,
     )
@@ -69,11 +72,12 @@ def tips(rows: Rows, numbers) -> list[int]:
     rows=forests(),
     strategy=st.sampled_from(list(STRATEGIES)),
     dp_size=st.sampled_from([1, 2, 4]),
+    ranks_meet=st.sampled_from(get_args(Meeting)),
 )
 def test_every_micro_batch_holds_the_budget_in_computed_tokens_and_the_figures_are_those_of_the_tips(
-    rows, strategy, dp_size
+    rows, strategy, dp_size, ranks_meet
 ):
-    plan = plan_batch(rows, job_of(strategy, dp_size))
+    plan = plan_batch(rows, job_of(strategy, dp_size, ranks_meet=ranks_meet))
     plain = plan_batch(rows, job_of(strategy, dp_size, sharing="off"))
     cost = dict(enumerate(attention_cost(np.array(rows.tokens_R)).tolist()))
     pad = int(attention_cost(np.array([2]))[0])
@@ -109,23 +113,24 @@ def test_every_micro_batch_holds_the_budget_in_computed_tokens_and_the_figures_a
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=forests())
-def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows):
+@given(rows=forests(), ranks_meet=st.sampled_from(get_args(Meeting)))
+def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, ranks_meet):
     alone = Rows.from_keys(rows.key_R, rows.tokens_R, [None] * len(rows))
     unknown = Rows.from_keys(rows.key_R, rows.tokens_R)
-    want = plan_batch(unknown, job_of(sharing="off"))
-    for of_rows, job in [(alone, job_of()), (unknown, job_of()), (rows, job_of(sharing="off"))]:
-        plan = plan_batch(of_rows, job)
+    want = plan_batch(unknown, job_of(sharing="off", ranks_meet=ranks_meet))
+    for of_rows, sharing in [(alone, "chains"), (unknown, "chains"), (rows, "off")]:
+        plan = plan_batch(of_rows, job_of(sharing=sharing, ranks_meet=ranks_meet))
         assert plan.layouts == want.layouts
         assert plan.figures == want.figures
         assert {figures.sharing_factor for figures in plan.figures.values()} == {1.0}
 
 
-def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike():
+@pytest.mark.parametrize("ranks_meet", get_args(Meeting))
+def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike(ranks_meet):
     keys = [f"p{prompt}_{session}_{turn}" for prompt in range(8) for session in range(2) for turn in range(4)]
     tokens = [10 * (turn + 1) for _ in range(16) for turn in range(4)]
     rows = Rows.from_keys(keys, tokens, [None if row % 4 == 0 else row - 1 for row in range(64)])
-    plan = plan_batch(rows, job_of())
+    plan = plan_batch(rows, job_of(ranks_meet=ranks_meet))
     for figures in plan.figures.values():
         assert figures.sharing_factor == 100 / 40
         assert figures.pads == 0

@@ -56,6 +56,12 @@ def test_steps_are_told_noise_is_in_the_log_and_the_last_line_says_where_all_is(
     }
 
 
+def test_the_log_of_an_earlier_run_stays(tmp_path):
+    for said in ("first", "second"):
+        assert follow(tmp_path, f"print('the {said} run')").returncode == 0
+    assert (tmp_path / "log").read_text().splitlines() == ["the first run", "the second run"]
+
+
 def test_a_job_that_fails_shows_the_end_of_its_log_and_its_code(tmp_path):
     result = follow(tmp_path, f"print('early ' * 3)\nfor line in range(50): print(line)\n{JOB}", "3")
     assert result.returncode == 3

@@ -55,6 +55,7 @@ def jobs(draw, strategies=tuple(STRATEGIES)) -> Job:
     if inference and draw(st.booleans()):
         # A pass that is cut by the rules of the update, as most are.
         shared = {field.name: getattr(updates["actor"], field.name) for field in dataclasses.fields(Call)}
+        shared["ranks_meet"] = draw(st.sampled_from(["mini_batch", "micro_batch"]))
         inference["log_prob"] = Pass(as_update="actor", **shared)
     return Job(
         strategy=strategy,

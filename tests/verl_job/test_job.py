@@ -310,6 +310,32 @@ def test_the_plan_cuts_micro_batches_where_the_config_says_so_and_ranks_meet_whe
     assert {call.ranks_meet for _, call in megatron.calls()} == {"mini_batch"}
 
 
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_where_each_rank_holds_all_parameters_passes_take_the_updates_micro_batches_and_chains_are_shared(synchronous):
+    actor = "actor_rollout_ref.actor.fsdp_config"
+    job = job_of(
+        *DYNAMIC,
+        "padding.packer=plan",
+        "padding.sharing=chains",
+        f"{actor}.fsdp_size=1",
+        f"{actor}.use_no_sync_for_gradient_accumulation={not synchronous}",
+    )
+    assert job.inference[LOG_PROB].ranks_meet == "mini_batch"
+    assert update_taken(job, job.inference[LOG_PROB]) == ACTOR
+    keys = [f"p{prompt}_0_{turn}" for prompt in range(32) for turn in range(3)]
+    extends = [None if row % 3 == 0 else row - 1 for row in range(96)]
+    plan = plan_batch(Rows.from_keys(keys, [100, 200, 300] * 32, extends), job)
+    assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {ACTOR: 2, LOG_PROB: 2}
+
+
+@pytest.mark.parametrize(
+    "attention", ["flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2", "a/vllm-flash-attn3"]
+)
+def test_the_flash_attentions_of_transformers_and_of_the_hub_are_exchanged(attention):
+    attention = f"+actor_rollout_ref.model.override_config.attn_implementation={attention}"
+    job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", attention)
+
+
 def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
     with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
         job_of(

@@ -98,6 +98,13 @@ def test_what_verls_scheduler_cannot_do_is_refused(overrides, message):
         check(*SCHEDULER, *overrides)
 
 
+def test_a_scheduler_whose_other_ranks_would_not_tell_their_seconds_is_refused():
+    with pytest.raises(
+        PaddingConfigError, match=r"^padding\.timing=True: with .*dynamic_context_parallel=True, only one"
+    ):
+        check(*SCHEDULER, "padding.timing=true")
+
+
 def test_a_scheduler_without_the_length_of_its_ranks_is_refused_in_verls_words():
     with pytest.raises(PaddingConfigError, match=r"verl refuses this section .*max_seqlen_per_dp_cp_rank must be a"):
         check(f"{ACTOR}.megatron.dynamic_context_parallel=true")

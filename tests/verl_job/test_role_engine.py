@@ -327,6 +327,14 @@ def test_engines_that_cannot_be_planned_for_are_refused(overrides, packer, messa
         engine_of("actor", *overrides, packer=packer)
 
 
+def test_experts_are_cut_by_the_tensor_parallel_size_where_no_other_is_set():
+    """As Megatron-Core reads it (``parallel_state.py``)."""
+    explicit = f"{ACTOR}.megatron.expert_tensor_parallel_size"
+    engine_of("actor", "model_engine=megatron", f"{explicit}=1")
+    with pytest.raises(PaddingConfigError, match=r"expert_tensor_parallel_size"):
+        engine_of("actor", "model_engine=megatron", f"{explicit}=2")
+
+
 def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
     fixed = (*NOT_PACKED, *JOBS["fixed rows"])
     assert engine_of("actor", *fixed).pass_fields(8, training=True) == {

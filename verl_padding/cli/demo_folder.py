@@ -27,7 +27,8 @@ FEW = 3
 def demo_folder(out: Path) -> Iterator[Path]:
     """A folder for one demo: new, empty, or that of an earlier demo, whose files are removed from it.
 
-    Only what an earlier demo has put on its list is removed. What anyone has put beside it since then stays.
+    Only what an earlier demo has put on its list, as it ended, is removed. What anyone has put beside it since then
+    stays.
 
     Yields: the folder, as an absolute path.
 

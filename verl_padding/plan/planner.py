@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -93,7 +93,8 @@ def update_taken(job: Job, call: Call) -> str | None:
     """The update whose micro-batches a call takes over; None if it gets its own.
 
     They must be the plan's, and cut by the same rules: the same ranks, and the same token budget. What rows cost is no
-    such rule. Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
+    such rule, nor is where ranks meet: an engine may reduce gradients in every micro-batch, and meet nowhere in a pass.
+    Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
     Nor are those whose rows must be as long as the longest one of their cell: that of a pass holds all mini-batches.
     """
     if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
@@ -101,22 +102,18 @@ def update_taken(job: Job, call: Call) -> str | None:
     if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
-    needs = [_less_what_no_layout_depends_on(each, job.packer) for each in (call, update)]
+    needs = [
+        replace(_less_what_no_layout_depends_on(each, job.packer), ranks_meet="micro_batch") for each in (call, update)
+    ]
     return call.as_update if needs[0] == needs[1] else None
 
 
 def shares(job: Job, call: Call) -> bool:
     """Whether the rows of a chain that are in one micro-batch of a call are computed once.
 
-    Not where micro-batches are cut by rows, nor where the engine pads rows to the longest one beside them, nor where
-    ranks meet once per mini-batch: those engines are another world (Megatron).
+    Not where micro-batches are cut by rows, nor where the engine pads rows to the longest one beside them.
     """
-    return (
-        job.sharing == "chains"
-        and call.token_budget is not None
-        and call.padded_to == "row"
-        and call.ranks_meet == "micro_batch"
-    )
+    return job.sharing == "chains" and call.token_budget is not None and call.padded_to == "row"
 
 
 def prices_of(rows: Rows, job: Job, call: Call) -> Prices:

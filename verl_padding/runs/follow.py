@@ -29,7 +29,7 @@ def follow(out: Path, command: Sequence[str]) -> int:
 
     Args:
         out: the job's folder, made if missing: verl's file logger is told to write its ``metrics.jsonl`` there, and the
-            rollouts are expected in ``rollouts`` there.
+            rollouts are expected in ``rollouts`` there. The log is appended to: a resumed job goes on with it.
 
     Returns: the command's exit code; 128 + n if signal n ended it.
     """
@@ -40,7 +40,7 @@ def follow(out: Path, command: Sequence[str]) -> int:
         _say(f"What the job says is in {out / LOG}.", sys.stdout)
     with (
         # Unbuffered: what a full disk did not take is not tried again, and fails no later line.
-        open(out / LOG, "wb", buffering=0) as log,
+        open(out / LOG, "ab", buffering=0) as log,
         subprocess.Popen(
             command,
             env=os.environ | {"VERL_FILE_LOGGER_PATH": str(out / METRICS)},

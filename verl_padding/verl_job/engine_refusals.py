@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
@@ -30,6 +32,8 @@ ULYSSES = {
     "veomni": "ulysses_parallel_size",
 }
 """Strategy -> its setting of the ranks that share a row by Ulysses."""
+FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/]*")
+"""Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub."""
 SHARING_ENGINES = ("fsdp", "fsdp2")
 """Engines in which rows that extend each other can be computed once."""
 
@@ -86,13 +90,20 @@ def refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:
         alike = [engine for engine in engines if engine.strategy == strategy]
         for engine in alike[1:]:
             for name in sizes:
-                first, other = getattr(alike[0].config, name), getattr(engine.config, name)
+                first, other = _size_of_group(alike[0], name), _size_of_group(engine, name)
                 if first != other:
                     raise PaddingConfigError(
                         f"{engine.section}.{strategy}.{name}={other}: differs from {alike[0].section}.{strategy}."
                         f"{name}={first}. The {strategy} engines of a job share their process groups. Set both to the "
                         "same value."
                     )
+
+
+def _size_of_group(engine: RoleEngine, name: str) -> Any:
+    size = getattr(engine.config, name)
+    if name == "expert_tensor_parallel_size" and size is None:  # as Megatron-Core (parallel_state.py)
+        return engine.config.tensor_model_parallel_size
+    return size
 
 
 def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
@@ -137,7 +148,7 @@ def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
         if engine.strategy == "veomni":  # some of its models exchange in code of their own, whatever is set
             passes = engine.attention in ("sdpa", "flex_attention")
         else:
-            passes = engine.attention not in (exchanged, "flash_attention_3")
+            passes = not FLASH_ATTENTION.fullmatch(engine.attention)
     if engine.strategy in ULYSSES and ranks > 1 and passes:
         raise PaddingConfigError(
             f"{engine.attention_setting}={engine.attention}: passes by the exchange between the {ranks} ranks of "

@@ -43,6 +43,11 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
             f"{setting}: verl then cuts micro-batches by a scheduler of its own. Set it to False, or "
             "padding.packer=verl."
         )
+    if padding.timing:
+        raise PaddingConfigError(
+            f"padding.timing=True: with {setting}, only one rank would tell what its micro-batches took. Set it to "
+            "false, or dynamic_context_parallel to False."
+        )
     if not config.use_remove_padding:
         raise PaddingConfigError(
             f"{engine.model_section}.use_remove_padding=False: {setting} needs packed rows. Change one of the two."

@@ -11,11 +11,26 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
+from verl_padding.errors import PaddingConfigError
+
+PLAIN = {"window_size": None, "softmax_type": "vanilla", "attention_dropout": 0.0}
+"""What the attention of packed rows can do; torch's has no other."""
+
 
 class PackedAttention(DotProductAttention):
-    """In the place of ``TEDotProductAttention``: causal attention inside each packed row."""
+    """In the place of ``TEDotProductAttention``: causal attention inside each packed row.
+
+    Raises:
+        PaddingConfigError: the model has a sliding window, sinks or dropout in its attention.
+    """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        for name, plain in PLAIN.items():
+            if (value := getattr(config, name)) != plain:
+                raise PaddingConfigError(
+                    f"override_transformer_config.{name}={value}: on a CPU, Megatron's attention of packed rows has "
+                    f"{plain} only. Set it to that, or train a model without it."
+                )
         # Megatron-Core's own attention refuses context parallelism, which is done below.
         ranks, config.context_parallel_size = config.context_parallel_size, 1
         super().__init__(config, *args, **kwargs)

@@ -34,6 +34,7 @@ def deal(prices: Prices, packer: Packer, mini_batches: MiniBatches) -> Layout:
     if packer == "verl":
         cells_M = [leave_uncut(rows_D, size) for rows_D in rows_MD]
         return layout_of(cells_M, prices.n_rows, with_micro_batches=False)
-    if call.ranks_meet == "mini_batch":
+    # Cells that are cut by themselves know nothing of chains. Levels do, and what balances them balances cells, too.
+    if call.ranks_meet == "mini_batch" and prices.chain_R is None:
         return layout_of([cut_by_cell(prices, rows_D, size) for rows_D in rows_MD], prices.n_rows)
     return layout_of(cut_by_level(prices, rows_M, rows_MD, size, may_grow=may_grow), prices.n_rows)
