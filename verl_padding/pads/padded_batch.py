@@ -50,7 +50,9 @@ class PaddedBatch:
         timed: bool = False,
     ):
         uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
-        self.batch = batch
+        # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
+        self.batch = rows_like(batch, batch.keys, batch.tags, batch.fields, batch.extra_info or {})
+        """The real rows as they were planned."""
         self.plan = plan
         self.pad_keys = [row_key(uid, session, 0) for session in range(plan.n_pads)]
         self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
@@ -217,7 +219,7 @@ def padded_batch(
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:
-    """Takes the pads out of TransferQueue; returns the batch as it was. It may be called again."""
+    """Takes the pads out of TransferQueue; returns the real rows as they were planned. It may be called again."""
     clear(padded.pad_keys, padded.batch.partition_id)
     padded.pad_keys = []
     return padded.batch
