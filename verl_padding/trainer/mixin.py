@@ -236,9 +236,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(read_session_metrics(batch))
         sessions = set(map(session_of_key, batch.keys))
         if self._padding.advantages == "session" and len(sessions) < len(batch.keys):
-            believe = not self._job_reader.has_vision
             tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            extends_R = find_extensions(batch, tokens_R, believe=believe, outputs=False)
+            # What agent loops say is not believed: nothing compares these rows again, as workers do before they share.
+            extends_R = find_extensions(batch, tokens_R, believe=False, outputs=False)
             credit_sessions(batch, extends_R, self.config.algorithm)
         return computed
 
