@@ -74,7 +74,7 @@ def computed(
 @pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys()))
 def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estimator):
     by_row, _ = computed("row", estimator)
-    by_session, metrics = computed("session", estimator)
+    by_session, _ = computed("session", estimator)
     assert {key: len(row) for key, row in by_session["advantages"].items()} == {
         key: len(row) for key, row in by_row["advantages"].items()
     }
@@ -89,8 +89,6 @@ def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estim
         for session in {session_of_key(key) for key in by_session["advantages"]}:
             rows = [row for key, row in by_session["advantages"].items() if session_of_key(key) == session]
             assert len({round(value, 5) for row in rows for value in row}) == 1
-    assert metrics["padding/session/rows/mean"] == sum(TURNS) / len(TURNS)
-    assert metrics["padding/session/rows/max"] == max(TURNS)
 
 
 def test_tokens_that_rows_share_are_one_token_of_the_trajectory_through_the_trainer():

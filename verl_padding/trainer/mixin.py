@@ -233,7 +233,6 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
-        metrics.update(read_session_metrics(batch))
         sessions = set(map(session_of_key, batch.keys))
         if self._padding.advantages == "session" and len(sessions) < len(batch.keys):
             tokens_R = tokens_of_tags(batch.keys, batch.tags)
@@ -241,6 +240,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             extends_R = find_extensions(batch, tokens_R, believe=False, outputs=False)
             credit_sessions(batch, extends_R, self.config.algorithm)
         return computed
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        # Of all local updates of the step: verl weighs what each of them logs by its rows.
+        metrics.update(read_session_metrics(batch))
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         seconds_before = dict(timing_raw)
