@@ -415,7 +415,14 @@ def test_an_empty_prompt_is_refused_with_what_is_missing():
     ("rows", "message"),
     [
         ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
-        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, as torch.float32, .* another name"),
+        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, as torch.float32 .* another name"),
+        ([{"micro_batch": torch.tensor(1.0)}] * 2, "'micro_batch': rows have it, as torch.float32, but"),
+        ([{"loss_factor": 0.5}] * 2, "'loss_factor': rows have it, as no tensor, but"),
+        ([{}, {"chain": "a chain of thought"}], "'chain': rows have it, as no tensor, but"),
+        (
+            [{"is_padding": torch.zeros(tokens, dtype=torch.bool)} for tokens in (8, 11)],
+            r"'is_padding': rows have it, as torch.bool of shape \(8,\), but",
+        ),
     ],
 )
 def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):
