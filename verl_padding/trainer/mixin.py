@@ -15,6 +15,7 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
@@ -230,6 +231,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         except BaseException:
             self._strip_after_an_error(padded)
             raise
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        computed = super()._compute_ref_log_prob(batch, metrics)
+        # verl leaves it there, for the critic's pass, which comes next: a LoRA critic would run without its adapter,
+        # another one has no adapter to turn off, and the clock would take the critic's pass for the reference's.
+        computed.extra_info.pop(NO_ADAPTER, None)
+        return computed
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
