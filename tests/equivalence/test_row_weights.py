@@ -25,7 +25,7 @@ from tests.support.losses_on_rows import (
     run_as_verl_does,
 )
 from tests.support.tolerance import RELATIVE_FLOAT64
-from verl_padding.pads.columns import LOSS_FACTOR
+from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.weighing import LOSS_WEIGHT, TOKEN_MODES, Weighing, loss_factors
 from verl_padding.plan import Layout
 from verl_padding.trainer.losses import RealRowsLoss, weighed_output
@@ -53,6 +53,7 @@ class WeightedRows(Rows):
         output, data = super().micro_batch(rows, leaves, output_name, **shape)
         factors = [self.factor_R[row] if isinstance(row, int) else 0.0 for row in rows]
         data[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)
+        tu.assign_non_tensor(data, **{WEIGHS_ROWS: True})
         return output, data
 
 
@@ -169,6 +170,18 @@ def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
     want, unweighted = run_as_verl_does(loss, Rows(), SPREAD, "log_probs")
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert metrics == unweighted
+
+
+def test_factors_that_rows_have_from_an_earlier_update_are_not_read_in_one_that_weighs_none():
+    class TrainedBefore(WeightedRows):
+        def micro_batch(self, rows, leaves, output_name, **shape):
+            output, data = super().micro_batch(rows, leaves, output_name, **shape)
+            return output, data.exclude(WEIGHS_ROWS)
+
+    loss, mode = RealRowsLoss(policy_loss("token-mean"), "rows"), weighing("token-mean")
+    got, _ = run_as_verl_does(loss, TrainedBefore(mode), SPREAD, "log_probs")
+    want, _ = run_as_verl_does(loss, Rows(), SPREAD, "log_probs")
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("mode", MODES)

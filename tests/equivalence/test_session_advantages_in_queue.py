@@ -11,7 +11,7 @@ from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.pads.padded_batch import strip
-from verl_padding.plan.row_keys import session_of_key
+from verl_padding.plan.row_keys import index_of_key, session_of_key
 from verl_padding.verl_job.calls import ACTOR, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.calls import CRITIC as CRITIC_CALL
 
@@ -23,12 +23,14 @@ COLUMNS = ("old_log_probs", "ref_log_prob", "values")
 
 
 def computed(
-    advantages: str, estimator: str, *overrides: str, shared: bool = False
+    advantages: str, estimator: str, *overrides: str, shared: bool = False, drifted: bool = False, said: bool = False
 ) -> tuple[dict[str, dict[str, list[float]]], dict]:
     """Advantages and returns of each row by its key, and the metrics.
 
     Args:
         shared: whether the responses of earlier rows are in the response of a later one, and not in its prompt.
+        drifted: whether each row begins with a token of its own, as if its text had been tokenised anew.
+        said: whether the agent loop says that each row extends the one before.
     """
     discount = ("algorithm.gamma=0.9", "algorithm.lam=0.8")
     settings = (f"algorithm.adv_estimator={estimator}", f"padding.advantages={advantages}", *discount, *overrides)
@@ -40,10 +42,13 @@ def computed(
         asked = {key: len(rows[f"{session_of_key(key)}_0"][0]) for key in rows}
         wholes = {key: [*prompt, *response] for key, (prompt, response) in rows.items()}
         rows = {key: (whole[: asked[key]], whole[asked[key] :]) for key, whole in wholes.items()}
+    if drifted:
+        rows = {key: ([200 + index_of_key(key), *prompt[1:]], response) for key, (prompt, response) in rows.items()}
+    extra = [{"extends": index_of_key(key) - 1} if said and index_of_key(key) else {} for key in rows]
     draw = torch.Generator().manual_seed(0)
     rewards = {session: float(torch.randn((), generator=draw)) for session in sorted(set(map(session_of_key, rows)))}
     torch.manual_seed(0)  # of whatever else rows have
-    batch = put_grown_sessions(rows)
+    batch = put_grown_sessions(rows, extra_fields=extra)
     responses = [len(response) for _, response in rows.values()]
     scores = [torch.zeros(response) for response in responses]
     for key, score in zip(rows, scores, strict=True):
@@ -69,7 +74,7 @@ def computed(
 @pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys()))
 def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estimator):
     by_row, _ = computed("row", estimator)
-    by_session, metrics = computed("session", estimator)
+    by_session, _ = computed("session", estimator)
     assert {key: len(row) for key, row in by_session["advantages"].items()} == {
         key: len(row) for key, row in by_row["advantages"].items()
     }
@@ -84,8 +89,6 @@ def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estim
         for session in {session_of_key(key) for key in by_session["advantages"]}:
             rows = [row for key, row in by_session["advantages"].items() if session_of_key(key) == session]
             assert len({round(value, 5) for row in rows for value in row}) == 1
-    assert metrics["padding/session/rows/mean"] == sum(TURNS) / len(TURNS)
-    assert metrics["padding/session/rows/max"] == max(TURNS)
 
 
 def test_tokens_that_rows_share_are_one_token_of_the_trajectory_through_the_trainer():
@@ -99,6 +102,12 @@ def test_tokens_that_rows_share_are_one_token_of_the_trajectory_through_the_trai
             assert longer[: len(row)] == row
             compared += 1
     assert compared == sum(turns - 1 for turns in TURNS)
+
+
+def test_rows_that_do_not_extend_each_other_share_no_token_whatever_their_agent_loop_says():
+    silent, _ = computed("session", "gae", shared=True, drifted=True)
+    wrong, _ = computed("session", "gae", shared=True, drifted=True, said=True)
+    assert wrong == silent != computed("session", "gae", shared=True, said=True)[0]
 
 
 def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():

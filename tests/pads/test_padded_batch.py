@@ -10,14 +10,16 @@ from tensordict import TensorDict
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS
+from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, LOSS_FACTOR, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS
 from verl_padding.pads.padded_batch import padded_batch, strip
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.weighing import Weighing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 EOS = 3
 TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
+COLUMNS_OF_A_ROW = (LOSS_FACTOR, REAL_ROWS, LOSS_TOKENS, BATCH_ROW)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
 
 
@@ -105,6 +107,33 @@ def test_after_rejection_sampling_an_update_carries_the_tokens_that_were_kept():
             keys = [batch.keys[row] for cell in ranks for row in cell if row < len(batch)]
             for key in keys:
                 assert data[LOSS_TOKENS][rows.keys.index(key)] == sum(kept[other] for other in keys)
+    finally:
+        strip(padded)
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_was_planned_for_it():
+    weights = [2.0, 0.5, 3.0, 1.0, 1.5]
+    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
+    weighing, plan = Weighing(call="actor", mode="token-sum"), plan_for(batch, mini=2)
+    padded = padded_batch(batch, plan, TEMPLATE, rejects_tokens=True, weighings=[weighing], timed=True)
+    weight_of = dict(zip(batch.keys, weights, strict=True))
+    try:
+        padded.put_pads()
+        read = []
+        for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+            batch.reorder(order)
+            assert padded.has_planned("actor", batch)
+            rows = padded.update_call("actor", batch)
+            data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
+            read.append(
+                [(key, *(float(data[name][i]) for name in COLUMNS_OF_A_ROW)) for i, key in enumerate(rows.keys)]
+            )
+            for key, factor, *_, number in read[-1]:
+                assert factor == weight_of.get(key, 0.0)
+                assert number == -1 or padded.batch.keys[int(number)] == key, "laps are read by these keys"
+        assert read[0] == read[1]
+        assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
     finally:
         strip(padded)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

@@ -2,6 +2,7 @@
 
 import logging
 import weakref
+from types import SimpleNamespace
 from uuid import uuid4
 
 import numpy as np
@@ -13,7 +14,16 @@ import transfer_queue.interface as tq_interface
 from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.queue import clear_leftovers, let_go, put_columns, read_rows, set_aside, tags_of
+from verl_padding.pads import queue
+from verl_padding.pads.queue import (
+    clear_leftovers,
+    let_go,
+    put_columns,
+    read_fields_of_some,
+    read_rows,
+    set_aside,
+    tags_of,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -144,6 +154,33 @@ def test_columns_leave_the_tags_of_rows_alone_also_those_that_have_changed_since
     assert [tags[key]["status"] for key in batch.keys] == ["seen", "seen"]
     assert [int(row["number"]) for row in read_rows(batch.keys, PARTITION)] == [0, 1]
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_a_row_that_is_put_while_it_is_missed_is_looked_up_again(monkeypatch):
+    batch = put_rows([(5, 3), (7, 2)])
+    tq.kv_clear(keys=batch.keys[1:], partition_id=PARTITION)
+
+    def put_and_list(partition_id):
+        put_rows([(7, 2)], batch.keys[1:])
+        return tags_of(partition_id)
+
+    monkeypatch.setattr(queue, "tags_of", put_and_list)
+    put_columns(batch, {"number": torch.arange(2)})
+    assert [int(row["number"]) for row in read_rows(batch.keys, PARTITION)] == [0, 1]
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_any_more(monkeypatch):
+    def ended(name, namespace):
+        raise ValueError(f"no actor {name} in {namespace}")
+
+    new = SimpleNamespace(options=lambda **_: pytest.fail("a new queue was made"))
+    monkeypatch.setattr(tq_interface, "_TQ_CLIENT", None)
+    monkeypatch.setattr(tq_interface, "_TQ_CONTROLLER", None)
+    monkeypatch.setattr(tq_interface, "TransferQueueController", new)
+    monkeypatch.setattr(tq_interface.ray, "get_actor", ended)
+    with pytest.raises(AssertionError, match="TransferQueueController has not been initialized yet"):
+        read_fields_of_some(["a_0_0"], PARTITION, ["input_ids"])
 
 
 def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():

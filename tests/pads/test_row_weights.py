@@ -11,8 +11,9 @@ from tensordict import TensorDict
 from tests.support.padded_rows import plan_for
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR
+from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.padded_batch import padded_batch, strip
+from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.weighing import Weighing
 
@@ -35,14 +36,14 @@ def put_fields(batch, **fields) -> None:
 
 
 def sent(batch, *weighings) -> tuple[dict[str, float], list[float], object]:
-    """Factor of each real row, those of the pads, and all that an update sends."""
+    """Factor of each real row, those of the pads, and all that an update sends; none if the loss is to read none."""
     padded = padded_batch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=weighings)
     padded.put_pads()
     rows = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     strip(padded)
     assert data[IS_PADDING].any()
-    if LOSS_FACTOR not in data.keys():  # noqa: SIM118  (a TensorDict)
+    if not rows.extra_info.get(WEIGHS_ROWS):
         return {}, [], data
     factors = dict(zip(rows.keys, data[LOSS_FACTOR].tolist(), strict=True))
     real = {key: factors[key] for key in batch.keys}
@@ -81,9 +82,20 @@ def test_rows_that_never_weigh_send_no_column():
     assert sent(put_rows(LENGTHS), BY_ROWS)[0] == {}
 
 
-def test_an_update_that_does_not_weigh_rows_beside_one_that_does_sends_ones():
-    real, _, _ = sent(put_rows(LENGTHS, loss_weight=[2.0] * 5), Weighing(call="critic", mode="token-mean"))
-    assert set(real.values()) == {1.0}
+def test_an_update_that_does_not_weigh_rows_beside_one_that_does_reads_no_factor():
+    batch = put_rows(LENGTHS, loss_weight=[2.0] * 5)
+    assert sent(batch, BY_ROWS)[0]
+    assert sent(batch, Weighing(call="critic", mode="token-mean"))[0] == {}
+
+
+def test_an_update_of_rows_without_a_weight_does_not_read_the_factors_that_they_have_from_an_earlier_one():
+    batch = put_some_fields(LENGTHS, [{"loss_weight": 4.0}, {}, {}, {}, {}])
+    assert sent(batch, BY_ROWS)[0]
+    some = batch.select_keys(batch.keys[2:])
+    factors, _, data = sent(some, BY_ROWS)
+    assert factors == {}
+    names = {name for key in some.keys for name in read_rows([key], PARTITION)[0]}
+    assert LOSS_FACTOR in names - set(data.keys()), "rows have it and pads do not: only some ranks would read it"
 
 
 def test_the_sessions_of_a_batch_weigh_the_same():

@@ -152,6 +152,35 @@ def test_finding_out_which_rows_extend_each_other_is_timed_and_reaches_the_plan(
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
+def test_metrics_of_sessions_are_means_over_the_sessions_of_all_local_updates(monkeypatch):
+    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
+    split = [f"a_{session}_{index}" for session in range(2) for index in range(3)]
+    whole = ["b_0_0", "b_1_0"]
+    sampled = [
+        put_rows([(5, 2)] * len(keys), keys, rm_scores=[torch.tensor([0.0, score])] * len(keys))
+        for keys, score in ((split, 1.0), (whole, 0.0))
+    ]
+
+    def update(self, metrics, *args):
+        batch = self._balance_batch(sampled[self.local_trigger_step], metrics)
+        return self._compute_advantage(batch, metrics)
+
+    monkeypatch.setattr(stock, "_step_once", update)
+    monkeypatch.setattr(stock, "_compute_advantage", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(stock, "_compute_metrics", lambda *args, **kwargs: None)
+    trainer.prepare_step, trainer.parameter_sync_step = dict, len(sampled)
+    trained = trainer.step(metrics, {})
+    trainer._compute_metrics(trained, metrics, {}, global_steps=7, epoch=0)
+    assert {name: value for name, value in metrics.items() if name.startswith("padding/session/")} == {
+        "padding/session/score/mean": 0.5,
+        "padding/session/response_length/mean": 4.0,
+        "padding/session/rows/mean": 2.0,
+        "padding/session/rows/max": 3,
+        "padding/session/num_turns/mean": 4.0,
+    }
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
 def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkeypatch):
     trainer = padded_trainer()
@@ -386,7 +415,14 @@ def test_an_empty_prompt_is_refused_with_what_is_missing():
     ("rows", "message"),
     [
         ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
-        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, as torch.float32, .* another name"),
+        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, as torch.float32 .* another name"),
+        ([{"micro_batch": torch.tensor(1.0)}] * 2, "'micro_batch': rows have it, as torch.float32, but"),
+        ([{"loss_factor": 0.5}] * 2, "'loss_factor': rows have it, as no tensor, but"),
+        ([{}, {"chain": "a chain of thought"}], "'chain': rows have it, as no tensor, but"),
+        (
+            [{"is_padding": torch.zeros(tokens, dtype=torch.bool)} for tokens in (8, 11)],
+            r"'is_padding': rows have it, as torch.bool of shape \(8,\), but",
+        ),
     ],
 )
 def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):

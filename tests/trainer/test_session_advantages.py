@@ -260,6 +260,29 @@ def test_the_reward_is_at_the_end_of_a_trajectory_whose_last_row_begins_an_earli
     assert returns[1].tolist() == pytest.approx([GAMMA**2, GAMMA])
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("first", [2, 0], ids=["its last row", "all its rows"])
+def test_a_session_whose_last_response_is_empty_scores_nothing_as_if_it_were_a_token_that_is_not_trained(
+    estimator, first
+):
+    keys, scores = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "b_0_0", "b_1_0"], [0.7, 0.0, 0.5, 2.0, 1.0, -1.0]
+    of_rows, found = [[1] * first, [], [1, 1, 1], [1, 1], [1, 1], [1]], []
+    for masks in (of_rows, [mask or [0] for mask in of_rows]):
+        fields = {
+            "response_mask": [torch.tensor(mask, dtype=torch.int64) for mask in masks],
+            "rm_scores": [torch.tensor([0.0] * len(mask)) for mask in masks],
+            "values": [torch.linspace(0.1, 0.4, len(mask)) for mask in masks],
+        }
+        for row, score in zip(fields["rm_scores"], scores, strict=True):
+            row[-1:] = score
+        found.append([row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()])
+    empty, untrained = found
+    assert [len(row) for row in empty] == [first, 0, 3, 2, 2, 1]
+    assert any(any(row) for row in empty)
+    for row, advantages in enumerate(empty):
+        assert advantages == pytest.approx(untrained[row][: len(advantages)])
+
+
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
 @pytest.mark.parametrize("rejected", [[0, 0], [1, 0]], ids=["a whole row", "its last token"])
 def test_a_session_keeps_its_reward_where_the_end_of_its_last_row_is_not_trained(estimator, rejected):

@@ -10,7 +10,7 @@ from transfer_queue.storage.managers.base import KVStorageManager
 from transfer_queue.utils.tensor_utils import allocate_empty_tensors
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING, LOSS_FACTOR, MICRO_BATCH, read_column
+from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING, LOSS_FACTOR, MICRO_BATCH, WEIGHS_ROWS, read_column
 from verl_padding.pads.real_rows import real_rows
 from verl_padding.patches.plan_packer import follow_plan
 from verl_padding.trainer.losses import RealRowsLoss
@@ -78,7 +78,7 @@ def test_the_loss_sees_the_real_rows_and_their_denominators(data):
         seen.append((model_output["log_probs"].tolist(), int(data["global_batch_size"])))
         return model_output["log_probs"].sum(), {"actor/loss": 1.0}
 
-    tu.assign_non_tensor(data, batch_num_tokens=7, dp_size=1, global_batch_size=9)
+    tu.assign_non_tensor(data, batch_num_tokens=7, dp_size=1, global_batch_size=9, **{WEIGHS_ROWS: True})
     output = {"log_probs": torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)}
     loss, metrics = RealRowsLoss(inner, "rows")(model_output=output, data=data, dp_group=None)
     assert float(loss) == 5.0

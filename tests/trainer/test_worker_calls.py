@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
@@ -176,6 +178,21 @@ def test_workers_are_told_which_rows_of_a_pass_are_pads(call, packer, workers):
     assert sum(pads_of(sent)) == len(sent) - len(LENGTHS) > 0
     data = tq.kv_batch_get(keys=sent.keys, partition_id=PARTITION, select_fields=[IS_PADDING])
     assert data[IS_PADDING].tolist() == pads_of(sent)
+
+
+def test_what_verl_tells_a_reference_without_its_adapter_does_not_reach_the_critic(workers):
+    trainer, _ = trainer_with(workers, *CRITIC)
+    trainer.ref_in_actor = True
+    answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
+    batch = put_rows(LENGTHS, log_probs=answers, values=answers)
+    trainer._balance_batch(batch, {})
+    trainer._padded_batch._timed = True
+    trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
+    reference, values = (sent.extra_info for sent in workers.sent)
+    assert (reference["no_lora_adapter"], reference["timed_call"]) == (True, "ref")
+    assert ("no_lora_adapter" in values, values["timed_call"]) == (False, "values")
+    # Once verl takes it back by itself, _compute_ref_log_prob of the mixin can go.
+    assert get_trainer_cls("sync")._compute_ref_log_prob(trainer, batch, {}).extra_info["no_lora_adapter"]
 
 
 def test_a_call_with_a_selection_of_fields_selects_the_column_too(workers):

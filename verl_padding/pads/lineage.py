@@ -3,7 +3,7 @@
 Row b extends row a if a's tokens, prompt and response, are the first tokens of b, and position ids, images, recorded
 routes and a teacher's fields are equal there too. The trainer looks for such rows in each session of several rows, for
 the plan, unless the agent loop has said which they are; workers compare the rows of a chain again before they share
-anything.
+anything. For advantages of sessions, which nobody looks at again, the trainer always compares.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def find_extensions(
 
     Args:
         tokens_R: tokens of each row.
-        believe: whether to believe agent loops, who know tokens alone; not where rows may have images.
+        believe: whether to believe agent loops, who know tokens alone; not where rows may have images, nor where nobody
+            compares the rows again.
         outputs: whether the rows' outputs must be the same, too; if not, equal tokens and images are enough.
 
     Raises:
@@ -63,7 +64,7 @@ def find_extensions(
     sessions = [rows for rows in rows_of.values() if len(rows) > 1]
     extends_R: list[int | None] = [None] * len(batch.keys)
     compared = PER_TOKEN if outputs else ()
-    said = _said_by_agent_loops(batch, tokens_R, sessions, recorded=RECORDED if outputs else ()) if believe else {}
+    said = _said_by_agent_loops(batch, tokens_R, sessions) if believe else {}
     for row, named in said.items():
         extends_R[row] = named
     parts: list[list[list[int]]] = []
@@ -89,7 +90,7 @@ def find_extensions(
 
 
 def _said_by_agent_loops(
-    batch: KVBatchMeta, tokens_R: Sequence[int], sessions: Sequence[Sequence[int]], recorded: Sequence[str]
+    batch: KVBatchMeta, tokens_R: Sequence[int], sessions: Sequence[Sequence[int]]
 ) -> dict[int, int | None]:
     """Number of the row that a row extends, for the rows of which an agent loop has said it; None for none.
 
@@ -98,8 +99,8 @@ def _said_by_agent_loops(
     """
     if not sessions:
         return {}
-    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS, *recorded])
-    if set(recorded) & set(first.keys()) or not any(EXTENDS in extra for extra in _extra_fields(first)):
+    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS, *RECORDED])
+    if set(RECORDED) & set(first.keys()) or not any(EXTENDS in extra for extra in _extra_fields(first)):
         return {}
     rows = [row for session in sessions for row in session]
     fields = read_fields_of_some([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])

@@ -14,6 +14,7 @@ from verl_padding.pads.columns import (
     OWN_COLUMNS,
     REF,
     TIMED_CALL,
+    WEIGHS_ROWS,
     loss_columns,
     micro_batch_columns,
     pad_column,
@@ -49,7 +50,9 @@ class PaddedBatch:
         timed: bool = False,
     ):
         uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
-        self.batch = batch
+        # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
+        self.batch = rows_like(batch, batch.keys, batch.tags, batch.fields, batch.extra_info or {})
+        """The real rows as they were planned."""
         self.plan = plan
         self.pad_keys = [row_key(uid, session, 0) for session in range(plan.n_pads)]
         self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
@@ -58,16 +61,13 @@ class PaddedBatch:
         self._timed = timed
         self._source = SourceRows(batch)
         self._made: set[str] = set()
-        self._weighs = False
-        """Whether rows of the job may weigh differently."""
         self._factors = self._loss_factors(weighings)
 
     def _loss_factors(self, weighings: Sequence[Weighing]) -> dict[str, list[float]]:
-        """Of each real row, by update."""
+        """Of each real row, by update; none of an update that weighs all rows the same."""
         with_weight = self._source.keys_with(LOSS_WEIGHT)
-        weighed = [weighing for weighing in weighings if with_weight or weighing.by_session]
-        self._weighs = bool(weighed)
-        weighed = [weighing for weighing in weighed if weighing.call in self.plan.layouts]
+        planned = [weighing for weighing in weighings if weighing.call in self.plan.layouts]
+        weighed = [weighing for weighing in planned if with_weight or weighing.by_session]
         if not weighed:
             return {}
         weight_R = read_weights(self.batch, with_weight)
@@ -114,8 +114,10 @@ class PaddedBatch:
         self._complete_pads(layout.n_pads)
         rows = self._rows_of(layout, batch)
         kept_tokens_R = tokens_of_masks(self.batch, "response_mask") if self._rejects_tokens else None
-        columns = loss_columns(layout, kept_tokens_R, self._factors_of(call))
-        self._put_columns(call, rows, columns)
+        factor_R = self._factors.get(call)
+        if factor_R is not None:
+            rows.extra_info[WEIGHS_ROWS] = True
+        self._put_columns(call, rows, loss_columns(layout, kept_tokens_R, factor_R))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = {
@@ -128,10 +130,6 @@ class PaddedBatch:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
         told = {key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL}
         return rows_like(output, batch.keys, batch.tags, output.fields, told)
-
-    def _factors_of(self, call: str) -> list[float] | None:
-        # Where one update puts the column all do: workers get what rows have, and must not get another update's.
-        return self._factors.get(call, [1.0] * len(self.batch)) if self._weighs else None
 
     def _put_columns(self, call: str, rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> None:
         columns = {**columns, **micro_batch_columns(self.plan, call)}
@@ -221,7 +219,7 @@ def padded_batch(
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:
-    """Takes the pads out of TransferQueue; returns the batch as it was. It may be called again."""
+    """Takes the pads out of TransferQueue; returns the real rows as they were planned. It may be called again."""
     clear(padded.pad_keys, padded.batch.partition_id)
     padded.pad_keys = []
     return padded.batch

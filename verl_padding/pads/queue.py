@@ -126,12 +126,14 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     Raises:
         PaddingDataError: a row is not in TransferQueue.
     """
-    if not is_connected():
-        tq.init()
-    meta: BatchMeta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
+    # As TransferQueue's own functions do it; its init would make a queue where there is none any more.
+    client = tq_interface._maybe_create_tq_client()
+    meta: BatchMeta = client.kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
     if len(meta.global_indexes) != len(keys):
         there = tags_of(partition_id)
         lost = [key for key in keys if key not in there]
+        if not lost:  # put between the two questions
+            return _look_up(keys, partition_id)
         raise PaddingDataError(
             f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). Whatever "
             f"cleared it from partition {partition_id!r} must leave the rows of a step until the step has ended."

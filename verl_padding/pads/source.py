@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from verl_padding.errors import PaddingDataError
@@ -29,15 +30,16 @@ class SourceRows:
 
         Raises:
             PaddingDataError: a row is not there, lacks a prompt or a response, has tags that do not match its fields,
-                or has a field in another dtype than other rows.
+                or has a field in another dtype than other rows, or under the name of a column of worker calls.
         """
         self._batch = batch
         listing = list_rows(batch.keys, batch.partition_id)
         _refuse_unlisted(listing)
-        lengths = _lengths(batch, listing)
-        self._keys = [_of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()]
         self.names = frozenset(name for names in listing.keys_by_fields for name in names)
         """Fields that a row of the batch has."""
+        _refuse_names_of_columns(listing, self.names)
+        lengths = _lengths(batch, listing)
+        self._keys = [_of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()]
         self._keys_by_fields = listing.keys_by_fields
 
     def keys_with(self, name: str) -> list[str]:
@@ -70,11 +72,17 @@ def _refuse_unlisted(listing: Listing) -> None:
             "neither that field nor those after it, and only logs a line. Have all rows put "
             f"{name} and the fields before it in one dtype."
         )
+
+
+def _refuse_names_of_columns(listing: Listing, names: Collection[str]) -> None:
+    # Rows may have the columns of an earlier call: one number each, in the column's dtype.
     for name, dtype in COLUMN_DTYPES.items():
-        if listing.dtypes.get(name, dtype) != dtype:
+        found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
+        several = [f" of shape {shape}" for shape in listing.shapes.get(name, {}).values() if math.prod(shape) != 1]
+        if found != dtype or several:
             raise PaddingDataError(
-                f"field {name!r}: rows have it, as {listing.dtypes[name]}, but a padded trainer gives its workers a "
-                f"column of this name, as {dtype}. Give the rows' field another name."
+                f"field {name!r}: rows have it, as {found}{several[0] if several else ''}, but a padded trainer gives "
+                f"its workers a column of this name, one {dtype} a row. Give the rows' field another name."
             )
 
 

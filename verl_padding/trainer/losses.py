@@ -17,6 +17,7 @@ from verl_padding.pads.columns import (
     LOSS_TOKENS,
     REAL_ROWS,
     REPORTING_RANKS,
+    WEIGHS_ROWS,
     read_column,
 )
 from verl_padding.patches.shared_prefixes import TIPS
@@ -71,7 +72,7 @@ class RealRowsLoss:
             data = tu.index_select_tensor_dict(data, real)
         if self.denominator == "rows":
             tu.assign_non_tensor(data, global_batch_size=int(read_column(data, REAL_ROWS)[0]))
-        if LOSS_FACTOR in data.keys():  # noqa: SIM118  (a TensorDict)
+        if tu.get_non_tensor_data(data=data, key=WEIGHS_ROWS, default=False):
             factor_R = read_column(data, LOSS_FACTOR)
             model_output = {name: weighed_output(value, factor_R) for name, value in model_output.items()}
         loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)

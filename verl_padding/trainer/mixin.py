@@ -15,6 +15,7 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
@@ -231,16 +232,29 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             self._strip_after_an_error(padded)
             raise
 
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        computed = super()._compute_ref_log_prob(batch, metrics)
+        # verl leaves it there, for the critic's pass, which comes next: a LoRA critic would run without its adapter,
+        # another one has no adapter to turn off, and the clock would take the critic's pass for the reference's.
+        computed.extra_info.pop(NO_ADAPTER, None)
+        return computed
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
-        metrics.update(read_session_metrics(batch))
         sessions = set(map(session_of_key, batch.keys))
         if self._padding.advantages == "session" and len(sessions) < len(batch.keys):
-            believe = not self._job_reader.has_vision
             tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            extends_R = find_extensions(batch, tokens_R, believe=believe, outputs=False)
+            # What agent loops say is not believed: nothing compares these rows again, as workers do before they share.
+            extends_R = find_extensions(batch, tokens_R, believe=False, outputs=False)
             credit_sessions(batch, extends_R, self.config.algorithm)
         return computed
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        # Of all local updates of the step: verl weighs what each of them logs by its rows.
+        metrics.update(read_session_metrics(batch))
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         seconds_before = dict(timing_raw)

@@ -176,8 +176,9 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
             if REWARDS in fields:  # less the row's copy of the reward: what an in-reward KL takes from each token
                 rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
     scores = fields[SCORES][last].to(rewards.dtype)
-    rewards[torch.from_numpy(session.places[-1][:-1])] += scores[:-1]
-    rewards[_end(session, mask)] += scores[-1]
+    if len(scores):  # a row without a response has no place for a reward: verl scores it 0
+        rewards[torch.from_numpy(session.places[-1][:-1])] += scores[:-1]
+        rewards[_end(session, mask)] += scores[-1]
     return columns
 
 
