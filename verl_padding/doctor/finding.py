@@ -69,3 +69,12 @@ def tried(subject: str, told: str, attempt: Callable[[], object]) -> Finding:
     except (Exception, SystemExit):
         return wrong(subject, "failed", details=traceback.format_exc())
     return ok(subject, told)
+
+
+def looked_for(subject: str, told: str, look: Callable[[], object]) -> Finding:
+    """Ok if the look finds what it looks for, in a file of the user's."""
+    try:
+        look()
+    except LookupError as problem:
+        return wrong(subject, f"{told}: {problem}. Correct the setting, or the file.")
+    return ok(subject, told)

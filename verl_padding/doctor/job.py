@@ -6,16 +6,20 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
+from verl_padding.doctor.agent_loops import agent_loops_of_job, loops_of_job
 from verl_padding.doctor.code import code_of_job
-from verl_padding.doctor.data_files import data_files_of_job
+from verl_padding.doctor.data_files import Needs, data_files_of_job
 from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
 from verl_padding.doctor.folders import folders_of_job
+from verl_padding.doctor.loaded_model import LoadedModel, loaded_model, model_of_job
 from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.packages import packages_of_job
 from verl_padding.doctor.passed_on import values_passed_on
 from verl_padding.doctor.penalties import penalties_of_job
+from verl_padding.doctor.prompts import prompts_of_job
+from verl_padding.doctor.rewards import read_by_verl, rewards_of_job
 from verl_padding.doctor.settings import (
     ignored_settings,
     lengths,
@@ -23,6 +27,7 @@ from verl_padding.doctor.settings import (
     misspelt_settings,
     refusal_of_hydra,
 )
+from verl_padding.doctor.tools import tools_of_job
 from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.role_engine import first_words
 
@@ -50,6 +55,10 @@ def looks_at_job(arguments: JobArguments, platform: str) -> Iterator[Look]:
     yield Look.at("plan", lambda: _plan(config))
     told = any(finding.verdict == "wrong" and finding.subject.endswith("model.path") for finding in files.findings)
     yield Look.at("verl's own checks", lambda: _refusals_of_verl(config, without_model=told))
+    if any(finding.verdict == "wrong" for finding in files.findings):
+        yield Look(title="first step", findings=(not_looked_at("model and prompts", "the files above come first"),))
+    else:
+        yield Look.at("first step", lambda: _first_step(config))
 
 
 def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Finding]:
@@ -73,9 +82,26 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
 def _files(config: DictConfig) -> Iterator[Finding]:
     yield from models_of_job(config)
     yield from lora_of_job(config)
-    yield from data_files_of_job(config)
+    loops = loops_of_job(config)
+    needs = Needs(
+        messages=any(loop.is_verls for loop in loops),
+        rewards=any(loop.leaves_rewards() for loop in loops) and read_by_verl(config),
+    )
+    yield from data_files_of_job(config, needs)
     yield from code_of_job(config)
+    yield from rewards_of_job(config)
+    yield from tools_of_job(config)
+    yield from agent_loops_of_job(config)
     yield from folders_of_job(config)
+
+
+def _first_step(config: DictConfig) -> Iterator[Finding]:
+    """What the model and the first prompts come to before anything is trained: the costliest look."""
+    loaded: list[LoadedModel] = []
+    yield from loaded_model(config, loaded)
+    for model in loaded:
+        yield from model_of_job(config, model)
+        yield from prompts_of_job(config, model, loops_of_job(config))
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:

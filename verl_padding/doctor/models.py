@@ -12,7 +12,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.doctor.lfs_pointers import is_lfs_pointer
 from verl_padding.doctor.served_models import ACTOR_MODEL, settings_of_models
+from verl_padding.doctor.weights import refuse_broken_weights
 
 SECONDS = 3.0
 """How long the hub may take to answer."""
@@ -60,7 +62,27 @@ def _folder(setting: str, path: str, folder: Path, with_tokenizer: bool) -> Find
         return wrong(
             setting, f"{path}: the folder has no tokenizer. Name one with actor_rollout_ref.model.tokenizer_path."
         )
+    for file in sorted(folder.glob("*.json")):
+        if is_lfs_pointer(file):
+            return wrong(setting, f"{path}: {file.name} is a pointer of Git LFS, not the file itself. git lfs pull")
+    try:
+        refuse_broken_weights(folder)
+    except LookupError as problem:
+        return wrong(setting, f"{path}: {problem}. Take a whole model.")
     return ok(setting, path)
+
+
+def folder_of_model(path: str) -> Path | None:
+    """The folder that a model's files are in on this machine; for a name of the hub, in its cache; None if nowhere."""
+    if "://" in path:
+        return None
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(path, "config.json") if HUB_NAME.fullmatch(path) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 class Hub:

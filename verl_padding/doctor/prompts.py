@@ -1,0 +1,331 @@
+"""The first prompts of a job, on the way that they go: verl's data set, its data loader, the chat template, rewards.
+
+verl's own code reads them, from copies of the beginnings of the files. A data set of the user's own is not run.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_padding.doctor.agent_loops import Loop
+from verl_padding.doctor.data_files import SETTINGS, enough_prompts, files_of
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.loaded_model import LoadedModel, size_of_embedding
+from verl_padding.doctor.rewards import read_by_verl, scores_source
+from verl_padding.plan.counted import counted
+
+MOST_ROWS = 1000
+"""Rows of all files of a setting that are read, at most."""
+MOST_BYTES = 2**24
+"""Size of what is read of a file, at most, as far as its own head tells."""
+TRIED = 64
+"""Prompts that are taken through the data loader and the chat template, at most, as long as time allows."""
+SECONDS = 0.5
+"""After which no further prompt is tried."""
+FILTER = "data.filter_overlong_prompts"
+TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
+
+
+@dataclass
+class Beginnings:
+    """Copies of the first rows of files."""
+
+    files: list[str] = field(default_factory=list)
+    whole: bool = True
+    """Whether all rows of all files are in them."""
+
+
+def prompts_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]) -> Iterator[Finding]:
+    """What becomes of the first prompts of the training and of the validation files.
+
+    Args:
+        loops: the agent loops that the job starts.
+    """
+    if config.data.custom_cls.path:
+        yield not_looked_at("data.custom_cls.path", f"{config.data.custom_cls.path}: a data set of your own is not run")
+        return
+    yield from _template(config, model, loops)
+    seen: list[list[str]] = []
+    for setting in SETTINGS:
+        files = files_of(config, setting)
+        if files not in seen:
+            seen.append(files)
+            with _quiet(), tempfile.TemporaryDirectory() as folder, _cache_of_data_sets(folder):
+                found = list(_of_files(config, model, loops, setting, files, Path(folder)))
+            yield from found
+
+
+def needs_template(config: DictConfig, loops: Sequence[Loop]) -> str | None:
+    """What of the job certainly puts prompts through the model's chat template; None for nothing."""
+    if config.data.filter_overlong_prompts and not config.data.custom_cls.path:
+        return f"{FILTER}=true"
+    return next((f"the agent loop {loop.name!r}" for loop in loops if loop.applies_template()), None)
+
+
+def _template(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]) -> Iterator[Finding]:
+    if model.tokenizer.chat_template or getattr(model.processor, "chat_template", None):
+        yield ok("chat template", "there")
+    elif needed_by := needs_template(config, loops):
+        yield wrong(
+            TEMPLATE,
+            f"null: {needed_by} puts prompts through a chat template, and the model's tokenizer has none. Set it, or "
+            "name a model with one (an instruct model).",
+        )
+
+
+def _of_files(
+    config: DictConfig, model: LoadedModel, loops: Sequence[Loop], setting: str, files: list[str], folder: Path
+) -> Iterator[Finding]:
+    told = ", ".join(files)
+    beginnings = Beginnings()
+    for number, file in enumerate(files):
+        try:
+            _copy_beginning(Path(file).expanduser(), folder / f"{number}{Path(file).suffix}", beginnings)
+        except Exception as error:  # of pyarrow, or of a file that is no JSON
+            yield wrong(setting, f"{file}: cannot be read ({_one_line(error)}). Write it again.")
+            return
+    try:
+        data_set = _data_set(config, model, beginnings.files)
+    except Exception as error:  # of the library `datasets`
+        yield wrong(setting, f"{told}: verl's data set cannot read them together ({_one_line(error)}).")
+        return
+    if not len(data_set):
+        if not all(file.endswith(".parquet") for file in files):  # those are counted by their heads
+            yield from enough_prompts(config, setting, 0)
+        return
+    items = []
+    started = perf_counter()
+    for number in range(min(TRIED, len(data_set))):
+        try:
+            items.append(data_set[number])
+        except Exception as error:  # of verl's data set, or of what reads images
+            yield wrong(setting, f"{told}: verl's data set cannot make prompt {number} ({_one_line(error)}).")
+            return
+        if perf_counter() - started > SECONDS:
+            break
+    if problem := _refusal_of_batch(items):
+        yield wrong(setting, f"{told}: verl cannot make a batch of the prompts ({problem}).")
+        return
+    if loops and all(_reads(config, loop) for loop in loops):
+        yield from _rewards(config, setting, told, items)
+    if any(loop.is_verls for loop in loops):
+        yield from _rendered(config, model, setting, told, items)
+    if config.data.filter_overlong_prompts:
+        yield from _filtered(config, setting, data_set, whole=beginnings.whole)
+    yield ok(setting, f"{counted(len(items), 'prompt')} tried")
+
+
+def _copy_beginning(source: Path, target: Path, beginnings: Beginnings) -> None:
+    if source.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(source) as read:
+            rows, head = read.metadata.num_rows, read.metadata
+            size = sum(head.row_group(number).total_byte_size for number in range(head.num_row_groups))
+            most = max(TRIED, min(MOST_ROWS, int(MOST_BYTES * rows / max(size, 1))))
+            first = next(read.iter_batches(batch_size=most), None)
+            table = pyarrow.Table.from_batches([first] if first else [], schema=read.schema_arrow)
+        parquet.write_table(table, target)
+        beginnings.whole &= table.num_rows == rows
+    elif source.stat().st_size <= MOST_BYTES:
+        text = source.read_text(encoding="utf-8")
+        if source.suffix == ".jsonl":
+            for number, line in enumerate(text.splitlines(), start=1):
+                if line.strip():
+                    _refuse_no_json(line, number)
+        target.write_text(text, encoding="utf-8")
+    else:
+        with source.open(encoding="utf-8") as lines:
+            target.write_text("".join(itertools.islice(lines, MOST_ROWS)), encoding="utf-8")
+        beginnings.whole = False
+    beginnings.files.append(str(target))
+
+
+def _refuse_no_json(line: str, number: int) -> None:
+    try:
+        json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON: {error}") from error
+
+
+def _data_set(config: DictConfig, model: LoadedModel, files: list[str]) -> Any:
+    """verl's own, of the copies; all prompts are kept, and no tool is loaded: a tool may be the user's code."""
+    from verl.trainer.ppo.utils import create_rl_dataset
+
+    data = OmegaConf.create(OmegaConf.to_container(config.data, resolve=True))
+    with open_dict(data):
+        data.update(filter_overlong_prompts=False, filter_overlong_prompts_workers=None, use_shm=False)
+        data.update(tool_config_path=None, function_tool_path=None)
+    return create_rl_dataset(files, data, model.tokenizer, model.processor)
+
+
+def _refusal_of_batch(items: list[dict[str, Any]]) -> str | None:
+    from verl.utils import tensordict_utils
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    try:
+        tensordict_utils.get_tensordict(collate_fn(items))
+    except Exception as error:  # of NumPy, torch or tensordict
+        return _one_line(error)
+    return None
+
+
+def _reads(config: DictConfig, loop: Loop) -> bool:
+    """Whether verl's reward manager certainly reads the rows of a loop."""
+    return loop.leaves_rewards() and read_by_verl(config)
+
+
+def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, Any]]) -> Iterator[Finding]:
+    for number, item in enumerate(items):
+        truth = item.get("reward_model")
+        if "data_source" not in item or not isinstance(truth, dict) or "ground_truth" not in truth:
+            yield wrong(
+                setting,
+                f"{told}: prompt {number} has no data_source, or no reward_model with a ground_truth, which verl's "
+                "reward managers read. Add them, or have the agent loop give each output a reward_score.",
+            )
+            return
+    if not config.reward.custom_reward_function.path:
+        sources = {item["data_source"] for item in items}
+        if unknown := sorted(str(source) for source in sources if not scores_source(str(source))):
+            yield wrong(
+                setting,
+                f"{told}: its data_source is {', '.join(unknown)}, and verl has no score for that. Set "
+                "reward.custom_reward_function.path to a function of your own.",
+            )
+
+
+def _rendered(
+    config: DictConfig, model: LoadedModel, setting: str, told: str, items: list[dict[str, Any]]
+) -> Iterator[Finding]:
+    """Puts the prompts into tokens as verl's agent loops do."""
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+    if not (model.tokenizer.chat_template or getattr(model.processor, "chat_template", None)):
+        return  # told already
+    try:
+        builder = create_continuous_token_builder(
+            model.tokenizer,
+            hf_model_type=getattr(model.hf_config, "model_type", None),
+            chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
+            mm_processor_kwargs=_plain(config.data.get("mm_processor_kwargs")),
+            processor=model.processor,
+        )
+    except ValueError as error:
+        yield wrong("actor_rollout_ref.model.path", f"verl's agent loops refuse the model ({_one_line(error)}).")
+        return
+    patch = getattr(getattr(model.processor, "image_processor", None), "patch_size", 14)
+    most, known = config.data.max_prompt_length, size_of_embedding(model)
+    lengths, failures, with_images = [], [], False
+    started = perf_counter()
+    for item in items:
+        messages = item["raw_prompt"]
+        try:
+            images = videos = audios = None
+            if model.processor is not None:
+                images, videos, audios = RLHFDataset._process_multi_modal_info(messages, patch, config.data)
+            ids = builder.build_initial_tokens(messages, images=images, videos=videos, audios=audios)
+            with_images |= bool(images or videos or audios)
+            lengths.append(len(ids))
+            if known is not None and ids and max(ids) >= known:
+                yield wrong(
+                    "actor_rollout_ref.model.path",
+                    f"its tokenizer makes token {max(ids)} of a prompt, and the model has {known} (vocab_size). "
+                    "Name a tokenizer and a model that belong together.",
+                )
+                return
+        except Exception as error:  # of Jinja, of transformers, or of what reads images
+            failures.append(_one_line(error))
+        if perf_counter() - started > SECONDS:
+            break
+    tried = len(lengths) + len(failures)
+    if failures:
+        of_them = (
+            f"{told}: {len(failures)} of the first {counted(tried, 'prompt')} cannot be put through the chat template"
+        )
+        if not lengths:
+            yield wrong(setting, f"{of_them} ({failures[0]}). Correct the prompts, or set {TEMPLATE}.")
+        else:
+            yield warning(setting, f"{of_them} ({failures[0]}); their sessions fail.")
+    too_long = sum(length > most for length in lengths)
+    if too_long and not config.data.filter_overlong_prompts:
+        of_them = f"{most}: {too_long} of the first {counted(tried, 'prompt')} of {told} are longer"
+        if with_images and too_long == tried:
+            yield wrong("data.max_prompt_length", f"{of_them}, and verl cuts no prompt with images. Raise it.")
+        else:
+            yield warning(
+                "data.max_prompt_length", f"{of_them}: verl cuts off their beginnings. Raise it, or set {FILTER}=true."
+            )
+
+
+def _filtered(config: DictConfig, setting: str, data_set: Any, *, whole: bool) -> Iterator[Finding]:
+    """Leaves out what verl leaves out, and counts the rest."""
+    data_set.filter_overlong_prompts = True
+    before, left = len(data_set), len(data_set.maybe_filter_out_long_prompts(data_set.dataframe))
+    limit = OmegaConf.select(config, SETTINGS[setting]) or 0
+    told = f"true: leaves {left} of {counted(before, 'prompt')}"
+    if whole and left < before and limit <= 0:
+        matter = [each for each in enough_prompts(config, setting, left) if each.verdict == "wrong"]
+        if matter:
+            yield wrong(
+                FILTER,
+                f"{told} of {setting}, too few for a batch. Correct the prompts, or raise data.max_prompt_length="
+                f"{config.data.max_prompt_length}; what cannot be put through the chat template is left out too.",
+            )
+            return
+    elif not left:
+        yield warning(FILTER, f"{told} at the beginning of {setting}. Raise data.max_prompt_length.")
+        return
+    yield ok(FILTER, told)
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    return dict(OmegaConf.to_container(section, resolve=True)) if isinstance(section, DictConfig) else {}  # type: ignore[arg-type]
+
+
+def _one_line(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    told = " ".join(str(error).split())
+    return f"{type(error).__name__}: {told[:300]}{' ..' if len(told) > 300 else ''}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """verl and the libraries print what they do, and the traceback of each prompt that they leave out."""
+    import datasets
+
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.utils.logging.disable_progress_bar()
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        if shown:
+            datasets.utils.logging.enable_progress_bar()
+
+
+@contextmanager
+def _cache_of_data_sets(folder: str) -> Iterator[None]:
+    """Copies of copies go into the same temporary folder, not among those of the user's own data sets."""
+    import datasets.config
+
+    kept = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = Path(folder) / "cache"
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = kept
