@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from importlib.metadata import requires
 from io import StringIO
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pandas
 import pytest
+import yaml
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
 from packaging.requirements import Requirement
 from rich.console import Console
 
@@ -21,8 +24,9 @@ from verl_padding.cli.doctor import diagnose
 from verl_padding.doctor import installation, packages
 from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
-from verl_padding.doctor.job import looks_at_job
+from verl_padding.doctor.job import look_at_files, look_at_first_step, looks_at_job
 from verl_padding.doctor.named_objects import is_module, refuse_missing_object
+from verl_padding.doctor.passed_on import values_passed_on
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
 from verl_padding.verl_job import engines_on_cpu
@@ -155,6 +159,29 @@ def findings_of(*overrides: str, platform: str = "cpu") -> list[Finding]:
     """All that is found about a job; about the installation, only what its environment adds."""
     looks = [Look.at("plug-in", plug_in), *looks_at_job(JobArguments(overrides=overrides), platform)]
     return [finding for look in looks for finding in look.findings]
+
+
+@pytest.fixture(scope="module")
+def composed(job) -> DictConfig:
+    """The config of that job. Nobody writes into it."""
+    return compose_job(JobArguments(overrides=(*job, "+padding=prompt")))
+
+
+def with_settings(composed: DictConfig, overrides: list[str]) -> DictConfig:
+    """A copy with some settings changed or added, which takes far less than composing it anew."""
+    config = deepcopy(composed)
+    with open_dict(config):
+        for override in overrides:
+            key, _, value = override.lstrip("+").partition("=")
+            OmegaConf.update(config, key, yaml.safe_load(value), merge=False)
+    return config
+
+
+def contents_of(composed: DictConfig, overrides: list[str]) -> list[Finding]:
+    """What is found of a job's models, data and code, and of what is in them."""
+    config = with_settings(composed, overrides)
+    files = look_at_files(config)
+    return [*files.findings, *look_at_first_step(config, files).findings]
 
 
 def test_a_job_that_can_run_is_told_in_words(job):
@@ -669,11 +696,14 @@ def a_loop_that_wants_a_template(machine: Machine) -> list[str]:
 
 
 def a_filter_that_wants_a_template(machine: Machine) -> list[str]:
-    return [*a_tokenizer_without_template(machine), *machine.loop(LOOP), "data.filter_overlong_prompts=true"]
+    return [*a_tokenizer_without_template(machine), *machine.loop(LOOP + SCORED), "data.filter_overlong_prompts=true"]
 
 
 def a_tokenizer_without_any_end(machine: Machine) -> list[str]:
-    return _changed(machine.model(), "tokenizer_config.json", eos_token=None, pad_token=None)
+    kind = "PreTrainedTokenizerFast"  # Qwen's own would have one in any case
+    folder = machine.model()
+    _changed(folder, "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
+    return _changed(folder, "tokenizer_config.json", eos_token=None, pad_token=None, tokenizer_class=kind)
 
 
 def tokens_that_the_model_lacks(machine: Machine) -> list[str]:
@@ -687,10 +717,6 @@ def tokens_that_the_model_lacks(machine: Machine) -> list[str]:
 def a_template_that_refuses_the_prompts(machine: Machine) -> list[str]:
     template = "{{ raise_exception('System role not supported') }}"
     return [f'actor_rollout_ref.model.custom_chat_template="{template}"']
-
-
-def a_template_that_is_the_name_of_a_file(machine: Machine) -> list[str]:
-    return ["actor_rollout_ref.model.custom_chat_template=/templates/qwen.jinja"]
 
 
 def messages_without_content(machine: Machine) -> list[str]:
@@ -866,7 +892,7 @@ def a_checkpoint_of_more_ranks(machine: Machine) -> list[str]:
     return _checkpoint(machine, *(f"actor/model_world_size_4_rank_{rank}.pt" for rank in range(4)))
 
 
-CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
+CANNOT_TRAIN: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     weights_that_are_a_pointer: (
         MODEL,
         "model.safetensors is a pointer of Git LFS, not the file itself (git lfs pull)",
@@ -904,10 +930,6 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     a_template_that_refuses_the_prompts: (
         "data.train_files",
         "cannot be put through the chat template (TemplateError: System role",
-    ),
-    a_template_that_is_the_name_of_a_file: (
-        "actor_rollout_ref.model.custom_chat_template",
-        "qwen.jinja: a text without any place for messages",
     ),
     images_that_nobody_looks_at: ("data.train_files", "cannot make prompt 0 (AssertionError: processor is needed"),
     messages_without_content: (
@@ -980,6 +1002,10 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     an_experiment_in_a_folder: ("trainer.experiment_name", "sums/first: verl's file logger takes it for a file in"),
     a_checkpoint_that_is_empty: ("trainer.resume_from_path", "has no folder named actor, which verl loads"),
     a_checkpoint_of_more_ranks: ("trainer.resume_from_path", "is of a job of 4 ranks, and this one has 2"),
+}
+"""Why a job cannot end its first step, as far as models, data and code tell -> the setting, and part of what is."""
+
+CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     no_vllm: ("actor_rollout_ref.rollout.name", "vllm: vllm is not installed here"),
     no_such_rollout: ("actor_rollout_ref.rollout.name", "vlllm: "),
     no_megatron: ("actor_rollout_ref.actor.strategy", "megatron: megatron-core is not installed here"),
@@ -1118,6 +1144,18 @@ def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(
     assert not [finding.details for finding in found if finding.details]
 
 
+@pytest.mark.parametrize("reason", CANNOT_TRAIN, ids=lambda reason: reason.__name__)
+def test_a_job_that_cannot_train_is_told_with_the_setting_that_is_why(
+    reason, composed, tmp_path, monkeypatch, tiny_model
+):
+    overrides = reason(Machine(tmp_path, monkeypatch, tiny_model))
+    setting, told = CANNOT_TRAIN[reason]
+    found = contents_of(composed, overrides)
+    matter = [finding for finding in found if finding.verdict == "wrong"]
+    assert [finding for finding in matter if finding.subject == setting and told in finding.told], matter
+    assert not [finding.details for finding in found if finding.details]
+
+
 def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_anew(job, tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
     overrides = [*job, "+padding=prompt", f"trainer.default_local_dir={tmp_path}"]
@@ -1134,7 +1172,11 @@ def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_an
         ("actor_rollout_ref.rollout.n=0", "0: too few. Set it to 1 or more."),
         ("actor_rollout_ref.rollout.temperature=-1", "-1: too few. Set it to 0 or more."),
         ("actor_rollout_ref.rollout.top_p=1.2", "1.2: must be above 0 and at most 1"),
-        ("actor_rollout_ref.actor.optim.lr=-1e-6", "-1e-06: too few"),
+        ("actor_rollout_ref.actor.optim.lr=-0.001", "-0.001: too few"),
+        (
+            "actor_rollout_ref.model.custom_chat_template=/a/b.jinja",
+            "/a/b.jinja: a text without any place for messages",
+        ),
         ("data.max_response_length=0", "0: too few"),
         ("data.val_batch_size=-1", "-1: too few"),
         ("reward.num_workers=0", "0: too few"),
@@ -1143,8 +1185,8 @@ def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_an
         ("+ray_kwargs.ray_init.runtime_env.working_dir=/nowhere", "/nowhere: there is no such folder, and Ray copies"),
     ],
 )
-def test_a_value_that_no_job_can_have_is_told(override, told, job):
-    found = findings_of(*job, "+padding=prompt", override)
+def test_a_value_that_no_job_can_have_is_told(override, told, composed):
+    found = list(values_passed_on(with_settings(composed, [override])))
     setting = override.lstrip("+").split("=")[0]
     assert [each for each in found if (each.verdict, each.subject) == ("wrong", setting) and told in each.told], found
 
@@ -1347,25 +1389,24 @@ LEGAL: list[Callable[[Machine], list[str]]] = [
 
 
 @pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
-def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, job, tmp_path, monkeypatch, tiny_model):
-    overrides = kind(Machine(tmp_path, monkeypatch, tiny_model))
-    found = findings_of(*job, "+padding=prompt", *overrides)
+def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, tmp_path, monkeypatch, tiny_model):
+    found = contents_of(composed, kind(Machine(tmp_path, monkeypatch, tiny_model)))
     assert {finding.verdict for finding in found} == {"ok"}, [each for each in found if each.verdict != "ok"]
 
 
-def test_what_some_prompts_are_is_warned_of_and_the_job_can_start(job, tmp_path):
+def test_what_some_prompts_are_is_warned_of_and_the_job_can_start(composed, tmp_path):
     long, empty = [{"role": "user", "content": "1+" * 99}], [{"role": "user", "content": None}]
     prompts(16, prompt=[MESSAGES] * 10 + [long] * 4 + [empty] * 2).to_parquet(tmp_path / "data.parquet")
-    found = findings_of(
-        *job, "+padding=prompt", f"data.train_files={tmp_path}/data.parquet", "data.max_prompt_length=64"
-    )
+    found = contents_of(composed, [f"data.train_files={tmp_path}/data.parquet", "data.max_prompt_length=64"])
     warned = {each.subject: each.told for each in found if each.verdict == "warning"}
     assert "2 of the first 16 prompts cannot be put through the chat template" in warned["data.train_files"]
     assert "64: 4 of the first 16 prompts" in warned["data.max_prompt_length"]
     assert not [each for each in found if each.verdict == "wrong"], found
 
 
-def test_code_of_the_users_is_not_run_though_the_model_and_the_prompts_are_read(job, tmp_path, monkeypatch, tiny_model):
+def test_code_of_the_users_is_not_run_though_the_model_and_the_prompts_are_read(
+    composed, tmp_path, monkeypatch, tiny_model
+):
     machine = Machine(tmp_path, monkeypatch, tiny_model)
     ends = "raise SystemExit('run')\n"
     (tmp_path / "data.py").write_text("from verl.utils.dataset.rl_dataset import RLHFDataset as Mine\n" + ends)
@@ -1374,10 +1415,10 @@ def test_code_of_the_users_is_not_run_though_the_model_and_the_prompts_are_read(
         *machine.loop(LOOP + SCORED + ends),
         f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp_path / 'tools.py'}",
     ]
-    found = findings_of(*job, "+padding=prompt", *overrides)
+    found = contents_of(composed, overrides)
     assert {each.verdict for each in found} == {"ok"}, found
     own = [f"data.custom_cls.path={tmp_path / 'data.py'}", "data.custom_cls.name=Mine"]
-    left = [each for each in findings_of(*job, "+padding=prompt", *overrides, *own) if each.verdict != "ok"]
+    left = [each for each in contents_of(composed, [*overrides, *own]) if each.verdict != "ok"]
     assert [(each.subject, each.verdict) for each in left] == [("data.custom_cls.path", "not looked at")]
 
 

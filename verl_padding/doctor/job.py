@@ -50,15 +50,28 @@ def looks_at_job(arguments: JobArguments, platform: str) -> Iterator[Look]:
     (config,) = composed
     yield Look.at("packages", lambda: packages_of_job(config))
     yield Look.at("devices", lambda: devices_of_job(config, platform))
-    files = Look.at("files", lambda: _files(config))
+    files = look_at_files(config)
     yield files
     yield Look.at("plan", lambda: _plan(config))
     told = any(finding.verdict == "wrong" and finding.subject.endswith("model.path") for finding in files.findings)
     yield Look.at("verl's own checks", lambda: _refusals_of_verl(config, without_model=told))
+    yield look_at_first_step(config, files)
+
+
+def look_at_files(config: DictConfig) -> Look:
+    """Whether the job's models, data and code are there."""
+    return Look.at("files", lambda: _files(config))
+
+
+def look_at_first_step(config: DictConfig, files: Look) -> Look:
+    """What is in the files, taken as far as a job goes before it trains: the costliest look.
+
+    Args:
+        files: what was found of the files themselves.
+    """
     if any(finding.verdict == "wrong" for finding in files.findings):
-        yield Look(title="first step", findings=(not_looked_at("model and prompts", "the files above come first"),))
-    else:
-        yield Look.at("first step", lambda: _first_step(config))
+        return Look(title="first step", findings=(not_looked_at("model and prompts", "the files above come first"),))
+    return Look.at("first step", lambda: _first_step(config))
 
 
 def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Finding]:
@@ -96,7 +109,6 @@ def _files(config: DictConfig) -> Iterator[Finding]:
 
 
 def _first_step(config: DictConfig) -> Iterator[Finding]:
-    """What the model and the first prompts come to before anything is trained: the costliest look."""
     loaded: list[LoadedModel] = []
     yield from loaded_model(config, loaded)
     for model in loaded:
