@@ -842,6 +842,10 @@ def a_reward_that_cannot_wait(machine: Machine) -> list[str]:
     return [f"reward.custom_reward_function.path={path}", "reward.reward_manager.name=remote"]
 
 
+def rewards_of_no_worker(machine: Machine) -> list[str]:
+    return ["reward.num_workers=0"]
+
+
 def a_data_set_that_is_none(machine: Machine) -> list[str]:
     path = machine.file("mine.py", "class Mine:\n    def __getitem__(self, number): ...\n")
     return [f"data.custom_cls.path={path}", "data.custom_cls.name=Mine"]
@@ -940,7 +944,7 @@ CANNOT_TRAIN: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     a_filter_that_leaves_less_than_a_batch: ("data.filter_overlong_prompts", "true: leaves 7 of 16 prompts"),
     files_that_do_not_go_together: ("data.train_files", "verl's data set cannot read them together (ValueError: "),
     extra_info_of_text: ("data.train_files", "verl's data set cannot make prompt 0 (AttributeError: "),
-    lines_of_which_one_is_cut_off: ("data.train_files", "train.jsonl: cannot be read (JSONDecodeError: "),
+    lines_of_which_one_is_cut_off: ("data.train_files", "train.jsonl: cannot be read ("),
     lines_without_prompts: ("data.train_files", "cannot make prompt 0 (KeyError: 'prompt')"),
     a_file_of_data_that_is_a_pointer: ("data.train_files", "is a pointer of Git LFS, not the file itself"),
     nothing_to_validate_on: ("data.val_files", "there is no prompt, and verl makes a data loader"),
@@ -988,6 +992,7 @@ CANNOT_TRAIN: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
         "reward.custom_reward_function.path",
         "is an async function, which verl's reward manager 'remote' does not take",
     ),
+    rewards_of_no_worker: ("reward.num_workers", "0: nobody is left to compute the rewards"),
     a_data_set_that_is_none: ("data.custom_cls.path", "Mine is no torch.utils.data.Dataset"),
     a_tool_of_no_type: ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "config.type is mcp, but verl has"),
     a_tool_with_half_a_schema: (
@@ -1173,13 +1178,8 @@ def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_an
         ("actor_rollout_ref.rollout.temperature=-1", "-1: too few. Set it to 0 or more."),
         ("actor_rollout_ref.rollout.top_p=1.2", "1.2: must be above 0 and at most 1"),
         ("actor_rollout_ref.actor.optim.lr=-0.001", "-0.001: too few"),
-        (
-            "actor_rollout_ref.model.custom_chat_template=/a/b.jinja",
-            "/a/b.jinja: a text without any place for messages",
-        ),
         ("data.max_response_length=0", "0: too few"),
         ("data.val_batch_size=-1", "-1: too few"),
-        ("reward.num_workers=0", "0: too few"),
         ("trainer.total_epochs=0", "0: the job would end before its first step"),
         ("trainer.total_training_steps=0", "0: the job would end before its first step"),
         ("+ray_kwargs.ray_init.runtime_env.working_dir=/nowhere", "/nowhere: there is no such folder, and Ray copies"),
@@ -1498,6 +1498,8 @@ def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job)
           "actor_rollout_ref.model.target_modules=[q_proj,vproj]"],
          "actor_rollout_ref.model.target_modules",
          "vproj: the model has no such module, the others are adapted. The model has act_fn, "),
+        (["actor_rollout_ref.model.custom_chat_template=a.jinja"], "actor_rollout_ref.model.custom_chat_template",
+         "a.jinja: a text without any place for messages."),
         (["custom_reward_function.path=mine.py"], "custom_reward_function.path",
          "mine.py: has no effect: verl.trainer.main_ppo reads reward.custom_reward_function.path"),
     ],

@@ -38,8 +38,8 @@ MADE_WITH = (
     "tools",
 )
 """What verl's workers make an agent loop with, by name, beside what stands in its entry."""
-RUN_WITH = ("raw_prompt", "index", "tools_kwargs", "interaction_kwargs", "extra_info", "uid", "session_id")
-"""Some of what verl's workers call ``run`` with, by name, beside the columns of the data."""
+RUN_WITH = ("raw_prompt", "index", "uid", "session_id")
+"""What verl's workers always call ``run`` with, by name, beside the columns of the data."""
 
 
 @dataclass(frozen=True)
@@ -192,4 +192,4 @@ def _refuse_other_class(entry: DictConfig, source: Path, loop: ast.ClassDef) -> 
     if run := method(loop, "run"):
         if isinstance(run, ast.FunctionDef) and not any(isinstance(node, ast.Return) for node in ast.walk(run)):
             raise LookupError(f"{loop.name}.run is no async function, and verl awaits it")
-        refuse_call(run, RUN_WITH, positional=2)
+        refuse_call(run, RUN_WITH, positional=2, or_more=True)

@@ -121,7 +121,8 @@ def _log_file(config: DictConfig) -> Finding:
     name = os.environ.get(LOG_FILE)
     if name is None:
         experiment = str(config.trainer.experiment_name)
-        if "/" in experiment:
+        folder = Path(os.environ.get(LOG_FOLDER, "."), str(config.trainer.project_name), experiment).expanduser().parent
+        if "/" in experiment and not folder.is_dir():
             return wrong(
                 "trainer.experiment_name",
                 f"{experiment}: verl's file logger takes it for a file in a folder that nobody makes. Leave out the /.",

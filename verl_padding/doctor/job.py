@@ -96,13 +96,11 @@ def _files(config: DictConfig) -> Iterator[Finding]:
     yield from models_of_job(config)
     yield from lora_of_job(config)
     loops = loops_of_job(config)
-    needs = Needs(
-        messages=any(loop.is_verls for loop in loops),
-        rewards=any(loop.leaves_rewards() for loop in loops) and read_by_verl(config),
-    )
+    asked = bool(loops) and all(loop.leaves_rewards() for loop in loops)
+    needs = Needs(messages=bool(loops) and all(loop.is_verls for loop in loops), rewards=asked and read_by_verl(config))
     yield from data_files_of_job(config, needs)
     yield from code_of_job(config)
-    yield from rewards_of_job(config)
+    yield from rewards_of_job(config, asked=asked)
     yield from tools_of_job(config)
     yield from agent_loops_of_job(config)
     yield from folders_of_job(config)

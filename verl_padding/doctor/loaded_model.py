@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
-from verl_padding.doctor.models import folder_of_model
+from verl_padding.doctor.models import brings_code, folder_of_model, is_whole
 from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.weights import refuse_broken_weights, refuse_other_shapes
 
@@ -61,21 +62,21 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
     from verl.utils.config import omega_conf_to_dataclass
 
     section = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.model, resolve=True))
-    for name, reason in {
-        "trust_remote_code": "the model brings code of its own, which is not run here",
-        "external_lib": "the module of your own may change how models are read, and is not run here",
-    }.items():
-        if section.get(name):
-            yield not_looked_at(f"{MODEL}.{name}", f"{section[name]}: {reason}")
-            return
+    if section.get("external_lib"):
+        reason = "a module of your own may change how models are read, and is not run here"
+        yield not_looked_at(f"{MODEL}.external_lib", f"{section.external_lib}: {reason}")
+        return
     with open_dict(section):
-        section.use_shm = False
+        section.update(use_shm=False, trust_remote_code=False)
         for name in PATHS:
             if not (path := section.get(name)):
                 continue
             folder = folder_of_model(path)
-            if folder is None:
+            if folder is None or not (Path(path).expanduser().is_dir() or is_whole(folder)):
                 yield not_looked_at(f"{MODEL}.{name}", f"{path}: it is fetched when the job starts")
+                return
+            if brings_code(folder):
+                yield not_looked_at(f"{MODEL}.{name}", f"{path}: it brings code of its own, which is not run here")
                 return
             section[name] = str(folder)
     try:
@@ -178,7 +179,9 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
     path = config.actor_rollout_ref.model.path
     described = deepcopy(model.hf_config)
     attention = str(described._attn_implementation)
-    if attention.startswith("flash_attention") and not (is_module("flash_attn") and torch.cuda.is_available()):
+    if "/" in attention:
+        described._attn_implementation = "eager"  # a kernel that transformers fetches from a hub
+    elif attention.startswith("flash_attention") and not (is_module("flash_attn") and torch.cuda.is_available()):
         if config.trainer.device == "cpu":
             yield wrong(ATTENTION, f"{attention}: verl's own choice, and it has no kernels for a CPU. Set it to sdpa.")
             return
@@ -190,6 +193,9 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
             made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         get_fsdp_wrap_policy(made, OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.wrap_policy"))
     except Exception as error:  # of transformers, of the model's own checks, or of verl
+        if "meta" in str(error):
+            yield not_looked_at(PATH, f"{path}: the model cannot be made without its weights")
+            return
         yield wrong(PATH, f"{path}: the model cannot be made ({_cause(error)}).")
         return
     if getattr(described, "quantization_config", None) is None:
@@ -198,9 +204,9 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
 
 
 def _shapes(path: str, wanted: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
-    folder = folder_of_model(path)
+    folder = Path(path).expanduser()
     try:
-        refuse_other_shapes(refuse_broken_weights(folder) if folder else {}, wanted)
+        refuse_other_shapes(refuse_broken_weights(folder) if folder.is_dir() else {}, wanted)
     except LookupError as problem:
         yield wrong(PATH, f"{path}: {problem}. Fetch config.json and weights of the same model.")
 

@@ -85,6 +85,18 @@ def folder_of_model(path: str) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of the hub's cache has a tokenizer and weights: it may have a few files of a model alone."""
+    has_weights = any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
+    return has_weights and any((folder / name).is_file() for name in TOKENIZER)
+
+
+def brings_code(folder: Path) -> bool:
+    """Whether a model's folder has code that transformers runs if it is trusted."""
+    described = (folder / name for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"))
+    return any('"auto_map"' in file.read_text(errors="replace") for file in described if file.is_file())
+
+
 class Hub:
     """A hub of models, which is asked no more once it has not answered."""
 

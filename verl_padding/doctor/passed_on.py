@@ -8,29 +8,27 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, wrong
+from verl_padding.doctor.finding import Finding, warning, wrong
 
 TRAINED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.optim", "critic": "critic.optim"}
 """Section -> that of its optimizer."""
 LEAST = {
     "data.dataloader_num_workers": 0,
-    "data.max_prompt_length": 1,
     "data.max_response_length": 1,
     "data.val_batch_size": 0,
     "actor_rollout_ref.actor.optim.lr": 0,
     "actor_rollout_ref.actor.optim.weight_decay": 0,
-    "actor_rollout_ref.actor.ppo_epochs": 1,
     "actor_rollout_ref.rollout.agent.num_workers": 1,
     "actor_rollout_ref.rollout.n": 1,
     "actor_rollout_ref.rollout.temperature": 0,
     "actor_rollout_ref.rollout.val_kwargs.n": 1,
     "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
-    "reward.num_workers": 1,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
 }
 """Setting -> the smallest number that it may be."""
 STEPS = ("trainer.total_epochs", "trainer.total_training_steps")
+VALIDATION = "actor_rollout_ref.rollout.val_kwargs."
 SHARES = ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.val_kwargs.top_p")
 """Settings that are above 0 and at most 1, for every rollout."""
 RAY, ENV_VARS = "ray_kwargs.ray_init", "runtime_env.env_vars"
@@ -44,7 +42,10 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     for section, optim in TRAINED.items():
         if OmegaConf.select(config, f"{section}.strategy") in ("fsdp", "fsdp2"):
             yield from _optimizer(config, optim)
+    unused = () if _validates(config) else (VALIDATION,)
     for setting, least in LEAST.items():
+        if setting.startswith(unused):
+            continue
         number = OmegaConf.select(config, setting)
         if isinstance(number, int | float) and number < least:
             yield wrong(setting, f"{number}: too few. Set it to {least} or more.")
@@ -54,7 +55,7 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
             yield wrong(setting, f"{number}: the job would end before its first step. Set it to 1 or more.")
     for setting in SHARES:
         number = OmegaConf.select(config, setting)
-        if isinstance(number, int | float) and not 0 < number <= 1:
+        if isinstance(number, int | float) and not 0 < number <= 1 and not setting.startswith(unused):
             yield wrong(setting, f"{number}: must be above 0 and at most 1, which keeps all tokens.")
     for name, value in (OmegaConf.select(config, f"{RAY}.{ENV_VARS}") or {}).items():
         if not isinstance(value, str):
@@ -66,6 +67,10 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     attention = OmegaConf.select(config, ATTENTION)
     if config.trainer.device == "cpu" and attention in FLASH:
         yield wrong(ATTENTION, f"{attention}: it has no kernels for a CPU. Set it to sdpa.")
+
+
+def _validates(config: DictConfig) -> bool:
+    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
 
 
 def _optimizer(config: DictConfig, section: str) -> Iterator[Finding]:
@@ -94,7 +99,7 @@ def _template(config: DictConfig) -> Iterator[Finding]:
             yield wrong(TEMPLATE, f"{template}: no template of Jinja ({error}). Correct it.")
         else:
             if "{" not in template:
-                yield wrong(
+                yield warning(
                     TEMPLATE,
                     f"{template}: a text without any place for messages. Give the template itself; verl reads no file.",
                 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_padding.doctor.agent_loops import Loop
+from verl_padding.doctor.agent_loops import AGENT_COLUMN, DEFAULT, Loop
 from verl_padding.doctor.data_files import SETTINGS, enough_prompts, files_of
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.loaded_model import LoadedModel, size_of_embedding
@@ -90,14 +90,18 @@ def _of_files(
     told = ", ".join(files)
     beginnings = Beginnings()
     for number, file in enumerate(files):
-        try:
-            _copy_beginning(Path(file).expanduser(), folder / f"{number}{Path(file).suffix}", beginnings)
-        except Exception as error:  # of pyarrow, or of a file that is no JSON
-            yield wrong(setting, f"{file}: cannot be read ({_one_line(error)}). Write it again.")
+        if not _copy_beginning(Path(file).expanduser(), folder / f"{number}{Path(file).suffix}", beginnings):
+            yield not_looked_at(setting, f"{file}: a large file of one JSON array")
             return
     try:
         data_set = _data_set(config, model, beginnings.files)
     except Exception as error:  # of the library `datasets`
+        for file, copy in zip(files, beginnings.files, strict=True):
+            try:
+                _data_set(config, model, [copy])
+            except Exception as own:  # the same
+                yield wrong(setting, f"{file}: cannot be read ({_one_line(own)}). Write it again.")
+                return
         yield wrong(setting, f"{told}: verl's data set cannot read them together ({_one_line(error)}).")
         return
     if not len(data_set):
@@ -117,47 +121,48 @@ def _of_files(
     if problem := _refusal_of_batch(items):
         yield wrong(setting, f"{told}: verl cannot make a batch of the prompts ({problem}).")
         return
-    if loops and all(_reads(config, loop) for loop in loops):
-        yield from _rewards(config, setting, told, items)
-    if any(loop.is_verls for loop in loops):
-        yield from _rendered(config, model, setting, told, items)
+    by_name = {loop.name: loop for loop in loops}
+    default = OmegaConf.select(config, DEFAULT)
+    for_loops = [(item, by_name.get(str(item.get(AGENT_COLUMN, default)))) for item in items]
+    if read_by_verl(config):
+        yield from _rewards(config, setting, told, [item for item, loop in for_loops if loop and loop.leaves_rewards()])
+    if by_verl := [item for item, loop in for_loops if loop and loop.is_verls and not _is_costly(item)]:
+        yield from _rendered(config, model, setting, told, by_verl)
     if config.data.filter_overlong_prompts:
         yield from _filtered(config, setting, data_set, whole=beginnings.whole)
     yield ok(setting, f"{counted(len(items), 'prompt')} tried")
 
 
-def _copy_beginning(source: Path, target: Path, beginnings: Beginnings) -> None:
+def _copy_beginning(source: Path, target: Path, beginnings: Beginnings) -> bool:
+    """Returns: False if the file has none that could be read alone."""
     if source.suffix == ".parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(source) as read:
-            rows, head = read.metadata.num_rows, read.metadata
-            size = sum(head.row_group(number).total_byte_size for number in range(head.num_row_groups))
-            most = max(TRIED, min(MOST_ROWS, int(MOST_BYTES * rows / max(size, 1))))
-            first = next(read.iter_batches(batch_size=most), None)
-            table = pyarrow.Table.from_batches([first] if first else [], schema=read.schema_arrow)
-        parquet.write_table(table, target)
-        beginnings.whole &= table.num_rows == rows
+        beginnings.whole &= _copy_rows(source, target)
     elif source.stat().st_size <= MOST_BYTES:
-        text = source.read_text(encoding="utf-8")
-        if source.suffix == ".jsonl":
-            for number, line in enumerate(text.splitlines(), start=1):
-                if line.strip():
-                    _refuse_no_json(line, number)
-        target.write_text(text, encoding="utf-8")
+        shutil.copyfile(source, target)
     else:
         with source.open(encoding="utf-8") as lines:
-            target.write_text("".join(itertools.islice(lines, MOST_ROWS)), encoding="utf-8")
+            first = list(itertools.islice(lines, MOST_ROWS))
+        if first[0].lstrip().startswith("["):
+            return False
+        target.write_text("".join(first), encoding="utf-8")
         beginnings.whole = False
     beginnings.files.append(str(target))
+    return True
 
 
-def _refuse_no_json(line: str, number: int) -> None:
-    try:
-        json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"line {number} is no JSON: {error}") from error
+def _copy_rows(source: Path, target: Path) -> bool:
+    """Returns: whether all rows were copied."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(source) as read:
+        rows, head = read.metadata.num_rows, read.metadata
+        size = sum(head.row_group(number).total_byte_size for number in range(head.num_row_groups))
+        most = max(TRIED, min(MOST_ROWS, int(MOST_BYTES * rows / max(size, 1))))
+        first = next(read.iter_batches(batch_size=most), None)
+        table = pyarrow.Table.from_batches([first] if first else [], schema=read.schema_arrow)
+    parquet.write_table(table, target)
+    return bool(table.num_rows == rows)
 
 
 def _data_set(config: DictConfig, model: LoadedModel, files: list[str]) -> Any:
@@ -182,9 +187,12 @@ def _refusal_of_batch(items: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _reads(config: DictConfig, loop: Loop) -> bool:
-    """Whether verl's reward manager certainly reads the rows of a loop."""
-    return loop.leaves_rewards() and read_by_verl(config)
+def _is_costly(item: dict[str, Any]) -> bool:
+    """Whether a prompt has a video or audio, which take seconds, or an image that is elsewhere."""
+    contents = [message.get("content") for message in item["raw_prompt"] if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    kinds = {part.get("type") for part in parts}
+    return bool(kinds & {"video", "audio"}) or any(str(part.get("image", "")).startswith("http") for part in parts)
 
 
 def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, Any]]) -> Iterator[Finding]:

@@ -22,10 +22,17 @@ WAITS_FOR_NONE = ("remote",)
 """verl's reward managers that refuse an ``async def``."""
 
 
-def rewards_of_job(config: DictConfig) -> Iterator[Finding]:
-    """The job's reward function, if it has one, and its reward manager."""
+def rewards_of_job(config: DictConfig, *, asked: bool) -> Iterator[Finding]:
+    """The job's reward function, if it has one, and its reward manager.
+
+    Args:
+        asked: whether the agent loops certainly leave rewards to it.
+    """
     yield from _function(config)
     yield _manager(config)
+    workers = config.reward.get("num_workers")
+    if asked and isinstance(workers, int) and workers < 1:
+        yield wrong("reward.num_workers", f"{workers}: nobody is left to compute the rewards. Set it to 1 or more.")
 
 
 def _is_of_verl(config: DictConfig) -> bool:

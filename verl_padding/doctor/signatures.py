@@ -35,12 +35,13 @@ def refuse_other_parameters(module: str, name: str, given: Sequence[str]) -> Non
         refuse_call(function, given)
 
 
-def refuse_call(function: Function, given: Sequence[str], *, positional: int = 0) -> None:
+def refuse_call(function: Function, given: Sequence[str], *, positional: int = 0, or_more: bool = False) -> None:
     """Looks whether a function can be called.
 
     Args:
         given: names of the arguments that it is given by name.
         positional: how many it is given before these, ``self`` among them.
+        or_more: it may be given others by name, too.
 
     Raises:
         LookupError: it cannot, with a sentence.
@@ -57,7 +58,8 @@ def refuse_call(function: Function, given: Sequence[str], *, positional: int = 0
     needed = plain[positional : len(plain) - len(takes.defaults)]
     needed += [each for each, value in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if value is None]
     nameless = {each.arg for each in takes.posonlyargs}
-    if lacking := [each.arg for each in needed if each.arg not in given or each.arg in nameless]:
+    lacking = [each.arg for each in needed if each.arg not in given or each.arg in nameless]
+    if lacking and not or_more:
         raise LookupError(
             f"{name}() needs an argument {lacking[0]!r}, which nobody gives it: it is called with {', '.join(given)}, "
             "by these names"
@@ -74,7 +76,7 @@ def method(owner: ast.ClassDef, name: str) -> Function | None:
 
 def lacks_attribute(source: Path, owner: ast.ClassDef, name: str) -> bool:
     """Whether neither a class nor any class that it extends has an attribute; False if that cannot be known."""
-    if owner.decorator_list or owner.keywords:
+    if owner.keywords or not all(_leaves_as_is(decorator) for decorator in owner.decorator_list):
         return False
     for node in owner.body:
         match node:
@@ -85,6 +87,12 @@ def lacks_attribute(source: Path, owner: ast.ClassDef, name: str) -> bool:
                 if any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node)):
                     return False
     return all(_base_lacks(source, base, name) for base in owner.bases)
+
+
+def _leaves_as_is(decorator: ast.expr) -> bool:
+    """Whether it is one that gives back the class itself: verl's ``register``, or ``dataclass``."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return getattr(called, "id", getattr(called, "attr", None)) in ("register", "dataclass")
 
 
 def _base_lacks(source: Path, base: ast.expr, name: str) -> bool:
