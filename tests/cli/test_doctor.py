@@ -756,8 +756,25 @@ def lines_without_prompts(machine: Machine) -> list[str]:
     return [f"data.train_files={machine.file('train.jsonl', lines)}"]
 
 
+def lines_that_are_too_few(machine: Machine) -> list[str]:
+    lines = prompts(7).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
 def a_file_of_data_that_is_a_pointer(machine: Machine) -> list[str]:
     return [f"data.train_files={machine.file('train.parquet', LFS_POINTER)}"]
+
+
+def a_column_with_a_name_of_verls(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, responses=["2"] * 16))
+
+
+def prompts_longer_than_the_rollout_takes(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.max_model_len=8"]
+
+
+def an_adapter_that_is_none(machine: Machine) -> list[str]:
+    return [f"actor_rollout_ref.model.lora_adapter_path={machine.folder}"]
 
 
 def nothing_to_validate_on(machine: Machine) -> list[str]:
@@ -874,6 +891,14 @@ def tool_calls_in_no_format(machine: Machine) -> list[str]:
     return [f"{AGENT}.default_agent_loop=tool_agent", "actor_rollout_ref.rollout.multi_turn.format=hermess"]
 
 
+def a_carrier_of_weights_that_is_misspelt(machine: Machine) -> list[str]:
+    return [
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=ncclx",
+    ]
+
+
 def an_experiment_in_a_folder(machine: Machine) -> list[str]:
     machine.patch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
     return ["trainer.logger=[file]", "trainer.experiment_name=sums/first"]
@@ -946,7 +971,11 @@ CANNOT_TRAIN: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
     extra_info_of_text: ("data.train_files", "verl's data set cannot make prompt 0 (AttributeError: "),
     lines_of_which_one_is_cut_off: ("data.train_files", "train.jsonl: cannot be read ("),
     lines_without_prompts: ("data.train_files", "cannot make prompt 0 (KeyError: 'prompt')"),
+    lines_that_are_too_few: ("data.train_batch_size", "8: the data set has 7 prompts"),
     a_file_of_data_that_is_a_pointer: ("data.train_files", "is a pointer of Git LFS, not the file itself"),
+    a_column_with_a_name_of_verls: ("data.train_files", "has a column 'responses', a name that verl's agent loop"),
+    prompts_longer_than_the_rollout_takes: ("actor_rollout_ref.rollout.max_model_len", "8: each of the first prompts"),
+    an_adapter_that_is_none: ("actor_rollout_ref.model.lora_adapter_path", "the folder has no adapter_config.json"),
     nothing_to_validate_on: ("data.val_files", "there is no prompt, and verl makes a data loader"),
     a_source_that_verl_has_no_score_for: (
         "data.train_files",
@@ -1011,6 +1040,10 @@ CANNOT_TRAIN: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
 """Why a job cannot end its first step, as far as models, data and code tell -> the setting, and part of what is."""
 
 CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
+    a_carrier_of_weights_that_is_misspelt: (
+        "actor_rollout_ref.rollout.checkpoint_engine.backend",
+        "ncclx: verl cannot use it here (Checkpoint engine ncclx not registered, registered backends: ",
+    ),
     no_vllm: ("actor_rollout_ref.rollout.name", "vllm: vllm is not installed here"),
     no_such_rollout: ("actor_rollout_ref.rollout.name", "vlllm: "),
     no_megatron: ("actor_rollout_ref.actor.strategy", "megatron: megatron-core is not installed here"),
@@ -1169,6 +1202,19 @@ def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_an
     assert "names step 7, but there is no global_step_7, so the job begins anew" in warned.told
     (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
     assert {each.verdict for each in findings_of(*overrides)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=50", "50: a share of a GPU's memory"),
+        ("actor_rollout_ref.rollout.dtype=float23", "float23: no format of numbers of the rollout. Choose auto, half"),
+    ],
+)
+def test_a_value_that_vllm_refuses_is_told(override, told, composed):
+    found = list(values_passed_on(with_settings(composed, ["actor_rollout_ref.rollout.name=vllm", override])))
+    assert [(each.verdict, each.subject) for each in found] == [("wrong", override.split("=")[0])]
+    assert told in found[0].told
 
 
 @pytest.mark.parametrize(
@@ -1368,6 +1414,15 @@ def a_checkpoint_of_as_many_ranks(machine: Machine) -> list[str]:
     return _checkpoint(machine, *(f"actor/model_world_size_2_rank_{rank}.pt" for rank in range(2)))
 
 
+def validation_files_that_are_never_used(machine: Machine) -> list[str]:
+    prompts(16, prompt=[[{"role": "user", "content": None}]] * 16).to_parquet(machine.folder / "val.parquet")
+    return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+
+
+def loops_with_rewards_of_their_own(machine: Machine) -> list[str]:
+    return [*machine.loop(LOOP + SCORED), "reward.num_workers=0"]
+
+
 LEGAL: list[Callable[[Machine], list[str]]] = [
     plain_texts_for_a_loop_of_ones_own,
     no_truth_where_the_loop_scores,
@@ -1385,6 +1440,8 @@ LEGAL: list[Callable[[Machine], list[str]]] = [
     weights_of_an_old_torch,
     a_tool_of_verls,
     a_checkpoint_of_as_many_ranks,
+    validation_files_that_are_never_used,
+    loops_with_rewards_of_their_own,
 ]
 
 
@@ -1547,7 +1604,7 @@ def test_what_verls_trainer_would_refuse_is_told_with_and_without_the_flag(job, 
         "trainer.v1.trainer_mode=separate_async",
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=2",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=shared_file",
         "trainer.v1.separate_async.parameter_sync_step=4",
     ]
     code, said = diagnose_here(*job, *separate, *padding)

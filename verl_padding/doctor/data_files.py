@@ -153,6 +153,11 @@ def enough_prompts(config: DictConfig, setting: str, prompts: int) -> Iterator[F
         )
 
 
+def validates(config: DictConfig) -> bool:
+    """Whether the job ever puts a prompt of its validation files to the model."""
+    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
+
+
 def prompts_at_once(config: DictConfig) -> int:
     """Prompts that verl's data loader fetches together; it leaves out a rest that is fewer."""
     data = config.data

@@ -61,7 +61,7 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
     """
     from verl.utils.config import omega_conf_to_dataclass
 
-    section = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.model, resolve=True))
+    section: Any = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.model, resolve=True))
     if section.get("external_lib"):
         reason = "a module of your own may change how models are read, and is not run here"
         yield not_looked_at(f"{MODEL}.external_lib", f"{section.external_lib}: {reason}")

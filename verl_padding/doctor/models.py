@@ -39,7 +39,11 @@ def models_of_job(config: DictConfig) -> Iterator[Finding]:
         yield Finding(subject=setting, verdict=told[path].verdict, told=told[path].told)
     for name in ("tokenizer_path", "hf_config_path", "lora_adapter_path"):
         if path := OmegaConf.select(config, f"{model}.{name}"):
-            yield _model(f"{model}.{name}", path, hub, whole=False)
+            found = _model(f"{model}.{name}", path, hub, whole=False)
+            folder = Path(path).expanduser()
+            if name == "lora_adapter_path" and folder.is_dir() and not (folder / "adapter_config.json").is_file():
+                found = wrong(found.subject, f"{path}: the folder has no adapter_config.json. Name an adapter of PEFT.")
+            yield found
 
 
 def _model(setting: str, path: str, hub: Hub, *, with_tokenizer: bool = False, whole: bool = True) -> Finding:

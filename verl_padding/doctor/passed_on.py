@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.doctor.data_files import validates
 from verl_padding.doctor.finding import Finding, warning, wrong
 
 TRAINED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.optim", "critic": "critic.optim"}
@@ -28,6 +29,13 @@ LEAST = {
 }
 """Setting -> the smallest number that it may be."""
 STEPS = ("trainer.total_epochs", "trainer.total_training_steps")
+ROLLOUT = "actor_rollout_ref.rollout"
+MEMORY, FORMAT = f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.dtype"
+FORMATS = {
+    "vllm": ("auto", "half", "float16", "bfloat16", "float", "float32"),
+    "sglang": ("auto", "half", "float16", "bfloat16", "float", "float32"),
+}
+"""Rollout on GPUs -> formats of numbers that it knows."""
 VALIDATION = "actor_rollout_ref.rollout.val_kwargs."
 SHARES = ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.val_kwargs.top_p")
 """Settings that are above 0 and at most 1, for every rollout."""
@@ -42,7 +50,7 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     for section, optim in TRAINED.items():
         if OmegaConf.select(config, f"{section}.strategy") in ("fsdp", "fsdp2"):
             yield from _optimizer(config, optim)
-    unused = () if _validates(config) else (VALIDATION,)
+    unused = () if validates(config) else (VALIDATION,)
     for setting, least in LEAST.items():
         if setting.startswith(unused):
             continue
@@ -57,6 +65,7 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
         number = OmegaConf.select(config, setting)
         if isinstance(number, int | float) and not 0 < number <= 1 and not setting.startswith(unused):
             yield wrong(setting, f"{number}: must be above 0 and at most 1, which keeps all tokens.")
+    yield from _of_rollout(config)
     for name, value in (OmegaConf.select(config, f"{RAY}.{ENV_VARS}") or {}).items():
         if not isinstance(value, str):
             yield wrong(f"{RAY}.{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
@@ -69,8 +78,15 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
         yield wrong(ATTENTION, f"{attention}: it has no kernels for a CPU. Set it to sdpa.")
 
 
-def _validates(config: DictConfig) -> bool:
-    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
+def _of_rollout(config: DictConfig) -> Iterator[Finding]:
+    formats = FORMATS.get(config.actor_rollout_ref.rollout.name)
+    if formats is None:
+        return
+    share, number_format = OmegaConf.select(config, MEMORY), OmegaConf.select(config, FORMAT)
+    if isinstance(share, int | float) and not 0 < share <= 1:
+        yield wrong(MEMORY, f"{share}: a share of a GPU's memory. Set it above 0, and to 1 at most.")
+    if isinstance(number_format, str) and number_format not in formats:
+        yield wrong(FORMAT, f"{number_format}: no format of numbers of the rollout. Choose {', '.join(formats)}.")
 
 
 def _optimizer(config: DictConfig, section: str) -> Iterator[Finding]:

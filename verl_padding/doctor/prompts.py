@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.doctor.agent_loops import AGENT_COLUMN, DEFAULT, Loop
-from verl_padding.doctor.data_files import SETTINGS, enough_prompts, files_of
+from verl_padding.doctor.data_files import SETTINGS, enough_prompts, files_of, validates
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.loaded_model import LoadedModel, size_of_embedding
 from verl_padding.doctor.rewards import read_by_verl, scores_source
@@ -33,7 +33,10 @@ TRIED = 64
 """Prompts that are taken through the data loader and the chat template, at most, as long as time allows."""
 SECONDS = 0.5
 """After which no further prompt is tried."""
+TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "trace", "sampling_params", "output")
+"""Names that a column may not have: verl's workers call functions with it, or put it over their own field."""
 FILTER = "data.filter_overlong_prompts"
+MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 
 
@@ -90,6 +93,8 @@ def _of_files(
     told = ", ".join(files)
     beginnings = Beginnings()
     for number, file in enumerate(files):
+        if "://" in file:
+            return  # told with the files
         if not _copy_beginning(Path(file).expanduser(), folder / f"{number}{Path(file).suffix}", beginnings):
             yield not_looked_at(setting, f"{file}: a large file of one JSON array")
             return
@@ -104,20 +109,43 @@ def _of_files(
                 return
         yield wrong(setting, f"{told}: verl's data set cannot read them together ({_one_line(error)}).")
         return
-    if not len(data_set):
-        if not all(file.endswith(".parquet") for file in files):  # those are counted by their heads
-            yield from enough_prompts(config, setting, 0)
+    if beginnings.whole and not all(file.endswith(".parquet") for file in files):  # those are counted by their heads
+        matter = [each for each in enough_prompts(config, setting, len(data_set)) if each.verdict == "wrong"]
+        yield from matter
+    if not len(data_set) or (setting == "data.val_files" and not validates(config)):
         return
-    items = []
+    items: list[dict[str, Any]] = []
     started = perf_counter()
-    for number in range(min(TRIED, len(data_set))):
+    while len(items) < min(TRIED, len(data_set)) and perf_counter() - started < SECONDS:
         try:
-            items.append(data_set[number])
+            items.append(data_set[len(items)])
         except Exception as error:  # of verl's data set, or of what reads images
-            yield wrong(setting, f"{told}: verl's data set cannot make prompt {number} ({_one_line(error)}).")
+            yield wrong(setting, f"{told}: verl's data set cannot make prompt {len(items)} ({_one_line(error)}).")
             return
-        if perf_counter() - started > SECONDS:
-            break
+    matter = list(_of_items(config, model, loops, setting, told, items))
+    yield from matter
+    if config.data.filter_overlong_prompts:
+        yield from _filtered(config, setting, data_set, whole=beginnings.whole)
+    if not matter:
+        yield ok(setting, f"{counted(len(items), 'prompt')} tried")
+
+
+def _of_items(
+    config: DictConfig,
+    model: LoadedModel,
+    loops: Sequence[Loop],
+    setting: str,
+    told: str,
+    items: list[dict[str, Any]],
+) -> Iterator[Finding]:
+    """What is the matter with the first prompts, as the data set gives them."""
+    if taken := [name for name in TAKEN if name in items[0]]:
+        yield wrong(
+            setting,
+            f"{told}: has a column {taken[0]!r}, a name that verl's agent loop workers use themselves: every "
+            "session fails. Rename it.",
+        )
+        return
     if problem := _refusal_of_batch(items):
         yield wrong(setting, f"{told}: verl cannot make a batch of the prompts ({problem}).")
         return
@@ -128,9 +156,6 @@ def _of_files(
         yield from _rewards(config, setting, told, [item for item, loop in for_loops if loop and loop.leaves_rewards()])
     if by_verl := [item for item, loop in for_loops if loop and loop.is_verls and not _is_costly(item)]:
         yield from _rendered(config, model, setting, told, by_verl)
-    if config.data.filter_overlong_prompts:
-        yield from _filtered(config, setting, data_set, whole=beginnings.whole)
-    yield ok(setting, f"{counted(len(items), 'prompt')} tried")
 
 
 def _copy_beginning(source: Path, target: Path, beginnings: Beginnings) -> bool:
@@ -215,68 +240,99 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
             )
 
 
+@dataclass
+class Rendered:
+    """What came of putting prompts into tokens."""
+
+    lengths: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    largest: int = 0
+    """Of all tokens."""
+    with_images: bool = False
+
+    @property
+    def tried(self) -> str:
+        return counted(len(self.lengths) + len(self.failures), "prompt")
+
+
 def _rendered(
     config: DictConfig, model: LoadedModel, setting: str, told: str, items: list[dict[str, Any]]
 ) -> Iterator[Finding]:
-    """Puts the prompts into tokens as verl's agent loops do."""
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
-
+    """Puts the prompts into tokens as verl's agent loops do, and says what is to be said of these."""
     if not (model.tokenizer.chat_template or getattr(model.processor, "chat_template", None)):
         return  # told already
     try:
-        builder = create_continuous_token_builder(
-            model.tokenizer,
-            hf_model_type=getattr(model.hf_config, "model_type", None),
-            chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
-            mm_processor_kwargs=_plain(config.data.get("mm_processor_kwargs")),
-            processor=model.processor,
-        )
+        rendered = _put_into_tokens(config, model, items)
     except ValueError as error:
         yield wrong("actor_rollout_ref.model.path", f"verl's agent loops refuse the model ({_one_line(error)}).")
         return
+    known = size_of_embedding(model)
+    if known is not None and rendered.largest >= known:
+        yield wrong(
+            "actor_rollout_ref.model.path",
+            f"its tokenizer makes token {rendered.largest} of a prompt, and the model has {known} (vocab_size). Name a "
+            "tokenizer and a model that belong together.",
+        )
+    if rendered.failures:
+        number, first = len(rendered.failures), rendered.failures[0]
+        of_them = f"{told}: {number} of the first {rendered.tried} cannot be put through the chat template"
+        if not rendered.lengths:
+            yield wrong(setting, f"{of_them} ({first}). Correct the prompts, or set {TEMPLATE}.")
+        else:
+            yield warning(setting, f"{of_them} ({first}); their sessions fail.")
+    if rendered.lengths:
+        yield from _lengths(config, told, rendered)
+
+
+def _put_into_tokens(config: DictConfig, model: LoadedModel, items: list[dict[str, Any]]) -> Rendered:
+    """
+    Raises:
+        ValueError: verl has no way to write prompts for the model.
+    """
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+    builder = create_continuous_token_builder(
+        model.tokenizer,
+        hf_model_type=getattr(model.hf_config, "model_type", None),
+        chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
+        mm_processor_kwargs=_plain(config.data.get("mm_processor_kwargs")),
+        processor=model.processor,
+    )
     patch = getattr(getattr(model.processor, "image_processor", None), "patch_size", 14)
-    most, known = config.data.max_prompt_length, size_of_embedding(model)
-    lengths, failures, with_images = [], [], False
-    started = perf_counter()
+    rendered, started = Rendered(), perf_counter()
     for item in items:
-        messages = item["raw_prompt"]
+        images = videos = audios = None
         try:
-            images = videos = audios = None
             if model.processor is not None:
-                images, videos, audios = RLHFDataset._process_multi_modal_info(messages, patch, config.data)
-            ids = builder.build_initial_tokens(messages, images=images, videos=videos, audios=audios)
-            with_images |= bool(images or videos or audios)
-            lengths.append(len(ids))
-            if known is not None and ids and max(ids) >= known:
-                yield wrong(
-                    "actor_rollout_ref.model.path",
-                    f"its tokenizer makes token {max(ids)} of a prompt, and the model has {known} (vocab_size). "
-                    "Name a tokenizer and a model that belong together.",
-                )
-                return
+                images, videos, audios = RLHFDataset._process_multi_modal_info(item["raw_prompt"], patch, config.data)
+            ids = builder.build_initial_tokens(item["raw_prompt"], images=images, videos=videos, audios=audios)
         except Exception as error:  # of Jinja, of transformers, or of what reads images
-            failures.append(_one_line(error))
+            rendered.failures.append(_one_line(error))
+        else:
+            rendered.lengths.append(len(ids))
+            rendered.largest = max(rendered.largest, *ids, 0)
+            rendered.with_images |= bool(images or videos or audios)
         if perf_counter() - started > SECONDS:
             break
-    tried = len(lengths) + len(failures)
-    if failures:
-        of_them = (
-            f"{told}: {len(failures)} of the first {counted(tried, 'prompt')} cannot be put through the chat template"
+    return rendered
+
+
+def _lengths(config: DictConfig, told: str, rendered: Rendered) -> Iterator[Finding]:
+    most, allowed = config.data.max_prompt_length, OmegaConf.select(config, MODEL_LENGTH)
+    in_vllm = config.actor_rollout_ref.rollout.name == "vllm" and isinstance(allowed, int)
+    if in_vllm and min(min(rendered.lengths), most) >= allowed:
+        yield wrong(MODEL_LENGTH, f"{allowed}: each of the first prompts of {told} is as long or longer. Raise it.")
+    too_long = sum(length > most for length in rendered.lengths)
+    if not too_long or config.data.filter_overlong_prompts:
+        return
+    of_them = f"{most}: {too_long} of the first {rendered.tried} of {told} are longer"
+    if rendered.with_images and too_long == len(rendered.lengths):
+        yield wrong("data.max_prompt_length", f"{of_them}, and verl cuts no prompt with images. Raise it.")
+    else:
+        yield warning(
+            "data.max_prompt_length", f"{of_them}: verl cuts off their beginnings. Raise it, or set {FILTER}=true."
         )
-        if not lengths:
-            yield wrong(setting, f"{of_them} ({failures[0]}). Correct the prompts, or set {TEMPLATE}.")
-        else:
-            yield warning(setting, f"{of_them} ({failures[0]}); their sessions fail.")
-    too_long = sum(length > most for length in lengths)
-    if too_long and not config.data.filter_overlong_prompts:
-        of_them = f"{most}: {too_long} of the first {counted(tried, 'prompt')} of {told} are longer"
-        if with_images and too_long == tried:
-            yield wrong("data.max_prompt_length", f"{of_them}, and verl cuts no prompt with images. Raise it.")
-        else:
-            yield warning(
-                "data.max_prompt_length", f"{of_them}: verl cuts off their beginnings. Raise it, or set {FILTER}=true."
-            )
 
 
 def _filtered(config: DictConfig, setting: str, data_set: Any, *, whole: bool) -> Iterator[Finding]:
