@@ -12,7 +12,7 @@ from verl_padding.doctor.data_files import Needs, data_files_of_job
 from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
 from verl_padding.doctor.folders import folders_of_job
-from verl_padding.doctor.loaded_model import LoadedModel, loaded_model, model_of_job
+from verl_padding.doctor.loaded_model import SETTINGS_OF_PATHS, LoadedModel, loaded_model, model_of_job
 from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.packages import packages_of_job
@@ -69,9 +69,10 @@ def look_at_first_step(config: DictConfig, files: Look) -> Look:
     Args:
         files: what was found of the files themselves.
     """
-    if any(finding.verdict == "wrong" for finding in files.findings):
-        return Look(title="first step", findings=(not_looked_at("model and prompts", "the files above come first"),))
-    return Look.at("first step", lambda: _first_step(config))
+    told = [finding.subject for finding in files.findings if finding.verdict == "wrong"]
+    without_model = any(subject in SETTINGS_OF_PATHS for subject in told)
+    without_data = any(subject.startswith("data.") for subject in told)
+    return Look.at("first step", lambda: _first_step(config, without_model=without_model, without_data=without_data))
 
 
 def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Finding]:
@@ -106,12 +107,23 @@ def _files(config: DictConfig) -> Iterator[Finding]:
     yield from folders_of_job(config)
 
 
-def _first_step(config: DictConfig) -> Iterator[Finding]:
+def _first_step(config: DictConfig, *, without_model: bool, without_data: bool) -> Iterator[Finding]:
+    """
+    Args:
+        without_model: the actor's model is not there or broken, which is told already.
+        without_data: the same of the prompts.
+    """
     loaded: list[LoadedModel] = []
-    yield from loaded_model(config, loaded)
+    if without_model:
+        yield not_looked_at("model and prompts", "the model above comes first")
+    else:
+        yield from loaded_model(config, loaded)
     for model in loaded:
         yield from model_of_job(config, model)
-        yield from prompts_of_job(config, model, loops_of_job(config))
+        if without_data:
+            yield not_looked_at("prompts", "the files above come first")
+        else:
+            yield from prompts_of_job(config, model, loops_of_job(config))
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.lora import modules_of_lora
 from verl_padding.doctor.models import brings_code, folder_of_model, is_whole
 from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.weights import refuse_broken_weights, refuse_other_shapes
@@ -21,6 +22,7 @@ MODEL = "actor_rollout_ref.model"
 PATH = f"{MODEL}.path"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 PATHS = ("path", "tokenizer_path", "hf_config_path")
+SETTINGS_OF_PATHS = tuple(f"{MODEL}.{name}" for name in PATHS)
 FSDP = ("fsdp", "fsdp2")
 """Engines that make the model by transformers' own class."""
 SERVES_BY_HEADS = ("vllm", "sglang")
@@ -198,6 +200,7 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
             return
         yield wrong(PATH, f"{path}: the model cannot be made ({_cause(error)}).")
         return
+    yield from modules_of_lora(config, [name for name, _ in made.named_modules() if name])
     if getattr(described, "quantization_config", None) is None:
         yield from _shapes(path, {name: tuple(each.shape) for name, each in made.state_dict().items()})
     yield ok("model", type(made).__name__)

@@ -226,8 +226,8 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
         if "data_source" not in item or not isinstance(truth, dict) or "ground_truth" not in truth:
             yield wrong(
                 setting,
-                f"{told}: prompt {number} has no data_source, or no reward_model with a ground_truth, which verl's "
-                "reward managers read. Add them, or have the agent loop give each output a reward_score.",
+                f"{told}: prompt {number} has no data_source, or no reward_model with a ground_truth, and verl's "
+                "reward managers read both. Add them, or have the agent loop give each output a reward_score.",
             )
             return
     if not config.reward.custom_reward_function.path:
