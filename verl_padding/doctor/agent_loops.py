@@ -59,18 +59,21 @@ class Loop:
         """Whether it certainly puts prompts through the model's own chat template."""
         if self.is_verls:
             return True
-        return any(
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("apply_chat_template", "ct_build_initial_tokens")
-            and not any(keyword.arg in (None, "chat_template") for keyword in node.keywords)
-            for node in self._nodes()
-        )
+        applied = False
+        for node in self._nodes():
+            match node:
+                case ast.Attribute(attr="chat_template"):
+                    return False  # it looks whether there is one, or sets its own
+                case ast.Call(func=ast.Attribute(attr="apply_chat_template" | "ct_build_initial_tokens")):
+                    applied |= not any(keyword.arg in (None, "chat_template") for keyword in node.keywords)
+        return applied
 
     def leaves_rewards(self) -> bool:
         """Whether it certainly leaves them to verl's reward managers: all that it makes of outputs has no score."""
         if self.is_verls:
             return True
+        if not self._extends_verls():
+            return False
         made = False
         for node in self._nodes():
             match node:
@@ -83,6 +86,23 @@ class Loop:
                         return False
                     made = True
         return made
+
+    def _extends_verls(self) -> bool:
+        """Whether all that its class extends is verl's own, and nobody else's."""
+        try:
+            found = class_of_target(self.target)
+        except LookupError:
+            return False
+        if found is None:
+            return False
+        source, loop = found
+        imported = {
+            alias.asname or alias.name
+            for node in parsed(source).body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(OF_VERL)
+            for alias in node.names
+        }
+        return all(isinstance(base, ast.Name) and base.id in imported for base in loop.bases)
 
     def _nodes(self) -> Iterator[ast.AST]:
         """All of the file that its class is in."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.lora import modules_of_lora
 from verl_padding.doctor.models import brings_code, folder_of_model, is_whole
 from verl_padding.doctor.named_objects import is_module
@@ -84,18 +84,10 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
     try:
         typed = omega_conf_to_dataclass(section)
     except Exception as error:  # of transformers, tokenizers, Hydra or verl
-        yield wrong(PATH, f"{config.actor_rollout_ref.model.path}: cannot be read as a model ({_cause(error)}).")
+        yield wrong(PATH, f"{config.actor_rollout_ref.model.path}: cannot be read as a model ({in_one_line(error)}).")
         return
     loaded.append(LoadedModel(typed))
     yield ok("tokenizer", type(typed.tokenizer).__name__)
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost reason, in one line; Hydra and transformers wrap it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    told = " ".join(str(error).split())
-    return f"{type(error).__name__}: {told[:300]}{' ..' if len(told) > 300 else ''}"
 
 
 def model_of_job(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
@@ -127,9 +119,11 @@ def _quantization(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
                 device_map=None, weights_only=True
             )
     except ImportError as error:
-        yield wrong(PATH, f"{path}: its weights are quantized, and a package for that is missing ({_cause(error)}).")
+        yield wrong(
+            PATH, f"{path}: its weights are quantized, and a package for that is missing ({in_one_line(error)})."
+        )
     except Exception as error:  # of a quantizer that looks for a GPU
-        yield not_looked_at(PATH, f"{path}: its weights are quantized ({_cause(error)})")
+        yield not_looked_at(PATH, f"{path}: its weights are quantized ({in_one_line(error)})")
 
 
 def _heads(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
@@ -198,7 +192,7 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
         if "meta" in str(error):
             yield not_looked_at(PATH, f"{path}: the model cannot be made without its weights")
             return
-        yield wrong(PATH, f"{path}: the model cannot be made ({_cause(error)}).")
+        yield wrong(PATH, f"{path}: the model cannot be made ({in_one_line(error)}).")
         return
     yield from modules_of_lora(config, [name for name, _ in made.named_modules() if name])
     if getattr(described, "quantization_config", None) is None:

@@ -19,9 +19,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.doctor.agent_loops import AGENT_COLUMN, DEFAULT, Loop
+from verl_padding.doctor.chat_templates import FILTER, SECONDS, rendered_prompts, template_of_job
 from verl_padding.doctor.data_files import SETTINGS, enough_prompts, files_of, validates
-from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
-from verl_padding.doctor.loaded_model import LoadedModel, size_of_embedding
+from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.loaded_model import LoadedModel
 from verl_padding.doctor.rewards import read_by_verl, scores_source
 from verl_padding.plan.counted import counted
 
@@ -31,13 +32,8 @@ MOST_BYTES = 2**24
 """Size of what is read of a file, at most, as far as its own head tells."""
 TRIED = 64
 """Prompts that are taken through the data loader and the chat template, at most, as long as time allows."""
-SECONDS = 0.5
-"""After which no further prompt is tried."""
 TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "trace", "sampling_params", "output")
 """Names that a column may not have: verl's workers call functions with it, or put it over their own field."""
-FILTER = "data.filter_overlong_prompts"
-MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
-TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 
 
 @dataclass
@@ -58,7 +54,7 @@ def prompts_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]
     if config.data.custom_cls.path:
         yield not_looked_at("data.custom_cls.path", f"{config.data.custom_cls.path}: a data set of your own is not run")
         return
-    yield from _template(config, model, loops)
+    yield from template_of_job(config, model, loops)
     seen: list[list[str]] = []
     for setting in SETTINGS:
         files = files_of(config, setting)
@@ -67,24 +63,6 @@ def prompts_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]
             with _quiet(), tempfile.TemporaryDirectory() as folder, _cache_of_data_sets(folder):
                 found = list(_of_files(config, model, loops, setting, files, Path(folder)))
             yield from found
-
-
-def needs_template(config: DictConfig, loops: Sequence[Loop]) -> str | None:
-    """What of the job certainly puts prompts through the model's chat template; None for nothing."""
-    if config.data.filter_overlong_prompts and not config.data.custom_cls.path:
-        return f"{FILTER}=true"
-    return next((f"the agent loop {loop.name!r}" for loop in loops if loop.applies_template()), None)
-
-
-def _template(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]) -> Iterator[Finding]:
-    if model.tokenizer.chat_template or getattr(model.processor, "chat_template", None):
-        yield ok("chat template", "there")
-    elif needed_by := needs_template(config, loops):
-        yield wrong(
-            TEMPLATE,
-            f"null: {needed_by} puts prompts through a chat template, and the model's tokenizer has none. Set it, or "
-            "name a model with one (an instruct model).",
-        )
 
 
 def _of_files(
@@ -105,9 +83,9 @@ def _of_files(
             try:
                 _data_set(config, model, [copy])
             except Exception as own:  # the same
-                yield wrong(setting, f"{file}: cannot be read ({_one_line(own)}). Write it again.")
+                yield wrong(setting, f"{file}: cannot be read ({in_one_line(own)}). Write it again.")
                 return
-        yield wrong(setting, f"{told}: verl's data set cannot read them together ({_one_line(error)}).")
+        yield wrong(setting, f"{told}: verl's data set cannot read them together ({in_one_line(error)}).")
         return
     if beginnings.whole and not all(file.endswith(".parquet") for file in files):  # those are counted by their heads
         matter = [each for each in enough_prompts(config, setting, len(data_set)) if each.verdict == "wrong"]
@@ -120,7 +98,7 @@ def _of_files(
         try:
             items.append(data_set[len(items)])
         except Exception as error:  # of verl's data set, or of what reads images
-            yield wrong(setting, f"{told}: verl's data set cannot make prompt {len(items)} ({_one_line(error)}).")
+            yield wrong(setting, f"{told}: verl's data set cannot make prompt {len(items)} ({in_one_line(error)}).")
             return
     matter = list(_of_items(config, model, loops, setting, told, items))
     yield from matter
@@ -155,7 +133,7 @@ def _of_items(
     if read_by_verl(config):
         yield from _rewards(config, setting, told, [item for item, loop in for_loops if loop and loop.leaves_rewards()])
     if by_verl := [item for item, loop in for_loops if loop and loop.is_verls and not _is_costly(item)]:
-        yield from _rendered(config, model, setting, told, by_verl)
+        yield from rendered_prompts(config, model, setting, told, by_verl)
 
 
 def _copy_beginning(source: Path, target: Path, beginnings: Beginnings) -> bool:
@@ -208,7 +186,7 @@ def _refusal_of_batch(items: list[dict[str, Any]]) -> str | None:
     try:
         tensordict_utils.get_tensordict(collate_fn(items))
     except Exception as error:  # of NumPy, torch or tensordict
-        return _one_line(error)
+        return in_one_line(error)
     return None
 
 
@@ -240,101 +218,6 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
             )
 
 
-@dataclass
-class Rendered:
-    """What came of putting prompts into tokens."""
-
-    lengths: list[int] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    largest: int = 0
-    """Of all tokens."""
-    with_images: bool = False
-
-    @property
-    def tried(self) -> str:
-        return counted(len(self.lengths) + len(self.failures), "prompt")
-
-
-def _rendered(
-    config: DictConfig, model: LoadedModel, setting: str, told: str, items: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    """Puts the prompts into tokens as verl's agent loops do, and says what is to be said of these."""
-    if not (model.tokenizer.chat_template or getattr(model.processor, "chat_template", None)):
-        return  # told already
-    try:
-        rendered = _put_into_tokens(config, model, items)
-    except ValueError as error:
-        yield wrong("actor_rollout_ref.model.path", f"verl's agent loops refuse the model ({_one_line(error)}).")
-        return
-    known = size_of_embedding(model)
-    if known is not None and rendered.largest >= known:
-        yield wrong(
-            "actor_rollout_ref.model.path",
-            f"its tokenizer makes token {rendered.largest} of a prompt, and the model has {known} (vocab_size). Name a "
-            "tokenizer and a model that belong together.",
-        )
-    if rendered.failures:
-        number, first = len(rendered.failures), rendered.failures[0]
-        of_them = f"{told}: {number} of the first {rendered.tried} cannot be put through the chat template"
-        if not rendered.lengths:
-            yield wrong(setting, f"{of_them} ({first}). Correct the prompts, or set {TEMPLATE}.")
-        else:
-            yield warning(setting, f"{of_them} ({first}); their sessions fail.")
-    if rendered.lengths:
-        yield from _lengths(config, told, rendered)
-
-
-def _put_into_tokens(config: DictConfig, model: LoadedModel, items: list[dict[str, Any]]) -> Rendered:
-    """
-    Raises:
-        ValueError: verl has no way to write prompts for the model.
-    """
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
-
-    builder = create_continuous_token_builder(
-        model.tokenizer,
-        hf_model_type=getattr(model.hf_config, "model_type", None),
-        chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
-        mm_processor_kwargs=_plain(config.data.get("mm_processor_kwargs")),
-        processor=model.processor,
-    )
-    patch = getattr(getattr(model.processor, "image_processor", None), "patch_size", 14)
-    rendered, started = Rendered(), perf_counter()
-    for item in items:
-        images = videos = audios = None
-        try:
-            if model.processor is not None:
-                images, videos, audios = RLHFDataset._process_multi_modal_info(item["raw_prompt"], patch, config.data)
-            ids = builder.build_initial_tokens(item["raw_prompt"], images=images, videos=videos, audios=audios)
-        except Exception as error:  # of Jinja, of transformers, or of what reads images
-            rendered.failures.append(_one_line(error))
-        else:
-            rendered.lengths.append(len(ids))
-            rendered.largest = max(rendered.largest, *ids, 0)
-            rendered.with_images |= bool(images or videos or audios)
-        if perf_counter() - started > SECONDS:
-            break
-    return rendered
-
-
-def _lengths(config: DictConfig, told: str, rendered: Rendered) -> Iterator[Finding]:
-    most, allowed = config.data.max_prompt_length, OmegaConf.select(config, MODEL_LENGTH)
-    in_vllm = config.actor_rollout_ref.rollout.name == "vllm" and isinstance(allowed, int)
-    if in_vllm and min(min(rendered.lengths), most) >= allowed:
-        yield wrong(MODEL_LENGTH, f"{allowed}: each of the first prompts of {told} is as long or longer. Raise it.")
-    too_long = sum(length > most for length in rendered.lengths)
-    if not too_long or config.data.filter_overlong_prompts:
-        return
-    of_them = f"{most}: {too_long} of the first {rendered.tried} of {told} are longer"
-    if rendered.with_images and too_long == len(rendered.lengths):
-        yield wrong("data.max_prompt_length", f"{of_them}, and verl cuts no prompt with images. Raise it.")
-    else:
-        yield warning(
-            "data.max_prompt_length", f"{of_them}: verl cuts off their beginnings. Raise it, or set {FILTER}=true."
-        )
-
-
 def _filtered(config: DictConfig, setting: str, data_set: Any, *, whole: bool) -> Iterator[Finding]:
     """Leaves out what verl leaves out, and counts the rest."""
     data_set.filter_overlong_prompts = True
@@ -354,17 +237,6 @@ def _filtered(config: DictConfig, setting: str, data_set: Any, *, whole: bool) -
         yield warning(FILTER, f"{told} at the beginning of {setting}. Raise data.max_prompt_length.")
         return
     yield ok(FILTER, told)
-
-
-def _plain(section: Any) -> dict[str, Any]:
-    return dict(OmegaConf.to_container(section, resolve=True)) if isinstance(section, DictConfig) else {}  # type: ignore[arg-type]
-
-
-def _one_line(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    told = " ".join(str(error).split())
-    return f"{type(error).__name__}: {told[:300]}{' ..' if len(told) > 300 else ''}"
 
 
 @contextmanager

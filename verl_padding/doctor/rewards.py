@@ -44,6 +44,8 @@ def read_by_verl(config: DictConfig) -> bool:
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
     reward = config.reward
+    if config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class"):
+        return False  # it may do so itself
     by_a_model = reward.reward_model.enable and not reward.custom_reward_function.path
     return _is_of_verl(config) and reward.reward_manager.name in REWARD_MANAGER and not by_a_model
 
