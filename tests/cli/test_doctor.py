@@ -178,10 +178,10 @@ def with_settings(composed: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def contents_of(composed: DictConfig, overrides: list[str]) -> list[Finding]:
-    """What is found of a job's models, data and code, and of what is in them."""
+    """What is found of a job's models, data and code, of what is in them, and of values that verl passes on."""
     config = with_settings(composed, overrides)
     files = look_at_files(config)
-    return [*files.findings, *look_at_first_step(config, files).findings]
+    return [*values_passed_on(config), *files.findings, *look_at_first_step(config, files).findings]
 
 
 def test_a_job_that_can_run_is_told_in_words(job):
@@ -1414,6 +1414,28 @@ def a_checkpoint_of_as_many_ranks(machine: Machine) -> list[str]:
     return _checkpoint(machine, *(f"actor/model_world_size_2_rank_{rank}.pt" for rank in range(2)))
 
 
+def settings_of_verls_examples(machine: Machine) -> list[str]:
+    """Those of its scripts in examples/ that are about models, data and rewards."""
+    val = "actor_rollout_ref.rollout.val_kwargs"
+    return [
+        "data.filter_overlong_prompts=true",
+        "data.truncation=error",
+        "data.shuffle=false",
+        "data.return_raw_chat=true",
+        "actor_rollout_ref.model.trust_remote_code=true",
+        "actor_rollout_ref.model.use_shm=true",
+        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.model.lora.merge=true",
+        "actor_rollout_ref.model.target_modules=all-linear",
+        "actor_rollout_ref.rollout.top_k=-1",
+        f"{val}.do_sample=true",
+        f"{val}.temperature=1.0",
+        f"{val}.top_p=0.7",
+        "reward.reward_manager.name=dapo",
+        "trainer.total_epochs=15",
+    ]
+
+
 def validation_files_that_are_never_used(machine: Machine) -> list[str]:
     prompts(16, prompt=[[{"role": "user", "content": None}]] * 16).to_parquet(machine.folder / "val.parquet")
     return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
@@ -1440,6 +1462,7 @@ LEGAL: list[Callable[[Machine], list[str]]] = [
     weights_of_an_old_torch,
     a_tool_of_verls,
     a_checkpoint_of_as_many_ranks,
+    settings_of_verls_examples,
     validation_files_that_are_never_used,
     loops_with_rewards_of_their_own,
 ]
