@@ -26,7 +26,7 @@ from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
 from verl_padding.doctor.job import look_at_files, look_at_first_step, looks_at_job
 from verl_padding.doctor.named_objects import is_module, refuse_missing_object
-from verl_padding.doctor.passed_on import values_passed_on
+from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
 from verl_padding.verl_job import engines_on_cpu
@@ -1212,7 +1212,7 @@ def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_an
     ],
 )
 def test_a_value_that_vllm_refuses_is_told(override, told, composed):
-    found = list(values_passed_on(with_settings(composed, ["actor_rollout_ref.rollout.name=vllm", override])))
+    found = list(values_for_rollout(with_settings(composed, ["actor_rollout_ref.rollout.name=vllm", override])))
     setting = override.split("=")[0]
     assert [each for each in found if (each.verdict, each.subject) == ("wrong", setting) and told in each.told], found
 

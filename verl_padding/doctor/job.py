@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from omegaconf import DictConfig
 
@@ -16,7 +17,7 @@ from verl_padding.doctor.loaded_model import SETTINGS_OF_PATHS, LoadedModel, loa
 from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.packages import packages_of_job
-from verl_padding.doctor.passed_on import values_passed_on
+from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
 from verl_padding.doctor.penalties import penalties_of_job
 from verl_padding.doctor.prompts import prompts_of_job
 from verl_padding.doctor.rewards import read_by_verl, rewards_of_job
@@ -48,7 +49,7 @@ def looks_at_job(arguments: JobArguments, platform: str) -> Iterator[Look]:
         yield Look(title="job", findings=(not_looked_at(rest, "the settings above come first"),))
         return
     (config,) = composed
-    yield Look.at("packages", lambda: packages_of_job(config))
+    yield Look.at("packages", lambda: chain(packages_of_job(config), values_for_rollout(config)))
     yield Look.at("devices", lambda: devices_of_job(config, platform))
     files = look_at_files(config)
     yield files

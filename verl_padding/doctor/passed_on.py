@@ -65,7 +65,6 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
         number = OmegaConf.select(config, setting)
         if isinstance(number, int | float) and not 0 < number <= 1 and not setting.startswith(unused):
             yield wrong(setting, f"{number}: must be above 0 and at most 1, which keeps all tokens.")
-    yield from _of_rollout(config)
     for name, value in (OmegaConf.select(config, f"{RAY}.{ENV_VARS}") or {}).items():
         if not isinstance(value, str):
             yield wrong(f"{RAY}.{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
@@ -78,7 +77,8 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
         yield wrong(ATTENTION, f"{attention}: it has no kernels for a CPU. Set it to sdpa.")
 
 
-def _of_rollout(config: DictConfig) -> Iterator[Finding]:
+def values_for_rollout(config: DictConfig) -> Iterator[Finding]:
+    """Those that a rollout on GPUs refuses; they are told beside its package, since it may be another that is meant."""
     formats = FORMATS.get(config.actor_rollout_ref.rollout.name)
     if formats is None:
         return
