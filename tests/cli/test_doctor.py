@@ -1358,6 +1358,12 @@ def a_filter_that_leaves_enough(machine: Machine) -> list[str]:
     return [*_data(machine, data), val, "data.filter_overlong_prompts=true", "data.max_prompt_length=50"]
 
 
+def a_filter_that_leaves_out_what_the_template_refuses(machine: Machine) -> list[str]:
+    data = prompts(16, prompt=[MESSAGES] * 9 + [[{"role": "user", "content": None}]] * 7)
+    val = f"data.val_files={machine.folder}/data.parquet"
+    return [*_data(machine, data), val, "data.filter_overlong_prompts=true"]
+
+
 def a_reward_that_waits(machine: Machine) -> list[str]:
     text = "async def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, k=1):\n    return k\n"
     return [
@@ -1456,6 +1462,7 @@ LEGAL: list[Callable[[Machine], list[str]]] = [
     other_columns_in_each_file,
     lines_of_json,
     a_filter_that_leaves_enough,
+    a_filter_that_leaves_out_what_the_template_refuses,
     a_reward_that_waits,
     a_package_that_imports_its_own,
     weights_in_parts,

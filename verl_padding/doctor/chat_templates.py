@@ -66,14 +66,15 @@ def rendered_prompts(
     except ValueError as error:
         yield wrong("actor_rollout_ref.model.path", f"verl's agent loops refuse the model ({in_one_line(error)}).")
         return
-    known = size_of_embedding(model)
+    # Tokens of images are not looked up in the embedding of every model.
+    known = size_of_embedding(model) if model.processor is None else None
     if known is not None and rendered.largest >= known:
         yield wrong(
             "actor_rollout_ref.model.path",
             f"its tokenizer makes token {rendered.largest} of a prompt, and the model has {known} (vocab_size). Name a "
             "tokenizer and a model that belong together.",
         )
-    if rendered.failures:
+    if rendered.failures and not config.data.filter_overlong_prompts:  # which leaves these prompts out
         number, first = len(rendered.failures), rendered.failures[0]
         of_them = f"{told}: {number} of the first {rendered.tried} cannot be put through the chat template"
         if not rendered.lengths:
