@@ -1256,6 +1256,7 @@ ON_GPUS = (
     "ray_kwargs.ray_init.num_cpus=null",
     "actor_rollout_ref.rollout.name=vllm",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.dtype=bfloat16",
 )
 
 
