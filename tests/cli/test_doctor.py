@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from importlib.metadata import requires
 from io import StringIO
@@ -12,7 +14,9 @@ from pathlib import Path
 
 import pandas
 import pytest
+import yaml
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
 from packaging.requirements import Requirement
 from rich.console import Console
 
@@ -20,8 +24,9 @@ from verl_padding.cli.doctor import diagnose
 from verl_padding.doctor import installation, packages
 from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
-from verl_padding.doctor.job import looks_at_job
+from verl_padding.doctor.job import look_at_files, look_at_first_step, looks_at_job
 from verl_padding.doctor.named_objects import is_module, refuse_missing_object
+from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import STRATEGIES
 from verl_padding.verl_job import engines_on_cpu
@@ -34,6 +39,11 @@ NO_ENTRY_POINT = (
     "import importlib.metadata as m; real = m.entry_points\n"
     "m.entry_points = lambda **kw: [e for e in real(**kw) if e.name != 'verl_padding']\n"
 )
+
+
+AGENT = "actor_rollout_ref.rollout.agent"
+MODEL = "actor_rollout_ref.model.path"
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123\n"
 
 
 def run_doctor(*arguments: str, before: str = "", **environment: str) -> tuple[int, str]:
@@ -51,25 +61,33 @@ def no_ray_cluster(monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
 
 
+MESSAGES = [{"role": "user", "content": "1+1"}]
+
+
 def prompts(number: int, **columns: list) -> pandas.DataFrame:
     """As verl's own scripts write them."""
     row = {
-        "prompt": [{"role": "user", "content": "1+1"}],
-        "data_source": "sums",
+        "prompt": MESSAGES,
+        "data_source": "openai/gsm8k",
         "reward_model": {"style": "rule", "ground_truth": "2"},
     }
     return pandas.DataFrame([row] * number).assign(**columns)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory) -> list[str]:
+def tiny_model(tmp_path_factory) -> Path:
+    """A model's folder; nobody writes into it."""
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory, tiny_model) -> list[str]:
     """Overrides of a job that can start."""
     folder = tmp_path_factory.mktemp("job")
-    model = make_tiny_model("qwen2", folder)
     prompts(16).to_parquet(folder / "train.parquet")
     return [
         "+local=cpu",
-        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.model.path={tiny_model}",
         f"data.train_files={folder / 'train.parquet'}",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
@@ -87,7 +105,7 @@ def test_where_all_is_well_every_fixed_package_is_listed_with_what_is_supported(
         (line,) = [line for line in said.splitlines() if f" {package}: " in line]
         assert line.startswith("ok")
         assert f"(needed: {installation.in_order(bounds[package])})" in line
-    for found in ("verl_padding.plugin", "registered", "found by Hydra", "Nothing is wrong"):
+    for found in ("verl_padding.plugin", "registered", "found by Hydra", "Nothing wrong was found"):
         assert found in said
 
 
@@ -143,6 +161,29 @@ def findings_of(*overrides: str, platform: str = "cpu") -> list[Finding]:
     return [finding for look in looks for finding in look.findings]
 
 
+@pytest.fixture(scope="module")
+def composed(job) -> DictConfig:
+    """The config of that job. Nobody writes into it."""
+    return compose_job(JobArguments(overrides=(*job, "+padding=prompt")))
+
+
+def with_settings(composed: DictConfig, overrides: list[str]) -> DictConfig:
+    """A copy with some settings changed or added, which takes far less than composing it anew."""
+    config = deepcopy(composed)
+    with open_dict(config):
+        for override in overrides:
+            key, _, value = override.lstrip("+").partition("=")
+            OmegaConf.update(config, key, yaml.safe_load(value), merge=False)
+    return config
+
+
+def contents_of(composed: DictConfig, overrides: list[str]) -> list[Finding]:
+    """What is found of a job's models, data and code, of what is in them, and of values that verl passes on."""
+    config = with_settings(composed, overrides)
+    files = look_at_files(config)
+    return [*values_passed_on(config), *files.findings, *look_at_first_step(config, files).findings]
+
+
 def test_a_job_that_can_run_is_told_in_words(job):
     code, said = diagnose_here(*job, "+padding=prompt")
     assert code == 0, said
@@ -150,7 +191,7 @@ def test_a_job_that_can_run_is_told_in_words(job):
     assert "prompt, 8 prompts x 4 sessions per batch" in said
     assert "4 optimizer steps per batch, 2 data-parallel ranks" in said
     assert "verl's own checks" in said
-    assert "Nothing is wrong." in said
+    assert "Nothing wrong was found." in said
 
 
 def test_a_prefix_grouper_that_verl_ignores_is_told(job):
@@ -177,7 +218,7 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
     code, said = diagnose_here(*job)
     assert code == 0, said
     assert "not asked for: verl trains as if the plug-in were not there" in said
-    assert "Nothing is wrong, but the job trains without padding." in said
+    assert "Nothing wrong was found, but the job trains without padding." in said
 
 
 @pytest.mark.parametrize(
@@ -203,12 +244,24 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(job, override, told):
 class Machine:
     """A folder of a user's, and the environment; what a test changes there is a reason why a job cannot start."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        self.folder, self.patch = folder, monkeypatch
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path):
+        self.folder, self.patch, self.tiny_model = folder, monkeypatch, tiny_model
 
     def file(self, name: str, text: str = "") -> str:
         (self.folder / name).write_text(text)
         return str(self.folder / name)
+
+    def model(self) -> Path:
+        """A copy of the job's own model."""
+        return Path(shutil.copytree(self.tiny_model, self.folder / "model"))
+
+    def loop(self, text: str) -> list[str]:
+        """Overrides of a job whose agent loop `Mine` is in a module of this text."""
+        module = f"loops_of_{self.folder.name}"
+        self.file(f"{module}.py", text)
+        self.patch.syspath_prepend(self.folder)
+        path = self.file("agent.yaml", f"- name: mine\n  _target_: {module}.Mine\n")
+        return [f"{AGENT}.agent_loop_config_path={path}", f"{AGENT}.default_agent_loop=mine"]
 
     def lacks(self, package: str) -> None:
         """Whether it is installed here or not."""
@@ -283,7 +336,7 @@ def another_prompt_column(machine: Machine) -> list[str]:
 
 def _data(machine: Machine, data: pandas.DataFrame) -> list[str]:
     data.to_parquet(machine.folder / "data.parquet")
-    return [f"data.train_files={machine.folder / 'data.parquet'}"]
+    return [f"data.train_files={machine.folder / 'data.parquet'}"]  # and, with +local=cpu, those of validation
 
 
 def prompts_of_plain_text(machine: Machine) -> list[str]:
@@ -535,7 +588,462 @@ def a_setting_misspelt(machine: Machine) -> list[str]:
     return ["data.train_batchsize=8"]
 
 
+def _with_model(folder: Path) -> list[str]:
+    return [f"{MODEL}={folder}"]
+
+
+def _changed(folder: Path, name: str, **changes: object) -> list[str]:
+    """Overrides for a model with other values in one of its files; None takes a key out."""
+    told = json.loads((folder / name).read_text()) | changes
+    (folder / name).write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
+    return _with_model(folder)
+
+
+def weights_that_are_a_pointer(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "model.safetensors").write_text(LFS_POINTER)
+    return _with_model(folder)
+
+
+def old_weights_that_are_a_pointer(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_text(LFS_POINTER)
+    return _with_model(folder)
+
+
+def weights_that_are_cut_off(machine: Machine) -> list[str]:
+    folder = machine.model()
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(10_000)
+    return _with_model(folder)
+
+
+def old_weights_that_are_cut_off(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"PK\3\4" + bytes(100))
+    return _with_model(folder)
+
+
+def weights_of_which_a_part_is_missing(machine: Machine) -> list[str]:
+    folder = machine.model()
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return _with_model(folder)
+
+
+def weights_of_another_model(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", intermediate_size=256)
+
+
+def a_tokenizer_that_is_a_pointer(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "tokenizer.json").write_text(LFS_POINTER)
+    return _with_model(folder)
+
+
+def a_config_that_is_no_json(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "config.json").write_text('{"model_type": "qwen2",')
+    return _with_model(folder)
+
+
+def a_kind_of_model_that_nobody_knows(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", model_type="qwen99")
+
+
+def two_architectures(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", architectures=["Qwen2ForCausalLM", "Qwen2Model"])
+
+
+def quantized_weights_without_their_package(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def an_attention_that_is_misspelt(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.model.override_config.attn_implementation=spda"]
+
+
+def heads_that_ranks_cannot_share(machine: Machine) -> list[str]:
+    machine.patch.setattr(packages, "is_module", lambda name: True)
+    return [
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=4",
+        "trainer.n_gpus_per_node=4",
+        "ray_kwargs.ray_init.num_cpus=20",
+        "data.train_batch_size=8",
+    ]
+
+
+def a_layer_to_wrap_that_the_model_lacks(machine: Machine) -> list[str]:
+    setting = "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap"
+    return [f"+{setting}=[LlamaDecoderLayer]"]
+
+
+def a_tokenizer_without_template(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "chat_template.jinja").unlink()
+    return _with_model(folder)
+
+
+def a_loop_that_wants_a_template(machine: Machine) -> list[str]:
+    return [
+        *a_tokenizer_without_template(machine),
+        *machine.loop(LOOP + "        self.tokenizer.apply_chat_template(kwargs['raw_prompt'])\n"),
+    ]
+
+
+def a_filter_that_wants_a_template(machine: Machine) -> list[str]:
+    return [*a_tokenizer_without_template(machine), *machine.loop(LOOP + SCORED), "data.filter_overlong_prompts=true"]
+
+
+def a_tokenizer_without_any_end(machine: Machine) -> list[str]:
+    kind = "PreTrainedTokenizerFast"  # Qwen's own would have one in any case
+    folder = machine.model()
+    _changed(folder, "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
+    return _changed(folder, "tokenizer_config.json", eos_token=None, pad_token=None, tokenizer_class=kind)
+
+
+def tokens_that_the_model_lacks(machine: Machine) -> list[str]:
+    from verl_padding.local.tiny_models import make_byte_tokenizer
+
+    make_byte_tokenizer(["<|more|>"]).save_pretrained(machine.folder / "tokenizer")
+    data = prompts(16, prompt=[[{"role": "user", "content": "1+1<|more|>"}]] * 16)
+    return [*_data(machine, data), f"actor_rollout_ref.model.tokenizer_path={machine.folder / 'tokenizer'}"]
+
+
+def a_template_that_refuses_the_prompts(machine: Machine) -> list[str]:
+    template = "{{ raise_exception('System role not supported') }}"
+    return [f'actor_rollout_ref.model.custom_chat_template="{template}"']
+
+
+def messages_without_content(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, prompt=[[{"role": "user", "content": None, "name": "x"}]] * 16))
+
+
+def images_that_nobody_looks_at(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, images=[["cat.png"]] * 16))
+
+
+def a_filter_that_leaves_nothing(machine: Machine) -> list[str]:
+    return ["data.filter_overlong_prompts=true", "data.max_prompt_length=3"]
+
+
+def a_filter_that_leaves_less_than_a_batch(machine: Machine) -> list[str]:
+    data = prompts(16, prompt=[MESSAGES] * 7 + [[{"role": "user", "content": "1+" * 99}]] * 9)
+    return [*_data(machine, data), "data.filter_overlong_prompts=true", "data.max_prompt_length=50"]
+
+
+def files_that_do_not_go_together(machine: Machine) -> list[str]:
+    for name, index in (("a", 1), ("b", "one")):
+        prompts(8, extra_info=[{"index": index}] * 8).to_parquet(machine.folder / f"{name}.parquet")
+    return [f"data.train_files={machine.folder}/*.parquet"]
+
+
+def extra_info_of_text(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, extra_info=["hard"] * 16))
+
+
+def lines_of_which_one_is_cut_off(machine: Machine) -> list[str]:
+    whole = prompts(16).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', whole + whole[:20])}"]
+
+
+def lines_without_prompts(machine: Machine) -> list[str]:
+    lines = prompts(16).rename(columns={"prompt": "question"}).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
+def lines_that_are_too_few(machine: Machine) -> list[str]:
+    lines = prompts(7).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
+def a_file_of_data_that_is_a_pointer(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.file('train.parquet', LFS_POINTER)}"]
+
+
+def a_column_with_a_name_of_verls(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, responses=["2"] * 16))
+
+
+def prompts_longer_than_the_rollout_takes(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.max_model_len=8"]
+
+
+def an_adapter_that_is_none(machine: Machine) -> list[str]:
+    return [f"actor_rollout_ref.model.lora_adapter_path={machine.folder}"]
+
+
+def nothing_to_validate_on(machine: Machine) -> list[str]:
+    prompts(16).iloc[:0].to_parquet(machine.folder / "val.parquet")
+    return [f"data.val_files={machine.folder}/val.parquet"]
+
+
+def a_source_that_verl_has_no_score_for(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, data_source=["sums"] * 16))
+
+
+def no_ground_truth_in_its_column(machine: Machine) -> list[str]:
+    return _data(machine, prompts(16, reward_model=[{"style": "rule", "answer": "2"}] * 16))
+
+
+def parts_that_make_no_batch(machine: Machine) -> list[str]:
+    return ["data.gen_batch_size=3"]
+
+
+LOOP = """\
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+class Mine(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+"""
+"""The beginning of an agent loop of a user's own."""
+SCORED = "        return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], reward_score=1.0)\n"
+
+
+def rewards_that_nobody_computes(machine: Machine) -> list[str]:
+    data = _data(machine, prompts(16).drop(columns=["reward_model", "data_source"]))
+    return [*data, *machine.loop(LOOP + SCORED.replace(", reward_score=1.0", ""))]
+
+
+def a_loop_that_does_not_run(machine: Machine) -> list[str]:
+    return machine.loop(LOOP.replace("def run(", "def start(") + SCORED)
+
+
+def a_loop_that_takes_no_more(machine: Machine) -> list[str]:
+    return machine.loop(LOOP.replace("**kwargs", "raw_prompt") + SCORED)
+
+
+def a_loop_that_cannot_be_made(machine: Machine) -> list[str]:
+    made = "    def __init__(self, tokenizer):\n        self.tokenizer = tokenizer\n"
+    return machine.loop(LOOP.replace("    async", f"{made}    async") + SCORED)
+
+
+def a_loop_that_looks_around(machine: Machine) -> list[str]:
+    return machine.loop("from .rewards import score\n" + LOOP + SCORED)
+
+
+def a_loop_that_is_misspelt(machine: Machine) -> list[str]:
+    return [f"{AGENT}.default_agent_loop=singel_turn_agent"]
+
+
+def a_reward_that_looks_around(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "from .sums import add\ndef compute_score(**kwargs):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_that_is_none(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "def compute_score(**kwargs):\n    score = 1.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_that_needs_more(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "def compute_score(data_source, weight, **kwargs):\n    return weight\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_of_more_than_it_takes(machine: Machine) -> list[str]:
+    text = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+    path = machine.file("rewards.py", text)
+    return [
+        f"reward.custom_reward_function.path={path}",
+        "+reward.custom_reward_function.reward_kwargs.weight=2",
+    ]
+
+
+def a_reward_that_cannot_wait(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "async def compute_score(**kwargs):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}", "reward.reward_manager.name=remote"]
+
+
+def rewards_of_no_worker(machine: Machine) -> list[str]:
+    return ["reward.num_workers=0"]
+
+
+def a_data_set_that_is_none(machine: Machine) -> list[str]:
+    path = machine.file("mine.py", "class Mine:\n    def __getitem__(self, number): ...\n")
+    return [f"data.custom_cls.path={path}", "data.custom_cls.name=Mine"]
+
+
+def _tools(machine: Machine, kind: str = "native", schema: str = "") -> list[str]:
+    tool = f"tools:\n- class_name: verl.tools.base_tool.BaseTool\n  config: {{type: {kind}}}\n{schema}"
+    return [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={machine.file('tools.yaml', tool)}"]
+
+
+def a_tool_of_no_type(machine: Machine) -> list[str]:
+    return _tools(machine, kind="mcp")
+
+
+def a_tool_with_half_a_schema(machine: Machine) -> list[str]:
+    return _tools(machine, schema="  tool_schema: {type: function}\n")
+
+
+def a_function_without_types(machine: Machine) -> list[str]:
+    text = '@function_tool\ndef add(a, b):\n    """Adds.\n\n    Args:\n        a: one.\n        b: another.\n    """\n'
+    path = machine.file("tools.py", "from verl.tools.function_tool import function_tool\n\n" + text)
+    return [f"actor_rollout_ref.rollout.multi_turn.function_tool_path={path}"]
+
+
+def tool_calls_in_no_format(machine: Machine) -> list[str]:
+    return [f"{AGENT}.default_agent_loop=tool_agent", "actor_rollout_ref.rollout.multi_turn.format=hermess"]
+
+
+def a_carrier_of_weights_that_is_misspelt(machine: Machine) -> list[str]:
+    return [
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=ncclx",
+    ]
+
+
+def an_experiment_in_a_folder(machine: Machine) -> list[str]:
+    machine.patch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    return ["trainer.logger=[file]", "trainer.experiment_name=sums/first"]
+
+
+def _checkpoint(machine: Machine, *files: str) -> list[str]:
+    folder = machine.folder / "global_step_7"
+    folder.mkdir()
+    for name in files:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}"]
+
+
+def a_checkpoint_that_is_empty(machine: Machine) -> list[str]:
+    return _checkpoint(machine)
+
+
+def a_checkpoint_of_more_ranks(machine: Machine) -> list[str]:
+    return _checkpoint(machine, *(f"actor/model_world_size_4_rank_{rank}.pt" for rank in range(4)))
+
+
+CANNOT_TRAIN: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
+    weights_that_are_a_pointer: (
+        MODEL,
+        "model.safetensors is a pointer of Git LFS, not the file itself (git lfs pull)",
+    ),
+    old_weights_that_are_a_pointer: (MODEL, "pytorch_model.bin is a pointer of Git LFS"),
+    weights_that_are_cut_off: (MODEL, "model.safetensors is cut off: it has 10000 bytes"),
+    old_weights_that_are_cut_off: (MODEL, "pytorch_model.bin is no file of torch, or is cut off"),
+    weights_of_which_a_part_is_missing: (
+        MODEL,
+        "model-00002-of-00002.safetensors is not there, which model.safetensors.index.json names",
+    ),
+    weights_of_another_model: (MODEL, "of shape [64, 128], but by its config.json it is [64, 256]"),
+    a_tokenizer_that_is_a_pointer: (MODEL, "tokenizer.json is a pointer of Git LFS"),
+    a_config_that_is_no_json: (MODEL, "cannot be read as a model ("),
+    a_kind_of_model_that_nobody_knows: (MODEL, "cannot be read as a model ("),
+    two_architectures: (MODEL, "Expect only one architecture"),
+    quantized_weights_without_their_package: (MODEL, "are quantized, and a package for that is missing (ImportError: "),
+    an_attention_that_is_misspelt: (MODEL, "the model cannot be made ("),
+    heads_that_ranks_cannot_share: (
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "4: so many ranks share the attention heads of the model, and the model has 2",
+    ),
+    a_layer_to_wrap_that_the_model_lacks: (MODEL, "the model cannot be made (Exception: Could not find"),
+    a_tokenizer_without_template: (
+        "actor_rollout_ref.model.custom_chat_template",
+        "the agent loop 'single_turn_agent' puts prompts through a chat template, and the model's tokenizer has none",
+    ),
+    a_loop_that_wants_a_template: ("actor_rollout_ref.model.custom_chat_template", "null: the agent loop 'mine' puts"),
+    a_filter_that_wants_a_template: (
+        "actor_rollout_ref.model.custom_chat_template",
+        "null: data.filter_overlong_prompts=true puts",
+    ),
+    a_tokenizer_without_any_end: (MODEL, "has neither a pad nor an eos token"),
+    tokens_that_the_model_lacks: (MODEL, "its tokenizer makes token 259 of a prompt, and the model has 259"),
+    a_template_that_refuses_the_prompts: (
+        "data.train_files",
+        "cannot be put through the chat template (TemplateError: System role",
+    ),
+    images_that_nobody_looks_at: ("data.train_files", "cannot make prompt 0 (AssertionError: processor is needed"),
+    messages_without_content: (
+        "data.train_files",
+        "16 of the first 16 prompts cannot be put through the chat template",
+    ),
+    a_filter_that_leaves_nothing: ("data.filter_overlong_prompts", "true: leaves 0 of 16 prompts of data.train_files"),
+    a_filter_that_leaves_less_than_a_batch: ("data.filter_overlong_prompts", "true: leaves 7 of 16 prompts"),
+    files_that_do_not_go_together: ("data.train_files", "verl's data set cannot read them together (ValueError: "),
+    extra_info_of_text: ("data.train_files", "verl's data set cannot make prompt 0 (AttributeError: "),
+    lines_of_which_one_is_cut_off: ("data.train_files", "train.jsonl: cannot be read ("),
+    lines_without_prompts: ("data.train_files", "cannot make prompt 0 (KeyError: 'prompt')"),
+    lines_that_are_too_few: ("data.train_batch_size", "8: the data set has 7 prompts"),
+    a_file_of_data_that_is_a_pointer: ("data.train_files", "is a pointer of Git LFS, not the file itself"),
+    a_column_with_a_name_of_verls: ("data.train_files", "has a column 'responses', a name that verl's agent loop"),
+    prompts_longer_than_the_rollout_takes: ("actor_rollout_ref.rollout.max_model_len", "8: each of the first prompts"),
+    an_adapter_that_is_none: ("actor_rollout_ref.model.lora_adapter_path", "the folder has no adapter_config.json"),
+    nothing_to_validate_on: ("data.val_files", "there is no prompt, and verl makes a data loader"),
+    a_source_that_verl_has_no_score_for: (
+        "data.train_files",
+        "its data_source is sums, and verl has no score for that",
+    ),
+    no_ground_truth_in_its_column: (
+        "data.train_files",
+        "prompt 0 has no data_source, or no reward_model with a ground_truth",
+    ),
+    parts_that_make_no_batch: ("data.gen_batch_size", "3: does not divide data.train_batch_size=8"),
+    rewards_that_nobody_computes: (
+        "data.train_files",
+        "has no column 'data_source', which verl's reward managers read",
+    ),
+    a_loop_that_does_not_run: (f"{AGENT}.agent_loop_config_path", "Mine has no method 'run', which verl awaits"),
+    a_loop_that_takes_no_more: (f"{AGENT}.agent_loop_config_path", "run() takes no argument 'index'"),
+    a_loop_that_cannot_be_made: (f"{AGENT}.agent_loop_config_path", "__init__() takes no argument 'trainer_config'"),
+    a_loop_that_looks_around: (
+        f"{AGENT}.agent_loop_config_path",
+        "imports '.rewards', which needs a package around it",
+    ),
+    a_loop_that_is_misspelt: (
+        f"{AGENT}.default_agent_loop",
+        "singel_turn_agent: no agent loop of this name. Did you mean single_turn_agent? Choices: ",
+    ),
+    a_reward_that_looks_around: (
+        "reward.custom_reward_function.path",
+        "imports '.sums', which needs a package around it",
+    ),
+    a_reward_that_is_none: (
+        "reward.custom_reward_function.path",
+        "compute_score() returns nothing, and a score is needed",
+    ),
+    a_reward_that_needs_more: (
+        "reward.custom_reward_function.path",
+        "compute_score() needs an argument 'weight', which nobody gives it",
+    ),
+    a_reward_of_more_than_it_takes: (
+        "reward.custom_reward_function.path",
+        "compute_score() takes no argument 'weight'",
+    ),
+    a_reward_that_cannot_wait: (
+        "reward.custom_reward_function.path",
+        "is an async function, which verl's reward manager 'remote' does not take",
+    ),
+    rewards_of_no_worker: ("reward.num_workers", "0: nobody is left to compute the rewards"),
+    a_data_set_that_is_none: ("data.custom_cls.path", "Mine is no torch.utils.data.Dataset"),
+    a_tool_of_no_type: ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "config.type is mcp, but verl has"),
+    a_tool_with_half_a_schema: (
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+        "tool_schema.function is no schema of a tool (Field required)",
+    ),
+    a_function_without_types: (
+        "actor_rollout_ref.rollout.multi_turn.function_tool_path",
+        "add(): its argument 'a' has no type",
+    ),
+    tool_calls_in_no_format: ("actor_rollout_ref.rollout.multi_turn.format", "hermess: verl reads tool calls in no"),
+    an_experiment_in_a_folder: ("trainer.experiment_name", "sums/first: verl's file logger takes it for a file in"),
+    a_checkpoint_that_is_empty: ("trainer.resume_from_path", "has no folder named actor, which verl loads"),
+    a_checkpoint_of_more_ranks: ("trainer.resume_from_path", "is of a job of 4 ranks, and this one has 2"),
+}
+"""Why a job cannot end its first step, as far as models, data and code tell -> the setting, and part of what is."""
+
 CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
+    a_carrier_of_weights_that_is_misspelt: (
+        "actor_rollout_ref.rollout.checkpoint_engine.backend",
+        "ncclx: verl cannot use it here (Checkpoint engine ncclx not registered, registered backends: ",
+    ),
     no_vllm: ("actor_rollout_ref.rollout.name", "vllm: vllm is not installed here"),
     no_such_rollout: ("actor_rollout_ref.rollout.name", "vlllm: "),
     no_megatron: ("actor_rollout_ref.actor.strategy", "megatron: megatron-core is not installed here"),
@@ -662,11 +1170,25 @@ CANNOT_START: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("reason", CANNOT_START, ids=lambda reason: reason.__name__)
-def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reason, job, tmp_path, monkeypatch):
+def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(
+    reason, job, tmp_path, monkeypatch, tiny_model
+):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    overrides = reason(Machine(tmp_path, monkeypatch))
+    overrides = reason(Machine(tmp_path, monkeypatch, tiny_model))
     setting, told = CANNOT_START[reason]
     found = findings_of(*job, "+padding=prompt", *overrides, platform=os.environ.get("VERL_PLATFORM", ""))
+    matter = [finding for finding in found if finding.verdict == "wrong"]
+    assert [finding for finding in matter if finding.subject == setting and told in finding.told], matter
+    assert not [finding.details for finding in found if finding.details]
+
+
+@pytest.mark.parametrize("reason", CANNOT_TRAIN, ids=lambda reason: reason.__name__)
+def test_a_job_that_cannot_train_is_told_with_the_setting_that_is_why(
+    reason, composed, tmp_path, monkeypatch, tiny_model
+):
+    overrides = reason(Machine(tmp_path, monkeypatch, tiny_model))
+    setting, told = CANNOT_TRAIN[reason]
+    found = contents_of(composed, overrides)
     matter = [finding for finding in found if finding.verdict == "wrong"]
     assert [finding for finding in matter if finding.subject == setting and told in finding.told], matter
     assert not [finding.details for finding in found if finding.details]
@@ -678,8 +1200,41 @@ def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_an
     (warned,) = [each for each in findings_of(*overrides) if each.verdict == "warning"]
     assert warned.subject == "trainer.default_local_dir"
     assert "names step 7, but there is no global_step_7, so the job begins anew" in warned.told
-    (tmp_path / "global_step_7").mkdir()
+    (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
     assert {each.verdict for each in findings_of(*overrides)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=50", "50: a share of a GPU's memory"),
+        ("actor_rollout_ref.rollout.dtype=float23", "float23: no format of numbers of the rollout. Choose auto, half"),
+    ],
+)
+def test_a_value_that_vllm_refuses_is_told(override, told, composed):
+    found = list(values_for_rollout(with_settings(composed, ["actor_rollout_ref.rollout.name=vllm", override])))
+    setting = override.split("=")[0]
+    assert [each for each in found if (each.verdict, each.subject) == ("wrong", setting) and told in each.told], found
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("actor_rollout_ref.rollout.n=0", "0: too few. Set it to 1 or more."),
+        ("actor_rollout_ref.rollout.temperature=-1", "-1: too few. Set it to 0 or more."),
+        ("actor_rollout_ref.rollout.top_p=1.2", "1.2: must be above 0 and at most 1"),
+        ("actor_rollout_ref.actor.optim.lr=-0.001", "-0.001: too few"),
+        ("data.max_response_length=0", "0: too few"),
+        ("data.val_batch_size=-1", "-1: too few"),
+        ("trainer.total_epochs=0", "0: the job would end before its first step"),
+        ("trainer.total_training_steps=0", "0: the job would end before its first step"),
+        ("+ray_kwargs.ray_init.runtime_env.working_dir=/nowhere", "/nowhere: there is no such folder, and Ray copies"),
+    ],
+)
+def test_a_value_that_no_job_can_have_is_told(override, told, composed):
+    found = list(values_passed_on(with_settings(composed, [override])))
+    setting = override.lstrip("+").split("=")[0]
+    assert [each for each in found if (each.verdict, each.subject) == ("wrong", setting) and told in each.told], found
 
 
 @pytest.fixture
@@ -701,6 +1256,7 @@ ON_GPUS = (
     "ray_kwargs.ray_init.num_cpus=null",
     "actor_rollout_ref.rollout.name=vllm",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.dtype=bfloat16",
 )
 
 
@@ -733,7 +1289,7 @@ def test_what_is_legal_though_rare_is_not_called_wrong(job, tmp_path, monkeypatc
     for number in range(2):
         data.to_parquet(tmp_path / f"part{number}.parquet")
     (tmp_path / "rewards.py").write_text(
-        "globals()['compute_score'] = len\nclass Manager: ...\nclass Loops:\n    def make(self): ...\n"
+        "globals()['compute_score'] = len\nclass Manager: ...\nclass Loops:\n    def make(**kwargs): ...\n"
     )
     (tmp_path / "agent.yaml").write_text("- name: mine\n  _target_: rewards.Loops.make\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -750,6 +1306,208 @@ def test_what_is_legal_though_rare_is_not_called_wrong(job, tmp_path, monkeypatc
         "actor_rollout_ref.rollout.agent.default_agent_loop=mine",
     )
     assert {finding.verdict for finding in found} == {"ok"}, [each for each in found if each.verdict != "ok"]
+
+
+def plain_texts_for_a_loop_of_ones_own(machine: Machine) -> list[str]:
+    return [*_data(machine, prompts(16, prompt=["1+1"] * 16)), *machine.loop(LOOP + SCORED)]
+
+
+def no_truth_where_the_loop_scores(machine: Machine) -> list[str]:
+    return [*_data(machine, prompts(16)[["prompt"]]), *machine.loop(LOOP + SCORED)]
+
+
+def no_truth_where_the_loop_may_score(machine: Machine) -> list[str]:
+    text = LOOP.replace("import AgentLoopBase", "import AgentLoopBase as Base").replace("AgentLoopBase)", "Base)")
+    return [*_data(machine, prompts(16)[["prompt"]]), *machine.loop(text + "        return await episode(**kwargs)\n")]
+
+
+def no_template_where_the_loop_brings_one(machine: Machine) -> list[str]:
+    text = "        self.tokenizer.apply_chat_template(kwargs['raw_prompt'], chat_template=MINE)\n"
+    return [*a_tokenizer_without_template(machine), *machine.loop(LOOP + text + SCORED)]
+
+
+def no_template_where_the_job_brings_one(machine: Machine) -> list[str]:
+    template = "{{ messages[0].content }}"
+    return [*a_tokenizer_without_template(machine), f'actor_rollout_ref.model.custom_chat_template="{template}"']
+
+
+def a_loop_that_extends_verls(machine: Machine) -> list[str]:
+    text = "from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop\n"
+    return machine.loop(f"{text}\nclass Mine(SingleTurnAgentLoop):\n    greeting = 'hi'\n")
+
+
+def a_loop_for_each_prompt(machine: Machine) -> list[str]:
+    data = prompts(16, agent_name=["mine"] * 16).drop(columns=["reward_model"])
+    overrides = machine.loop(LOOP + SCORED)
+    return [*_data(machine, data), f"data.val_files={machine.folder}/data.parquet", overrides[0]]
+
+
+def other_columns_in_each_file(machine: Machine) -> list[str]:
+    prompts(8, level=[1] * 8).to_parquet(machine.folder / "a.parquet")
+    prompts(8, topic=["sums"] * 8, level=[None] * 8).to_parquet(machine.folder / "b.parquet")
+    return [f"data.train_files={machine.folder}/*.parquet"]
+
+
+def lines_of_json(machine: Machine) -> list[str]:
+    lines = prompts(16).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
+def a_filter_that_leaves_enough(machine: Machine) -> list[str]:
+    data = prompts(16, prompt=[MESSAGES] * 9 + [[{"role": "user", "content": "1+" * 99}]] * 7)
+    val = f"data.val_files={machine.folder}/data.parquet"
+    return [*_data(machine, data), val, "data.filter_overlong_prompts=true", "data.max_prompt_length=50"]
+
+
+def a_filter_that_leaves_out_what_the_template_refuses(machine: Machine) -> list[str]:
+    data = prompts(16, prompt=[MESSAGES] * 9 + [[{"role": "user", "content": None}]] * 7)
+    val = f"data.val_files={machine.folder}/data.parquet"
+    return [*_data(machine, data), val, "data.filter_overlong_prompts=true"]
+
+
+def a_reward_that_waits(machine: Machine) -> list[str]:
+    text = "async def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, k=1):\n    return k\n"
+    return [
+        *_data(machine, prompts(16, data_source=["sums"] * 16)),
+        f"data.val_files={machine.folder}/data.parquet",
+        f"reward.custom_reward_function.path={machine.file('rewards.py', text)}",
+        "+reward.custom_reward_function.reward_kwargs.k=2",
+    ]
+
+
+def a_package_that_imports_its_own(machine: Machine) -> list[str]:
+    package = machine.folder / "my_rewards_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sums.py").touch()
+    (package / "rewards.py").write_text("from .sums import add\n\ndef compute_score(**given):\n    return add(given)\n")
+    machine.patch.syspath_prepend(machine.folder)
+    return ["reward.custom_reward_function.path=pkg://my_rewards_package.rewards"]
+
+
+def weights_in_parts(machine: Machine) -> list[str]:
+    import transformers
+
+    folder = machine.model()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert (folder / "model.safetensors.index.json").is_file()
+    return _with_model(folder)
+
+
+def weights_of_an_old_torch(machine: Machine) -> list[str]:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = machine.model()
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return _with_model(folder)
+
+
+def a_tool_of_verls(machine: Machine) -> list[str]:
+    schema = "{type: function, function: {name: add, description: adds, parameters: {type: object, properties: {}}}}"
+    text = '@function_tool(schema=ADD)\ndef add(a, b): ...\n\n@function_tool\ndef now() -> str:\n    """The time."""\n'
+    path = machine.file("tools.py", "from verl.tools.function_tool import function_tool\n\n" + text)
+    return [
+        *_tools(machine, schema=f"  tool_schema: {schema}\n"),
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={path}",
+        f"{AGENT}.default_agent_loop=tool_agent",
+    ]
+
+
+def a_checkpoint_of_as_many_ranks(machine: Machine) -> list[str]:
+    return _checkpoint(machine, *(f"actor/model_world_size_2_rank_{rank}.pt" for rank in range(2)))
+
+
+def settings_of_verls_examples(machine: Machine) -> list[str]:
+    """Those of its scripts in examples/ that are about models, data and rewards."""
+    val = "actor_rollout_ref.rollout.val_kwargs"
+    return [
+        "data.filter_overlong_prompts=true",
+        "data.truncation=error",
+        "data.shuffle=false",
+        "data.return_raw_chat=true",
+        "actor_rollout_ref.model.trust_remote_code=true",
+        "actor_rollout_ref.model.use_shm=true",
+        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.model.lora.merge=true",
+        "actor_rollout_ref.model.target_modules=all-linear",
+        "actor_rollout_ref.rollout.top_k=-1",
+        f"{val}.do_sample=true",
+        f"{val}.temperature=1.0",
+        f"{val}.top_p=0.7",
+        "reward.reward_manager.name=dapo",
+        "trainer.total_epochs=15",
+    ]
+
+
+def validation_files_that_are_never_used(machine: Machine) -> list[str]:
+    prompts(16, prompt=[[{"role": "user", "content": None}]] * 16).to_parquet(machine.folder / "val.parquet")
+    return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+
+
+def loops_with_rewards_of_their_own(machine: Machine) -> list[str]:
+    return [*machine.loop(LOOP + SCORED), "reward.num_workers=0"]
+
+
+LEGAL: list[Callable[[Machine], list[str]]] = [
+    plain_texts_for_a_loop_of_ones_own,
+    no_truth_where_the_loop_scores,
+    no_truth_where_the_loop_may_score,
+    no_template_where_the_loop_brings_one,
+    no_template_where_the_job_brings_one,
+    a_loop_that_extends_verls,
+    a_loop_for_each_prompt,
+    other_columns_in_each_file,
+    lines_of_json,
+    a_filter_that_leaves_enough,
+    a_filter_that_leaves_out_what_the_template_refuses,
+    a_reward_that_waits,
+    a_package_that_imports_its_own,
+    weights_in_parts,
+    weights_of_an_old_torch,
+    a_tool_of_verls,
+    a_checkpoint_of_as_many_ranks,
+    settings_of_verls_examples,
+    validation_files_that_are_never_used,
+    loops_with_rewards_of_their_own,
+]
+
+
+@pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
+def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, tmp_path, monkeypatch, tiny_model):
+    found = contents_of(composed, kind(Machine(tmp_path, monkeypatch, tiny_model)))
+    assert {finding.verdict for finding in found} == {"ok"}, [each for each in found if each.verdict != "ok"]
+
+
+def test_what_some_prompts_are_is_warned_of_and_the_job_can_start(composed, tmp_path):
+    long, empty = [{"role": "user", "content": "1+" * 99}], [{"role": "user", "content": None}]
+    prompts(16, prompt=[MESSAGES] * 10 + [long] * 4 + [empty] * 2).to_parquet(tmp_path / "data.parquet")
+    found = contents_of(composed, [f"data.train_files={tmp_path}/data.parquet", "data.max_prompt_length=64"])
+    warned = {each.subject: each.told for each in found if each.verdict == "warning"}
+    assert "2 of the first 16 prompts cannot be put through the chat template" in warned["data.train_files"]
+    assert "64: 4 of the first 16 prompts" in warned["data.max_prompt_length"]
+    assert not [each for each in found if each.verdict == "wrong"], found
+
+
+def test_code_of_the_users_is_not_run_though_the_model_and_the_prompts_are_read(
+    composed, tmp_path, monkeypatch, tiny_model
+):
+    machine = Machine(tmp_path, monkeypatch, tiny_model)
+    ends = "raise SystemExit('run')\n"
+    (tmp_path / "data.py").write_text("from verl.utils.dataset.rl_dataset import RLHFDataset as Mine\n" + ends)
+    (tmp_path / "tools.py").write_text(ends)
+    overrides = [
+        *machine.loop(LOOP + SCORED + ends),
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp_path / 'tools.py'}",
+    ]
+    found = contents_of(composed, overrides)
+    assert {each.verdict for each in found} == {"ok"}, found
+    own = [f"data.custom_cls.path={tmp_path / 'data.py'}", "data.custom_cls.name=Mine"]
+    left = [each for each in contents_of(composed, [*overrides, *own]) if each.verdict != "ok"]
+    assert [(each.subject, each.verdict) for each in left] == [("data.custom_cls.path", "not looked at")]
 
 
 def test_a_hub_that_is_busy_is_not_taken_for_one_without_the_model(monkeypatch):
@@ -828,6 +1586,8 @@ def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job)
           "actor_rollout_ref.model.target_modules=[q_proj,vproj]"],
          "actor_rollout_ref.model.target_modules",
          "vproj: the model has no such module, the others are adapted. The model has act_fn, "),
+        (["actor_rollout_ref.model.custom_chat_template=a.jinja"], "actor_rollout_ref.model.custom_chat_template",
+         "a.jinja: a text without any place for messages."),
         (["custom_reward_function.path=mine.py"], "custom_reward_function.path",
          "mine.py: has no effect: verl.trainer.main_ppo reads reward.custom_reward_function.path"),
     ],
@@ -875,7 +1635,7 @@ def test_what_verls_trainer_would_refuse_is_told_with_and_without_the_flag(job, 
         "trainer.v1.trainer_mode=separate_async",
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=2",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=shared_file",
         "trainer.v1.separate_async.parameter_sync_step=4",
     ]
     code, said = diagnose_here(*job, *separate, *padding)

@@ -86,8 +86,8 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
     if "wrong" in verdicts:
         return Text(f"{verdicts.count('wrong')} wrong.", style="red")
     if not for_a_job:
-        return Text("Nothing is wrong. Give a job's overrides to check it too.")
-    told = "Nothing is wrong" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
+        return Text("Nothing wrong was found. Give a job's overrides to check it too.")
+    told = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
     for verdict in ("warning", "not looked at"):
         if count := verdicts.count(verdict):
             told += f"; {count} {verdict}" + ("s" if verdict == "warning" and count > 1 else "")

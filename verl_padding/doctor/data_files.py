@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,45 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.doctor.lfs_pointers import is_lfs_pointer
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.modes import MODE_PREFIX, SYNC
 
-VERLS_LOOPS = ("single_turn_agent", "tool_agent")
-"""Agent loops that leave rewards to verl's reward managers and put prompts through the model's chat template."""
 READ_BY_REWARDS = ("data_source", "reward_model")
 KINDS = (".parquet", ".json", ".jsonl")
 """What verl's data set reads."""
 
 
-def data_files_of_job(config: DictConfig) -> Iterator[Finding]:
+SETTINGS = {"data.train_files": "data.train_max_samples", "data.val_files": "data.val_max_samples"}
+"""Setting of files -> that of how many of their prompts are used, if it is more than 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the job's agent loops and rewards need of the data."""
+
+    messages: bool
+    rewards: bool
+
+
+def data_files_of_job(config: DictConfig, needs: Needs) -> Iterator[Finding]:
     """Each file, and whether there are enough prompts. verl opens the validation files even if it never validates."""
     data = config.data
-    own_data_set = bool(data.custom_cls.path)
-    verls_loops = config.actor_rollout_ref.rollout.agent.default_agent_loop in VERLS_LOOPS
-    prompts: int | None = 0
-    for setting in ("data.train_files", "data.val_files"):
-        for name in _names(OmegaConf.select(config, setting)):
-            finding, rows = _file(setting, name, data, own_data_set=own_data_set, verls_loops=verls_loops)
+    for setting, most in SETTINGS.items():
+        prompts: int | None = 0
+        for name in files_of(config, setting):
+            finding, rows = _file(setting, name, data, needs)
             yield finding
-            if setting == "data.train_files":
-                prompts = None if prompts is None or rows is None else prompts + rows
-    if prompts is not None:
-        yield _enough(config, prompts)
+            prompts = None if prompts is None or rows is None else prompts + rows
+        if prompts is not None:
+            limit = OmegaConf.select(config, most) or 0
+            prompts = min(prompts, limit) if limit > 0 else prompts
+            yield from enough_prompts(config, setting, prompts)
+
+
+def files_of(config: DictConfig, setting: str) -> list[str]:
+    """Files that a setting names."""
+    return _names(OmegaConf.select(config, setting))
 
 
 def _names(value: str | ListConfig) -> list[str]:
@@ -42,23 +58,23 @@ def _names(value: str | ListConfig) -> list[str]:
     return [found for name in names for found in (sorted(glob(str(Path(name).expanduser()))) or [name])]
 
 
-def _file(
-    setting: str, name: str, data: DictConfig, *, own_data_set: bool, verls_loops: bool
-) -> tuple[Finding, int | None]:
+def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Finding, int | None]:
     """What is to be said of one file, and its rows if they are known."""
     if "://" in name:
         return not_looked_at(setting, f"{name}: verl copies it when the job starts"), None
     path = Path(name).expanduser()
     if not path.exists():
         return wrong(setting, f"{name}: there is no such file. Correct the path."), None
-    if own_data_set:
+    if data.custom_cls.path:
         return ok(setting, name), None
     if path.is_dir():
         return wrong(setting, f"{name}: is a folder. Name the files in it: {name.rstrip('/')}/*.parquet"), None
     if path.suffix not in KINDS:
         return wrong(setting, f"{name}: verl's data set reads {', '.join(KINDS)} only. Name such a file."), None
+    if is_lfs_pointer(path):
+        return wrong(setting, f"{name}: is a pointer of Git LFS, not the file itself. git lfs pull"), None
     if path.suffix != ".parquet":
-        return not_looked_at(setting, f"{name}: it is there; its prompts are not counted"), None
+        return ok(setting, name), None
     import pyarrow
     from pyarrow import parquet
 
@@ -75,13 +91,13 @@ def _file(
             f"{name}: has no column {data.prompt_key!r} (data.prompt_key), only {', '.join(columns)}. Set "
             "data.prompt_key to the column of the prompts.",
         ), rows
-    if verls_loops and (held := _no_messages(kinds[data.prompt_key])):
+    if needs.messages and (held := _no_messages(kinds[data.prompt_key])):
         return wrong(
             setting,
             f"{name}: its column {data.prompt_key!r} holds {held}, and verl's agent loops take lists of messages. "
-            'Write each prompt as [{"role": "user", "content": ..}].',
+            'Write each prompt as [{"role": "user", "content": ..}], or name an agent loop of your own.',
         ), rows
-    if verls_loops and (missing := [column for column in READ_BY_REWARDS if column not in columns]):
+    if needs.rewards and (missing := [column for column in READ_BY_REWARDS if column not in columns]):
         return wrong(
             setting,
             f"{name}: has no column {missing[0]!r}, which verl's reward managers read. Add "
@@ -102,34 +118,68 @@ def _no_messages(kind: Any) -> str | None:
     return None if {"role", "content"} <= set(keys) else f"lists of objects with {', '.join(keys)}"
 
 
-def names_in_column(config: DictConfig, column: str) -> Iterator[tuple[str, set[str]]]:
-    """(file, values) of each training file that can be read and has such a column of text."""
+def names_in_column(config: DictConfig, column: str) -> Iterator[tuple[str, str, set[str] | None]]:
+    """(setting, file, values) of each file that can be read; None for the values where it has no such column."""
     from pyarrow import ArrowException, parquet
 
-    for name in _names(config.data.train_files):
-        path = Path(name).expanduser()
-        if path.suffix != ".parquet" or not path.is_file():
-            continue
-        try:
-            with parquet.ParquetFile(path) as read:
-                if column in read.schema_arrow.names:
-                    yield name, set(map(str, read.read([column])[column].unique().to_pylist()))
-        except (OSError, ArrowException):  # told as a file that cannot be read
-            continue
+    for setting in SETTINGS:
+        for name in files_of(config, setting):
+            path = Path(name).expanduser()
+            if path.suffix != ".parquet" or not path.is_file():
+                continue
+            try:
+                with parquet.ParquetFile(path) as read:
+                    has_it = column in read.schema_arrow.names
+                    values = read.read([column])[column].unique().to_pylist() if has_it else None
+            except (OSError, ArrowException):  # told as a file that cannot be read
+                continue
+            yield setting, name, None if values is None else set(map(str, values))
 
 
-def _enough(config: DictConfig, prompts: int) -> Finding:
-    data, setting = config.data, "data.train_batch_size"
-    if data.train_max_samples > 0:
-        prompts = min(prompts, data.train_max_samples)
+def enough_prompts(config: DictConfig, setting: str, prompts: int) -> Iterator[Finding]:
+    """Whether there are as many prompts as verl's data loader fetches at once.
+
+    Args:
+        setting: of the files that they come from.
+        prompts: how many there are.
+    """
+    if setting == "data.train_files":
+        yield _enough_to_train(config, prompts)
+    elif prompts == 0 and not config.data.val_batch_size:
+        yield wrong(
+            setting,
+            "there is no prompt, and verl makes a data loader of them even if it never validates. Name other files, "
+            "the training files for example.",
+        )
+
+
+def validates(config: DictConfig) -> bool:
+    """Whether the job ever puts a prompt of its validation files to the model."""
+    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
+
+
+def prompts_at_once(config: DictConfig) -> int:
+    """Prompts that verl's data loader fetches together; it leaves out a rest that is fewer."""
+    data = config.data
     filters = (config.algorithm.get("filter_groups") or {}).get("enable", False)
     refills = filters or config.trainer.v1.sampler.get("sync_refill_failed_groups", False)
     is_sync = config.trainer.v1.trainer_mode.removeprefix(MODE_PREFIX) == SYNC
     # Its other modes fetch prompts one by one.
-    fetched = (data.gen_batch_size or data.train_batch_size) if is_sync and not refills else 1
+    return (data.gen_batch_size or data.train_batch_size) if is_sync and not refills else 1
+
+
+def _enough_to_train(config: DictConfig, prompts: int) -> Finding:
+    data, setting = config.data, "data.train_batch_size"
+    fetched = prompts_at_once(config)
     told = f"{data.train_batch_size}: the data set has {counted(prompts, 'prompt')}"
     if prompts < fetched:
         return wrong(setting, f"{told}, and verl leaves out a batch that is not whole. Lower it, or add prompts.")
+    if fetched > 1 and data.train_batch_size % fetched:
+        return wrong(
+            "data.gen_batch_size",
+            f"{fetched}: does not divide data.train_batch_size={data.train_batch_size}, which verl fetches in parts of "
+            "this size. Leave it out, or set it to a divisor.",
+        )
     if prompts < data.train_batch_size and config.trainer.total_training_steps is None:
         return wrong(
             setting, f"{told}, so an epoch has no step. Lower it, add prompts, or set trainer.total_training_steps."

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+SHOWN = 300
+"""Characters of another's error that a message shows at most."""
+
 Verdict = Literal["ok", "warning", "wrong", "not looked at"]
 
 
@@ -69,3 +72,20 @@ def tried(subject: str, told: str, attempt: Callable[[], object]) -> Finding:
     except (Exception, SystemExit):
         return wrong(subject, "failed", details=traceback.format_exc())
     return ok(subject, told)
+
+
+def looked_for(subject: str, told: str, look: Callable[[], object]) -> Finding:
+    """Ok if the look finds what it looks for, in a file of the user's."""
+    try:
+        look()
+    except LookupError as problem:
+        return wrong(subject, f"{told}: {problem}. Correct the setting, or the file.")
+    return ok(subject, told)
+
+
+def in_one_line(error: BaseException) -> str:
+    """The innermost reason of an error: Hydra, transformers and the library `datasets` wrap it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    told = " ".join(str(error).split())
+    return f"{type(error).__name__}: {told[:SHOWN]}{' ..' if len(told) > SHOWN else ''}"

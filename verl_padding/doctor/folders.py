@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.models import WEIGHTS, folder_of_model
 
 LOG_FILE = "VERL_FILE_LOGGER_PATH"
 LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
@@ -26,8 +29,31 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
         yield _writable("padding.timing_dir", padding.timing_dir, is_folder=True)
     loggers = config.trainer.logger
     if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
-        yield _log_file()
+        yield _log_file(config)
+    yield from _disk(config)
     yield from _resumed(config)
+
+
+def _disk(config: DictConfig) -> Iterator[Finding]:
+    """Whether the weights alone would fit; a checkpoint has more."""
+    setting = "trainer.default_local_dir"
+    model, place = folder_of_model(str(config.actor_rollout_ref.model.path)), str(config.trainer.default_local_dir)
+    if config.trainer.save_freq <= 0 or model is None or "://" in place:
+        return
+    needed = sum(file.stat().st_size for pattern in WEIGHTS for file in model.glob(pattern))
+    there = next(folder for folder in _with_parents(place) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        yield warning(
+            setting,
+            f"{place}: its disk has {free / 1e9:.1f} GB left, and the weights alone take {needed / 1e9:.1f} GB. "
+            "Name another place, or set trainer.save_freq=-1.",
+        )
+
+
+def _with_parents(name: str) -> list[Path]:
+    place = Path(name).expanduser().absolute()
+    return [place, *place.parents]
 
 
 def _resumed(config: DictConfig) -> Iterator[Finding]:
@@ -35,7 +61,7 @@ def _resumed(config: DictConfig) -> Iterator[Finding]:
     if mode not in RESUME_MODES:
         yield wrong("trainer.resume_mode", f"{mode}: verl resumes in no such way. Choices: {', '.join(RESUME_MODES)}.")
     if mode == "auto":
-        yield from _latest(Path(str(config.trainer.default_local_dir)))
+        yield from _latest(config, Path(str(config.trainer.default_local_dir)))
     if mode != "resume_path":
         return
     setting = "trainer.resume_from_path"
@@ -43,11 +69,30 @@ def _resumed(config: DictConfig) -> Iterator[Finding]:
         yield wrong(setting, f"{path}: not a checkpoint of verl. Name a folder global_step_<step>.")
     elif not Path(path).is_dir():
         yield wrong(setting, f"{path}: there is no such folder. Correct the path.")
+    elif not path.rpartition("global_step_")[2].isdigit():
+        yield wrong(setting, f"{path}: its name does not end with the step. Name a folder global_step_<step>.")
     else:
-        yield ok(setting, path)
+        yield _checkpoint(config, setting, Path(path))
 
 
-def _latest(checkpoints: Path) -> Iterator[Finding]:
+def _checkpoint(config: DictConfig, setting: str, folder: Path) -> Finding:
+    """Whether the actor's part is there, for as many ranks as the job has: FSDP cuts its files for these."""
+    actor = folder / "actor"
+    if not actor.is_dir():
+        return wrong(setting, f"{folder}: has no folder named actor, which verl loads. Name a whole checkpoint.")
+    if config.actor_rollout_ref.actor.strategy.startswith("fsdp"):
+        found = re.findall(r"model_world_size_(\d+)_rank_0\.pt", " ".join(map(str, actor.iterdir())))
+        ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+        if found and str(ranks) not in found:
+            return wrong(
+                setting,
+                f"{folder}: is of a job of {found[0]} ranks, and this one has {ranks}. Take as many, or start from its "
+                "weights (verl.model_merger).",
+            )
+    return ok(setting, str(folder))
+
+
+def _latest(config: DictConfig, checkpoints: Path) -> Iterator[Finding]:
     """The checkpoint that verl's file names. Where it is not there, verl begins anew, and says so in one line."""
     from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
 
@@ -67,12 +112,21 @@ def _latest(checkpoints: Path) -> Iterator[Finding]:
             f"{named_in} names step {step}, but there is no global_step_{step}, so the job begins anew. Write the "
             "number of a checkpoint, or remove the file.",
         )
+        return
+    yield _checkpoint(config, setting, checkpoints / f"global_step_{step}")
 
 
-def _log_file() -> Finding:
+def _log_file(config: DictConfig) -> Finding:
     """verl makes the folder of its own file name, but not that of a file which the environment names."""
     name = os.environ.get(LOG_FILE)
     if name is None:
+        experiment = str(config.trainer.experiment_name)
+        folder = Path(os.environ.get(LOG_FOLDER, "."), str(config.trainer.project_name), experiment).expanduser().parent
+        if "/" in experiment and not folder.is_dir():
+            return wrong(
+                "trainer.experiment_name",
+                f"{experiment}: verl's file logger takes it for a file in a folder that nobody makes. Leave out the /.",
+            )
         return _writable(LOG_FOLDER, os.environ.get(LOG_FOLDER, "."))
     path = Path(name)
     if not path.absolute().parent.is_dir():
@@ -85,8 +139,8 @@ def _log_file() -> Finding:
 def _writable(setting: str, name: str, *, is_folder: bool = False) -> Finding:
     if "://" in name:
         return not_looked_at(setting, f"{name}: not on this machine")
-    place = Path(name).expanduser().absolute()
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    place, *_ = places = _with_parents(name)
+    there = next(folder for folder in places if folder.exists())
     if (there != place or is_folder) and not there.is_dir():
         return wrong(setting, f"{name}: {there} is a file. Name another folder.")
     if not os.access(there, os.W_OK):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from omegaconf import DictConfig
 
+from verl_padding.doctor.agent_loops import agent_loops_of_job, loops_of_job
 from verl_padding.doctor.code import code_of_job
-from verl_padding.doctor.data_files import data_files_of_job
+from verl_padding.doctor.data_files import Needs, data_files_of_job
 from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
 from verl_padding.doctor.folders import folders_of_job
+from verl_padding.doctor.loaded_model import SETTINGS_OF_PATHS, LoadedModel, loaded_model, model_of_job
 from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.packages import packages_of_job
-from verl_padding.doctor.passed_on import values_passed_on
+from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
 from verl_padding.doctor.penalties import penalties_of_job
+from verl_padding.doctor.prompts import prompts_of_job
+from verl_padding.doctor.rewards import read_by_verl, rewards_of_job
 from verl_padding.doctor.settings import (
     ignored_settings,
     lengths,
@@ -23,6 +28,7 @@ from verl_padding.doctor.settings import (
     misspelt_settings,
     refusal_of_hydra,
 )
+from verl_padding.doctor.tools import tools_of_job
 from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.role_engine import first_words
 
@@ -43,13 +49,31 @@ def looks_at_job(arguments: JobArguments, platform: str) -> Iterator[Look]:
         yield Look(title="job", findings=(not_looked_at(rest, "the settings above come first"),))
         return
     (config,) = composed
-    yield Look.at("packages", lambda: packages_of_job(config))
+    yield Look.at("packages", lambda: chain(packages_of_job(config), values_for_rollout(config)))
     yield Look.at("devices", lambda: devices_of_job(config, platform))
-    files = Look.at("files", lambda: _files(config))
+    files = look_at_files(config)
     yield files
     yield Look.at("plan", lambda: _plan(config))
     told = any(finding.verdict == "wrong" and finding.subject.endswith("model.path") for finding in files.findings)
     yield Look.at("verl's own checks", lambda: _refusals_of_verl(config, without_model=told))
+    yield look_at_first_step(config, files)
+
+
+def look_at_files(config: DictConfig) -> Look:
+    """Whether the job's models, data and code are there."""
+    return Look.at("files", lambda: _files(config))
+
+
+def look_at_first_step(config: DictConfig, files: Look) -> Look:
+    """What is in the files, taken as far as a job goes before it trains: the costliest look.
+
+    Args:
+        files: what was found of the files themselves.
+    """
+    told = [finding.subject for finding in files.findings if finding.verdict == "wrong"]
+    without_model = any(subject in SETTINGS_OF_PATHS for subject in told)
+    without_data = any(subject.startswith("data.") for subject in told)
+    return Look.at("first step", lambda: _first_step(config, without_model=without_model, without_data=without_data))
 
 
 def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Finding]:
@@ -73,9 +97,35 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
 def _files(config: DictConfig) -> Iterator[Finding]:
     yield from models_of_job(config)
     yield from lora_of_job(config)
-    yield from data_files_of_job(config)
+    loops = loops_of_job(config)
+    own_manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
+    asked = bool(loops) and not own_manager and all(loop.leaves_rewards() for loop in loops)
+    needs = Needs(messages=bool(loops) and all(loop.is_verls for loop in loops), rewards=asked and read_by_verl(config))
+    yield from data_files_of_job(config, needs)
     yield from code_of_job(config)
+    yield from rewards_of_job(config, asked=asked)
+    yield from tools_of_job(config)
+    yield from agent_loops_of_job(config)
     yield from folders_of_job(config)
+
+
+def _first_step(config: DictConfig, *, without_model: bool, without_data: bool) -> Iterator[Finding]:
+    """
+    Args:
+        without_model: the actor's model is not there or broken, which is told already.
+        without_data: the same of the prompts.
+    """
+    loaded: list[LoadedModel] = []
+    if without_model:
+        yield not_looked_at("model and prompts", "the model above comes first")
+    else:
+        yield from loaded_model(config, loaded)
+    for model in loaded:
+        yield from model_of_job(config, model)
+        if without_data:
+            yield not_looked_at("prompts", "the files above come first")
+        else:
+            yield from prompts_of_job(config, model, loops_of_job(config))
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, ok, warning, wrong
 
 SECTION = "actor_rollout_ref.model"
 SETTING = f"{SECTION}.target_modules"
@@ -21,46 +20,28 @@ MERGE = f"{SECTION}.lora.merge"
 
 
 def lora_of_job(config: DictConfig) -> Iterator[Finding]:
-    """Whether the rollout takes adapters, and the model has what they adapt."""
+    """Whether the rollout takes adapters."""
     model = config.actor_rollout_ref.model
     adapts = model.lora_adapter_path or (isinstance(model.lora_rank, int) and model.lora_rank > 0)
     merges = bool(OmegaConf.select(config, MERGE))
     if adapts and not merges and config.actor_rollout_ref.rollout.name in WHOLE_WEIGHTS:
         name = config.actor_rollout_ref.rollout.name
         yield wrong(MERGE, f"{merges}: the rollout {name!r} takes whole weights, no adapters. Set {MERGE}=true.")
-    yield from _modules_of_lora(config)
 
 
-def _modules_of_lora(config: DictConfig) -> Iterator[Finding]:
-    """What ``target_modules`` names, looked for in the model as its config describes it; no weights are loaded.
+def modules_of_lora(config: DictConfig, modules: list[str]) -> Iterator[Finding]:
+    """Whether the model has what ``target_modules`` names.
 
     Megatron's engine reads ``model.lora`` in its place; ``all-linear`` finds its modules itself.
+
+    Args:
+        modules: names of all modules of the model.
     """
     model = OmegaConf.select(config, SECTION)
-    named = model.target_modules
-    rank = model.lora_rank
+    named, rank = model.target_modules, model.lora_rank
     if not isinstance(rank, int) or rank <= 0 or model.get("lora_adapter_path") or named in (None, "all-linear"):
         return
-    if not config.actor_rollout_ref.actor.strategy.startswith("fsdp"):
-        return
-    folder = Path(str(model.get("hf_config_path") or model.path)).expanduser()
-    if not (folder / "config.json").is_file():
-        yield not_looked_at(SETTING, f"{named}: the model is not in a folder here")
-        return
-    modules = _modules_of_model(folder, trust_remote_code=bool(model.get("trust_remote_code")))
     yield from _named(named if isinstance(named, str) else list(named), modules)
-
-
-def _modules_of_model(folder: Path, *, trust_remote_code: bool) -> list[str]:
-    """Names of all modules, as verl's engine would make the model, but on no device."""
-    import torch
-    from transformers import AutoConfig
-    from verl.utils.model import get_hf_auto_model_class
-
-    described = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    with torch.device("meta"):
-        model = get_hf_auto_model_class(described).from_config(described, trust_remote_code=trust_remote_code)
-    return [name for name, _ in model.named_modules() if name]
 
 
 def _named(named: str | list[str], modules: list[str]) -> Iterator[Finding]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
+from verl_padding.doctor.lfs_pointers import is_lfs_pointer
 from verl_padding.doctor.served_models import ACTOR_MODEL, settings_of_models
+from verl_padding.doctor.weights import refuse_broken_weights
 
 SECONDS = 3.0
 """How long the hub may take to answer."""
@@ -37,7 +39,11 @@ def models_of_job(config: DictConfig) -> Iterator[Finding]:
         yield Finding(subject=setting, verdict=told[path].verdict, told=told[path].told)
     for name in ("tokenizer_path", "hf_config_path", "lora_adapter_path"):
         if path := OmegaConf.select(config, f"{model}.{name}"):
-            yield _model(f"{model}.{name}", path, hub, whole=False)
+            found = _model(f"{model}.{name}", path, hub, whole=False)
+            folder = Path(path).expanduser()
+            if name == "lora_adapter_path" and folder.is_dir() and not (folder / "adapter_config.json").is_file():
+                found = wrong(found.subject, f"{path}: the folder has no adapter_config.json. Name an adapter of PEFT.")
+            yield found
 
 
 def _model(setting: str, path: str, hub: Hub, *, with_tokenizer: bool = False, whole: bool = True) -> Finding:
@@ -60,7 +66,39 @@ def _folder(setting: str, path: str, folder: Path, with_tokenizer: bool) -> Find
         return wrong(
             setting, f"{path}: the folder has no tokenizer. Name one with actor_rollout_ref.model.tokenizer_path."
         )
+    for file in sorted(folder.glob("*.json")):
+        if is_lfs_pointer(file):
+            return wrong(setting, f"{path}: {file.name} is a pointer of Git LFS, not the file itself. git lfs pull")
+    try:
+        refuse_broken_weights(folder)
+    except LookupError as problem:
+        return wrong(setting, f"{path}: {problem}. Take a whole model.")
     return ok(setting, path)
+
+
+def folder_of_model(path: str) -> Path | None:
+    """The folder that a model's files are in on this machine; for a name of the hub, in its cache; None if nowhere."""
+    if "://" in path:
+        return None
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(path, "config.json") if HUB_NAME.fullmatch(path) else None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of the hub's cache has a tokenizer and weights: it may have a few files of a model alone."""
+    has_weights = any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
+    return has_weights and any((folder / name).is_file() for name in TOKENIZER)
+
+
+def brings_code(folder: Path) -> bool:
+    """Whether a model's folder has code that transformers runs if it is trusted."""
+    described = (folder / name for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"))
+    return any('"auto_map"' in file.read_text(errors="replace") for file in described if file.is_file())
 
 
 class Hub:

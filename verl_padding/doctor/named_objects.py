@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,10 +21,15 @@ def refuse_missing_object(module: str, name: str) -> None:
     Raises:
         LookupError: there is no such file, module or object, with a sentence.
     """
-    _refuse_without(_file_of(module), name)
+    _refuse_without(file_of(module), name, package=_package_of(module))
 
 
-def _file_of(module: str) -> Path | None:
+def file_of(module: str) -> Path | None:
+    """The file of a module that is named as above; None if it is not of Python, or is not known without a run.
+
+    Raises:
+        LookupError: there is none, with a sentence.
+    """
     if module.startswith(PACKAGE_PREFIX):
         return _source_of(module.removeprefix(PACKAGE_PREFIX).replace("/", "."))
     source = Path(module.removeprefix(FILE_PREFIX))
@@ -34,19 +38,41 @@ def _file_of(module: str) -> Path | None:
     return source
 
 
+def _package_of(module: str) -> str:
+    """The package that relative imports of a module start from, "" for none: verl loads a file by its path alone."""
+    if not module.startswith(PACKAGE_PREFIX):
+        return ""
+    return _package_of_dotted(module.removeprefix(PACKAGE_PREFIX).replace("/", "."))
+
+
+def _package_of_dotted(module: str) -> str:
+    source = _source_of(module)
+    return module if source is not None and source.name == "__init__.py" else module.rpartition(".")[0]
+
+
 def refuse_missing_target(target: str) -> None:
     """The same for a dotted path such as ``my_package.loops.MyLoop``, or a method of such a class.
 
     Raises:
         LookupError: as above.
     """
+    module, name = module_and_name(target)
+    _refuse_without(_source_of(module), name, package=_package_of_dotted(module))
+
+
+def module_and_name(target: str) -> tuple[str, str]:
+    """The module of a dotted path, and what is named in it; of a method, its class.
+
+    Raises:
+        LookupError: it is no dotted path, with a sentence.
+    """
     module, _, name = target.rpartition(".")
     if not module:
         raise LookupError("a dotted path is needed, such as my_package.my_module.MyClass")
     outer, _, last = module.rpartition(".")
     if outer and last[:1].isupper() and not is_module(module):
-        module, name = outer, last  # a class, and something in it
-    _refuse_without(_source_of(module), name)
+        return outer, last
+    return module, name
 
 
 def is_module(name: str) -> bool:
@@ -85,48 +111,60 @@ def _source_of(module: str) -> Path | None:
     return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
 
 
-def _refuse_without(source: Path | None, name: str) -> None:
+def _refuse_without(source: Path | None, name: str, *, package: str) -> None:
     if source is None:
         return
-    tree = _parsed(source)
+    tree = parsed(source)
     names = _names_of(tree)
     if name not in names and not names & MAKES_NAMES:
         raise LookupError(f"{source} has no {name!r}")
-    for node in tree.body:  # at the very top: below `if` and `try` a module may be left out
+    refuse_missing_imports(source, package=package)
+
+
+def refuse_missing_imports(source: Path, *, package: str = "") -> None:
+    """Looks for the modules that a file imports at its very top: below ``if`` and ``try`` a module may be left out.
+
+    Args:
+        package: what its relative imports start from; "" for a file that is loaded by its path.
+
+    Raises:
+        LookupError: one of them is not there, with a sentence.
+    """
+    for node in parsed(source).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            written = "." * node.level + (node.module or "")
+            if node.level > len(package.split(".")) or not package:
+                raise LookupError(
+                    f"{source} imports {written!r}, which needs a package around it, and verl loads the file alone. "
+                    "Import it by its full name"
+                )
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+            if node.module and not is_module(".".join([*parents, node.module])):
+                raise LookupError(f"{source} imports {written!r}, and its package has no such module")
+            continue
         imported = []
         if isinstance(node, ast.Import):
             imported = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module:
             imported = [node.module]
         for module in imported:
-            if not is_module(module.split(".")[0]):
-                raise LookupError(f"{source} imports {module!r}, and there is no such module on Python's path")
+            top = module.split(".")[0]
+            if not is_module(top):
+                raise LookupError(
+                    f"{source} imports {module!r}, and there is no such module on Python's path (pip install {top}?)"
+                )
 
 
-def _parsed(source: Path) -> ast.Module:
+def parsed(source: Path) -> ast.Module:
+    """The tree of a file of Python.
+
+    Raises:
+        LookupError: it cannot be read as one, with a sentence.
+    """
     try:
         return ast.parse(source.read_text(encoding="utf-8"), str(source))
     except (OSError, SyntaxError, ValueError) as error:
         raise LookupError(f"{source} cannot be read as Python ({error})") from error
-
-
-def refuse_other_parameters(module: str, name: str, given: Sequence[str]) -> None:
-    """Looks whether a function takes arguments of some names.
-
-    Args:
-        module: as for :func:`refuse_missing_object`, which has found it.
-
-    Raises:
-        LookupError: it does not, with a sentence. What is no plain function at the top of the file is let pass.
-    """
-    source = _file_of(module)
-    for node in _parsed(source).body if source else ():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name and not node.args.kwarg:
-            takes = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
-            if missing := [each for each in given if each not in takes]:
-                raise LookupError(
-                    f"{name}() takes no argument {missing[0]!r}: it is called with {', '.join(given)}, by these names"
-                )
 
 
 def _names_of(tree: ast.Module) -> set[str]:

@@ -14,6 +14,7 @@ from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.served_models import settings_of_rollouts
 from verl_padding.errors import PaddingConfigError
 from verl_padding.verl_job.engines_on_cpu import command_for, refuse_other_versions
+from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC
 from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
 
 ROLLOUTS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
@@ -59,6 +60,7 @@ def packages_of_job(config: DictConfig) -> Iterator[Finding]:
     for setting in settings_of_rollouts(config):
         yield _rollout(setting, str(OmegaConf.select(config, setting)))
     yield from _engines(config)
+    yield from _carrier_of_weights(config)
     model = config.actor_rollout_ref.model
     if model.get("use_liger"):
         yield _needed("actor_rollout_ref.model.use_liger", "True", "liger_kernel")
@@ -72,6 +74,20 @@ def packages_of_job(config: DictConfig) -> Iterator[Finding]:
             yield _needed("trainer.logger", name, module)
             if module == "wandb" and is_module(module):
                 yield _wandb()
+
+
+def _carrier_of_weights(config: DictConfig) -> Iterator[Finding]:
+    """What takes the weights to the rollout's own devices; verl has those whose packages it can import."""
+    from verl.checkpoint_engine.base import CheckpointEngineRegistry
+
+    section = config.actor_rollout_ref.rollout.checkpoint_engine
+    if config.trainer.v1.trainer_mode.removeprefix(MODE_PREFIX) != SEPARATE_ASYNC or section.custom_backend_module:
+        return
+    try:
+        CheckpointEngineRegistry.get(section.backend)
+    except ValueError as refusal:
+        setting = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+        yield wrong(setting, f"{section.backend}: verl cannot use it here ({refusal}). Install its package.")
 
 
 def _wandb() -> Finding:

@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, wrong
+from verl_padding.doctor.data_files import validates
+from verl_padding.doctor.finding import Finding, warning, wrong
 
 TRAINED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.optim", "critic": "critic.optim"}
 """Section -> that of its optimizer."""
-LEAST = {"data.dataloader_num_workers": 0, "actor_rollout_ref.rollout.agent.num_workers": 1}
+LEAST = {
+    "data.dataloader_num_workers": 0,
+    "data.max_response_length": 1,
+    "data.val_batch_size": 0,
+    "actor_rollout_ref.actor.optim.lr": 0,
+    "actor_rollout_ref.actor.optim.weight_decay": 0,
+    "actor_rollout_ref.rollout.agent.num_workers": 1,
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.temperature": 0,
+    "actor_rollout_ref.rollout.val_kwargs.n": 1,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
+    "trainer.n_gpus_per_node": 1,
+    "trainer.nnodes": 1,
+}
 """Setting -> the smallest number that it may be."""
+STEPS = ("trainer.total_epochs", "trainer.total_training_steps")
+ROLLOUT = "actor_rollout_ref.rollout"
+MEMORY, FORMAT = f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.dtype"
+FORMATS = {
+    "vllm": ("auto", "half", "float16", "bfloat16", "float", "float32"),
+    "sglang": ("auto", "half", "float16", "bfloat16", "float", "float32"),
+}
+"""Rollout on GPUs -> formats of numbers that it knows."""
+VALIDATION = "actor_rollout_ref.rollout.val_kwargs."
+SHARES = ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.val_kwargs.top_p")
+"""Settings that are above 0 and at most 1, for every rollout."""
 RAY, ENV_VARS = "ray_kwargs.ray_init", "runtime_env.env_vars"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
@@ -24,17 +50,43 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     for section, optim in TRAINED.items():
         if OmegaConf.select(config, f"{section}.strategy") in ("fsdp", "fsdp2"):
             yield from _optimizer(config, optim)
+    unused = () if validates(config) else (VALIDATION,)
     for setting, least in LEAST.items():
+        if setting.startswith(unused):
+            continue
         number = OmegaConf.select(config, setting)
-        if isinstance(number, int) and number < least:
+        if isinstance(number, int | float) and number < least:
             yield wrong(setting, f"{number}: too few. Set it to {least} or more.")
+    for setting in STEPS:
+        number = OmegaConf.select(config, setting)
+        if isinstance(number, int) and number < 1 and not config.trainer.get("val_only"):
+            yield wrong(setting, f"{number}: the job would end before its first step. Set it to 1 or more.")
+    for setting in SHARES:
+        number = OmegaConf.select(config, setting)
+        if isinstance(number, int | float) and not 0 < number <= 1 and not setting.startswith(unused):
+            yield wrong(setting, f"{number}: must be above 0 and at most 1, which keeps all tokens.")
     for name, value in (OmegaConf.select(config, f"{RAY}.{ENV_VARS}") or {}).items():
         if not isinstance(value, str):
             yield wrong(f"{RAY}.{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
+    folder = OmegaConf.select(config, f"{RAY}.runtime_env.working_dir")
+    if isinstance(folder, str) and "://" not in folder and not Path(folder).expanduser().exists():
+        yield wrong(f"{RAY}.runtime_env.working_dir", f"{folder}: there is no such folder, and Ray copies it. Make it.")
     yield from _template(config)
     attention = OmegaConf.select(config, ATTENTION)
     if config.trainer.device == "cpu" and attention in FLASH:
         yield wrong(ATTENTION, f"{attention}: it has no kernels for a CPU. Set it to sdpa.")
+
+
+def values_for_rollout(config: DictConfig) -> Iterator[Finding]:
+    """Those that a rollout on GPUs refuses; they are told beside its package, since it may be another that is meant."""
+    formats = FORMATS.get(config.actor_rollout_ref.rollout.name)
+    if formats is None:
+        return
+    share, number_format = OmegaConf.select(config, MEMORY), OmegaConf.select(config, FORMAT)
+    if isinstance(share, int | float) and not 0 < share <= 1:
+        yield wrong(MEMORY, f"{share}: a share of a GPU's memory. Set it above 0, and to 1 at most.")
+    if isinstance(number_format, str) and number_format not in formats:
+        yield wrong(FORMAT, f"{number_format}: no format of numbers of the rollout. Choose {', '.join(formats)}.")
 
 
 def _optimizer(config: DictConfig, section: str) -> Iterator[Finding]:
@@ -61,3 +113,9 @@ def _template(config: DictConfig) -> Iterator[Finding]:
             Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
         except TemplateSyntaxError as error:
             yield wrong(TEMPLATE, f"{template}: no template of Jinja ({error}). Correct it.")
+        else:
+            if "{" not in template:
+                yield warning(
+                    TEMPLATE,
+                    f"{template}: a text without any place for messages. Give the template itself; verl reads no file.",
+                )

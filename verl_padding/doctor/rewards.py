@@ -1,0 +1,114 @@
+"""The function that scores a response, and the reward manager that calls it. Neither is run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from functools import partial
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.doctor.finding import Finding, looked_for, not_looked_at, ok, wrong
+from verl_padding.doctor.named_objects import file_of, refuse_missing_object
+from verl_padding.doctor.signatures import Function, defined_in, never_returns, refuse_other_parameters
+
+FUNCTION = "reward.custom_reward_function"
+MANAGER = "reward.reward_manager.name"
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""What verl's reward managers give a reward function, by name."""
+MORE_BESIDE_A_MODEL = ("reward_router_address", "reward_model_tokenizer")
+WAITS_FOR_NONE = ("remote",)
+"""verl's reward managers that refuse an ``async def``."""
+
+
+def rewards_of_job(config: DictConfig, *, asked: bool) -> Iterator[Finding]:
+    """The job's reward function, if it has one, and its reward manager.
+
+    Args:
+        asked: whether the agent loops certainly leave rewards to it.
+    """
+    yield from _function(config)
+    yield _manager(config)
+    workers = config.reward.get("num_workers")
+    if asked and isinstance(workers, int) and workers < 1:
+        yield wrong("reward.num_workers", f"{workers}: nobody is left to compute the rewards. Set it to 1 or more.")
+
+
+def _is_of_verl(config: DictConfig) -> bool:
+    return bool(config.reward.reward_manager.source == "register")
+
+
+def read_by_verl(config: DictConfig) -> bool:
+    """Whether one of verl's own reward managers reads data_source and reward_model of each row."""
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    reward = config.reward
+    if config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class"):
+        return False  # it may do so itself
+    by_a_model = reward.reward_model.enable and not reward.custom_reward_function.path
+    return _is_of_verl(config) and reward.reward_manager.name in REWARD_MANAGER and not by_a_model
+
+
+def _function(config: DictConfig) -> Iterator[Finding]:
+    path, name = (OmegaConf.select(config, f"{FUNCTION}.{key}") for key in ("path", "name"))
+    if not path:
+        return
+    setting, told = f"{FUNCTION}.path", f"{path} ({name})"
+    found = looked_for(setting, told, partial(refuse_missing_object, path, name))
+    if found.verdict == "ok" and _is_of_verl(config):
+        found = looked_for(setting, told, partial(_refuse_as_verl_calls, config, path, name))
+    yield found
+
+
+def _refuse_as_verl_calls(config: DictConfig, path: str, name: str) -> None:
+    """
+    Raises:
+        LookupError: verl's reward managers cannot call the function, or get no score from it, with a sentence.
+    """
+    more = MORE_BESIDE_A_MODEL if config.reward.reward_model.enable else ()
+    own = tuple(map(str, OmegaConf.select(config, f"{FUNCTION}.reward_kwargs") or ()))
+    refuse_other_parameters(path, name, (*ARGUMENTS, *more, *own))
+    function = defined_in(file_of(path), name)
+    if isinstance(function, Function) and never_returns(function):
+        raise LookupError(f"{name}() returns nothing, and a score is needed")
+    manager = config.reward.reward_manager.name
+    if isinstance(function, ast.AsyncFunctionDef) and manager in WAITS_FOR_NONE:
+        raise LookupError(f"{name}() is an async function, which verl's reward manager {manager!r} does not take")
+
+
+def _manager(config: DictConfig) -> Finding:
+    """As verl's ``resolve_reward_manager_cls`` finds it."""
+    manager, setting = config.reward.reward_manager, MANAGER
+    if manager.source == "importlib":
+        path = manager.module.path
+        if not path:
+            return wrong(
+                "reward.reward_manager.module.path", f"{path}: source=importlib takes the manager from a file. Name it."
+            )
+        return looked_for(setting, f"{manager.name}, of {path}", partial(refuse_missing_object, path, manager.name))
+    if manager.source != "register":
+        return wrong("reward.reward_manager.source", f"{manager.source}: not a choice. Choices: register, importlib.")
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    if manager.name in REWARD_MANAGER:
+        return ok(setting, manager.name)
+    if config.reward.custom_reward_function.path:
+        return not_looked_at(setting, f"{manager.name}: the file of the reward function may register it")
+    return wrong(setting, f"{manager.name}: no reward manager of this name. Choices: {', '.join(REWARD_MANAGER)}.")
+
+
+def scores_source(source: str) -> bool:
+    """Whether verl's own scores, which a job without a reward function has, know a data source."""
+    from verl.utils.reward_score import default_compute_score
+
+    tree = ast.parse(inspect.getsource(inspect.unwrap(default_compute_score)))
+    choices = [node for node in tree.body[0].body if isinstance(node, ast.If)]  # type: ignore[attr-defined]
+    branch = choices[0] if choices else None
+    while branch is not None:
+        test = ast.fix_missing_locations(ast.Expression(branch.test))
+        # verl's own comparisons of a text with its names: nothing of the user's is run
+        if eval(compile(test, "default_compute_score", "eval"), {"data_source": source}):
+            return True
+        branch = branch.orelse[0] if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If) else None
+    return not choices
