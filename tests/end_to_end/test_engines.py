@@ -44,6 +44,12 @@ JOBS = {
         local="cpu_megatron",
         shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES),
     ),
+    "Megatron, a pipeline of two, GRPO": JobOnEngine(
+        marks=(pytest.mark.megatron,),
+        local="cpu_megatron",
+        shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES[:2]),
+        critic=False,
+    ),
     "VeOmni, two ranks to a row": JobOnEngine(
         marks=(pytest.mark.veomni,),
         local="cpu_veomni",

@@ -19,6 +19,7 @@ from tests.equivalence.updates import (
     assert_packed_as_planned,
     call,
     plan_of,
+    put_few_rows,
     put_trained_rows,
     update_both,
     update_both_with,
@@ -133,12 +134,10 @@ def test_so_do_four_ranks_with_real_rows_on_each(mode, packer, actors, four_rank
 @pytest.mark.slow
 def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, four_ranks):
     _, one_rank = actors
-    lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
     for packer in ("verl", "plan"):
         for workers in (four_ranks, one_rank):
             start_over(workers, "seq-mean-token-mean")
-        torch.manual_seed(0)
-        batch = with_trained_fields(put_rows(lengths, keys), torch.Generator().manual_seed(0))
+        batch = put_few_rows()
         job = Job(
             strategy="prompt",
             prompts=3,

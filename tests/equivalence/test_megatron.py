@@ -16,9 +16,11 @@ from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
 from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
     BUDGET,
+    EPOCHS,
     LENGTHS,
     SEQ_MEAN_MODES,
     assert_packed_as_planned,
+    put_few_rows,
     put_trained_rows,
     update_both,
     update_both_with,
@@ -30,6 +32,7 @@ from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
+from verl_padding.trainer.losses import MICRO_BATCHES
 
 pytestmark = [
     pytest.mark.ray,
@@ -102,17 +105,29 @@ def actors(request, transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, Ray
         yield padded, plain, ranks // sharing, sizes
 
 
-def plan_for(batch: KVBatchMeta, packer: str, dp_size: int, sizes: dict[str, int]) -> BatchPlan:
+def plan_for(
+    batch: KVBatchMeta,
+    packer: str,
+    dp_size: int,
+    sizes: dict[str, int],
+    prompts: int = 6,
+    micro_batch_rows: int | None = None,
+) -> BatchPlan:
     """Three mini-batches; pads of eight tokens, which no shape here rounds up."""
+    micro_batches: dict[str, Any] = (
+        {"token_budget": BUDGET * sizes.get("context", 1)}
+        if micro_batch_rows is None
+        else {"micro_batch_rows": micro_batch_rows}
+    )
     update = Update(
         dp_size=dp_size,
-        token_budget=BUDGET * sizes.get("context", 1),
-        prompts_per_mini_batch=2,
+        prompts_per_mini_batch=prompts // 3,
         micro_batch_multiple=2 if "virtual_pipeline_model" in sizes else 1,
+        **micro_batches,
     )
     job = Job(
         strategy="prompt",
-        prompts=6,
+        prompts=prompts,
         sessions_per_prompt=2,
         updates={"actor": update},
         inference={},
@@ -139,6 +154,38 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer
     assert_metrics_agree(both)
     if packer == "plan":
         assert_packed_as_planned(both)
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
+    padded_ranks, one_rank, dp_size, sizes = actors
+    start_over(one_rank, SEQ_MEAN_MODES[1])
+    start_over(padded_ranks, SEQ_MEAN_MODES[1], micro_batch_rows=2)
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
+    batch = put_trained_rows()
+    plan = plan_for(batch, packer, dp_size, sizes, micro_batch_rows=2)
+    rows = plan.layouts["actor"].rows_per_cell
+    assert rows % (4 if "virtual_pipeline_model" in sizes else 2) == 0
+    both = update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=PAD_TOKENS))
+    assert_metrics_agree(both)
+    assert both.padded[MICRO_BATCHES] == [rows / 2] * EPOCHS * 3
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
+    padded_ranks, one_rank, dp_size, sizes = actors
+    if dp_size == 1:
+        pytest.skip("its ranks share every row")
+    for workers in (padded_ranks, one_rank):
+        start_over(workers, SEQ_MEAN_MODES[1])
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
+    batch = put_few_rows()
+    plan = plan_for(batch, packer, dp_size, sizes, prompts=3)
+    assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to have pads alone"
+    template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
+    assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, template))
 
 
 def test_so_do_ranks_whose_gradients_megatron_divides_by_their_tokens(transfer_queue, model):

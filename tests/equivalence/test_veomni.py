@@ -14,18 +14,19 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
+from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
     ALL_TERMS,
     BUDGET,
     EPOCHS,
     SEQ_MEAN_MODES,
     assert_packed_as_planned,
+    put_few_rows,
     update_both,
     update_both_with,
-    with_trained_fields,
 )
-from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
-from tests.support.rows_in_queue import put_rows
+from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
+from tests.support.tolerance import ADAM_EPS
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
@@ -64,7 +65,7 @@ def actors(request, transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, Ray
 
 def set_adam_eps(worker: Any) -> DataProto:
     """verl's VeOmni engine reads no ``override_optimizer_config``."""
-    for group in worker.actor.engine.optimizer.param_groups:
+    for group in getattr(worker, "actor", worker).engine.optimizer.param_groups:
         group["eps"] = 1e-5
     return DataProto()
 
@@ -110,9 +111,7 @@ def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
     if shape["dp_size"] == 1:
         pytest.skip("its ranks share every row")
     start_both_over(padded_ranks, one_rank, MODES[1], packer)
-    lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
-    torch.manual_seed(0)
-    batch = with_trained_fields(put_rows(lengths, keys), torch.Generator().manual_seed(0))
+    batch = put_few_rows()
     update = Update(dp_size=2, token_budget=BUDGET * shape["ranks_of_row"], prompts_per_mini_batch=1)
     job = Job(
         strategy="prompt", prompts=3, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer=packer
@@ -147,3 +146,25 @@ def test_so_do_ranks_with_a_mixture_of_experts(packer, transfer_queue, tmp_path)
     with padded_and_plain(start_actor, mixture, *ALL_TERMS, padded=ON_VEOMNI) as (padded_ranks, one_rank):
         start_both_over(padded_ranks, one_rank, MODES[1], packer)
         assert_metrics_agree(update_both(padded_ranks, one_rank, packer=packer))
+
+
+@pytest.mark.parametrize("sharing", [1, 2], ids=["dp2", "two ranks to a row"])
+def test_so_do_critics(sharing, transfer_queue, tmp_path):
+    model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
+    budget = "+critic.ppo_infer_max_token_len_per_gpu"
+    on_veomni = (
+        "+local=cpu_veomni",
+        "critic.optim.lr_scheduler_type=constant",
+        f"critic.veomni.ulysses_parallel_size={sharing}",
+        f"{budget}={BUDGET}",
+    )
+    plain = (f"{budget}=4096", f"+critic.optim.{ADAM_EPS}")
+    with padded_and_plain(start_critic, model, "critic.cliprange_value=0.5", padded=on_veomni, plain=plain) as (
+        padded_ranks,
+        one_rank,
+    ):
+        start_both_over(padded_ranks, one_rank, "token-mean", "verl")
+        both = update_both(
+            padded_ranks, one_rank, method="train_mini_batch", dp_size=2 // sharing, ranks_of_row=sharing
+        )
+        assert_critic_metrics_agree(both)

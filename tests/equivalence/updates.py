@@ -49,6 +49,13 @@ def put_trained_rows() -> KVBatchMeta:
     return with_trained_fields(put_rows(LENGTHS), generator)
 
 
+def put_few_rows() -> KVBatchMeta:
+    """Rows of three prompts, of which the first two have one row: too few for all ranks of a mini-batch each."""
+    torch.manual_seed(0)
+    lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
+    return with_trained_fields(put_rows(lengths, keys), torch.Generator().manual_seed(0))
+
+
 def with_trained_fields(batch: KVBatchMeta, generator: torch.Generator) -> KVBatchMeta:
     """Puts what trainer and workers add to rows before an update."""
     responses = [tag["response_len"] for tag in batch.tags]

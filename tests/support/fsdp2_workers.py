@@ -1,6 +1,6 @@
 """verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,14 @@ from tests.support.verl_config import compose_job
 from verl_padding.trainer.losses import wrap_worker_loss
 
 
-def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
-    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights."""
+def start_actor(
+    model: Path, n_ranks: int, *overrides: str, environment: Mapping[str, str] | None = None
+) -> RayWorkerGroup:
+    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights.
+
+    Args:
+        environment: variables of the workers' processes.
+    """
     config = compose_job(
         *_on_a_cpu(overrides),
         f"actor_rollout_ref.model.path={model}",
@@ -43,6 +49,7 @@ def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
             distillation_config=config.distillation,
         ),
         device_name="cpu",
+        worker_env=environment,
     )
     workers.init_model()
     return workers

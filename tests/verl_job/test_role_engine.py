@@ -335,6 +335,33 @@ def test_experts_are_cut_by_the_tensor_parallel_size_where_no_other_is_set():
         engine_of("actor", "model_engine=megatron", f"{explicit}=2")
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "works"),
+    [
+        ("moe_implementation", "fused", "eager"),
+        ("rms_norm_implementation", "triton", "eager"),
+        ("qat_implementation", "fp8_blockwise", "none"),
+        ("attn_implementation", "veomni_flash_attention_2_with_sp", "sdpa"),
+        ("enable_fsdp_offload", True, False),
+        ("init_device", "cuda", "meta"),
+    ],
+)
+def test_what_veomni_cannot_do_on_a_cpu_is_refused_there_with_the_value_that_works(setting, value, works):
+    key = f"{CRITIC}.veomni.{setting}"
+    with pytest.raises(PaddingConfigError, match=rf"^{key}={value}: on a CPU, .*\. Set it to {works}\.$"):
+        engine_of("critic", "+local=cpu_veomni", f"{key}={value}")
+    engine_of("critic", "+local=cpu_veomni", f"{key}={works}")
+    engine_of("critic", "model_engine=veomni", f"{key}={value}")
+
+
+def test_megatron_on_a_cpu_without_the_vanilla_bridge_is_refused():
+    key = f"{CRITIC}.megatron.vanilla_mbridge"
+    with pytest.raises(PaddingConfigError, match=rf"^{key}=False: on a CPU, .* Set it to True"):
+        engine_of("critic", "+local=cpu_megatron", f"{key}=false")
+    engine_of("critic", "+local=cpu_megatron")
+    engine_of("critic", "model_engine=megatron", f"{key}=false")
+
+
 def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
     fixed = (*NOT_PACKED, *JOBS["fixed rows"])
     assert engine_of("actor", *fixed).pass_fields(8, training=True) == {

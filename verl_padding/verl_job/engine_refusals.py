@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.engines_on_cpu import refuse_megatron_bridge
 from verl_padding.verl_job.megatron_refusals import refuse_megatron
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
@@ -52,8 +54,8 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
         if engine.padded_to != "row":
             _refuse_padded_rows(engine, padding)
         _refuse_attention_past_ulysses(engine)
-        if engine.strategy == "veomni" and engine.device == "cpu":
-            _refuse_veomni_on_a_cpu(engine)
+        if engine.device == "cpu":
+            _refuse_on_a_cpu(engine)
         if padding.sharing != "off":
             _refuse_sharing(engine, padding)
         if padding.cost_model == "measured":
@@ -157,6 +159,13 @@ def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
         )
 
 
+def _refuse_on_a_cpu(engine: RoleEngine) -> None:
+    if engine.strategy == "megatron":
+        refuse_megatron_bridge(engine.section, engine.config)
+    if engine.strategy == "veomni":
+        _refuse_veomni_on_a_cpu(engine)
+
+
 def _refuse_veomni_on_a_cpu(engine: RoleEngine) -> None:
     experts = int(engine.config.expert_parallel_size)
     if experts > 1:
@@ -169,6 +178,31 @@ def _refuse_veomni_on_a_cpu(engine: RoleEngine) -> None:
             f"trainer.n_gpus_per_node={engine.n_gpus}: on a CPU, VeOmni loads a model only where ranks share its "
             "weights. Set it to 2."
         )
+    for setting, works in _kernels_in_torch(engine):
+        value = getattr(engine.config, setting)
+        if value not in works:
+            raise PaddingConfigError(
+                f"{engine.section}.veomni.{setting}={value}: on a CPU, VeOmni computes with torch alone, without its "
+                f"kernels. Set it to {works[0]}."
+            )
+    if engine.config.enable_fsdp_offload:
+        raise PaddingConfigError(
+            f"{engine.section}.veomni.enable_fsdp_offload=True: on a CPU, there is no device for which memory could be "
+            "pinned. Set it to False."
+        )
+    if engine.config.init_device != "meta":
+        raise PaddingConfigError(
+            f"{engine.section}.veomni.init_device={engine.config.init_device}: on a CPU, VeOmni fills models that it "
+            "has made without weights, and no others. Set it to meta."
+        )
+
+
+def _kernels_in_torch(engine: RoleEngine) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """VeOmni's settings that choose a kernel, and the values that choose torch's."""
+    for field in fields(engine.config):
+        if field.name.endswith("_implementation"):
+            others = {"attn_implementation": ("sdpa", "eager"), "qat_implementation": ("none",)}
+            yield field.name, others.get(field.name, ("eager",))
 
 
 def _refuse_padded_rows(engine: RoleEngine, padding: PaddingConfig) -> None:

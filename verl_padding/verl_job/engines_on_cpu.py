@@ -1,8 +1,9 @@
-"""The packages of verl's engines that run on a CPU with parts replaced, in the versions that the parts fit."""
+"""verl's engines that run on a CPU with parts replaced: the versions that the parts fit, and settings they do not."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 from verl_padding.errors import PaddingConfigError
 
@@ -25,6 +26,22 @@ def refuse_other_versions(strategy: str) -> None:
                 f"{package} {installed}: on a CPU, parts of it are replaced by others that were written for {tried}. "
                 f"Install that one: {command_for(package)}"
             )
+
+
+def refuse_megatron_bridge(section: str, config: Any) -> None:
+    """
+    Args:
+        section: of the role.
+        config: verl's ``McoreEngineConfig``.
+
+    Raises:
+        PaddingConfigError: the engine asks for Megatron-Bridge.
+    """
+    if not config.vanilla_mbridge:
+        raise PaddingConfigError(
+            f"{section}.megatron.vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge; Megatron-Bridge "
+            "imports Transformer Engine, which needs CUDA. Set it to True, as +local=cpu_megatron does."
+        )
 
 
 def command_for(package: str) -> str:

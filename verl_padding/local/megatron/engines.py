@@ -8,11 +8,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from verl_padding.errors import PaddingConfigError
 from verl_padding.local.megatron.cuda_calls import answer_for_cuda
-from verl_padding.verl_job.engines_on_cpu import refuse_other_versions
-
-VANILLA = "actor_rollout_ref.actor.megatron.vanilla_mbridge"
+from verl_padding.verl_job.engines_on_cpu import refuse_megatron_bridge, refuse_other_versions
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
@@ -34,11 +31,7 @@ class _OnCpu:
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
         refuse_other_versions("megatron")
-        if not engine_config.vanilla_mbridge:
-            raise PaddingConfigError(
-                f"{VANILLA}=False: on a CPU, Megatron needs the vanilla bridge; Megatron-Bridge imports Transformer "
-                "Engine, which needs CUDA. Set it to True, as +local=cpu_megatron does."
-            )
+        refuse_megatron_bridge("actor_rollout_ref.actor", engine_config)  # it is not told the role
         answer_for_cuda()
         from verl_padding.local.megatron import megatron_core
 
