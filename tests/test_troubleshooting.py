@@ -63,13 +63,15 @@ class Line:
 
 
 def lines() -> list[Line]:
-    found, section = [], ""
+    found, section, before = [], "", ""
     for line in read(DOCS / "troubleshooting.md").split("\n"):
         section = line.removeprefix("## ") if line.startswith("## ") else section
         if line.startswith("| `"):
             parts = LINE.match(line)
             assert parts, f"not a message, a cause and a fix: {line}"
+            assert before.startswith("| "), f"in no table: {line}"
             found.append(Line(section, tuple(map(with_values_out, re.findall(r"`([^`]+)`", parts["messages"])))))
+        before = line
     return found
 
 

@@ -29,16 +29,25 @@ def model(tmp_path_factory) -> Path:
     return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, model, transfer_queue):
-    precision = f"++actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={dtype}"
-    ranks = start_actor(model, 2, *ALL_TERMS, *BUDGETS, precision)
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+WHOLE = (f"{FSDP}.fsdp_size=1", f"{FSDP}.use_no_sync_for_gradient_accumulation=true")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "meet"),
+    [("fp32", (), "micro_batch"), ("bf16", (), "micro_batch"), ("fp32", WHOLE, "mini_batch")],
+    ids=["fp32", "bf16", "each rank has all parameters"],
+)
+def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, meet, model, transfer_queue):
+    precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
+    ranks = start_actor(model, 2, *ALL_TERMS, *BUDGETS, precision, *shape)
     ranks.execute_with_func_generator(wrap_worker_loss("rows"))
     # Engines that once share go on to share whatever the plan says is a chain: "off" has none.
     ranks.execute_with_func_generator(install("chains"))
     for sharing in ("off", "chains"):
         start_over(ranks, "token-mean")
-        batch, plan = batch_and_plan(sharing=sharing)
+        batch, plan = batch_and_plan(sharing=sharing, ranks_meet=meet)
+        assert plan.figures["actor"].sharing_factor > 1.5 or sharing == "off"
         assert plan.layouts["actor"].n_mini_batches == 2
         assert plan.layouts["log_prob"].order == plan.layouts["actor"].order
         padded = upsample(batch, plan, TEMPLATE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGro
         yield both
 
 
-def batch_and_plan(update: str = "actor", strategy: str = "prompt", sharing: Sharing = "chains", **shape: int) -> tuple:
+def batch_and_plan(update: str = "actor", strategy: str = "prompt", sharing: Sharing = "chains", **shape: Any) -> tuple:
     torch.manual_seed(0)
     batch = with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=4)), torch.Generator().manual_seed(0))
     tokens_R = [tag["seq_len"] for tag in batch.tags]

@@ -41,6 +41,14 @@ def test_both_kinds_of_models_are_registered_and_nothing_of_cuda_is_changed(regi
     assert torch.cuda.Stream.__module__.startswith("torch")
 
 
+@pytest.mark.parametrize("name", ["window_size", "softmax_type", "attention_dropout"])
+def test_an_attention_that_packed_rows_do_not_have_on_a_cpu_is_refused(name):
+    attention = pytest.importorskip("verl_padding.local.megatron.attention", reason="needs megatron-core")
+    config = SimpleNamespace(**attention.PLAIN | {name: (8, 0)})
+    with pytest.raises(PaddingConfigError, match=rf"^override_transformer_config\.{name}=\(8, 0\): on a CPU"):
+        attention.PackedAttention(config)
+
+
 def test_another_version_is_refused_before_anything_is_changed(registered, monkeypatch):
     monkeypatch.setattr(engines_on_cpu, "version", lambda package: "9.9")
     with pytest.raises(

@@ -336,6 +336,20 @@ def test_the_flash_attentions_of_transformers_and_of_the_hub_are_exchanged(atten
     job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", attention)
 
 
+@pytest.mark.parametrize("attention", ["null", "{text_config: sdpa}"])
+def test_where_transformers_is_to_choose_the_attention_a_row_stays_on_one_rank(attention):
+    chosen = f"+actor_rollout_ref.model.override_config.attn_implementation={attention}"
+    job_of(*DYNAMIC, chosen)
+    with pytest.raises(PaddingConfigError, match=r"attn_implementation=.*: passes by"):
+        job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", chosen)
+
+
+def test_a_function_of_a_hub_kernel_is_called_past_the_exchange_and_refused():
+    attention = "+actor_rollout_ref.model.override_config.attn_implementation='a/flash-attn:fn'"
+    with pytest.raises(PaddingConfigError, match=r"attn_implementation=a/flash-attn:fn: passes by"):
+        job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", attention)
+
+
 def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
     with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
         job_of(

@@ -34,8 +34,9 @@ ULYSSES = {
     "veomni": "ulysses_parallel_size",
 }
 """Strategy -> its setting of the ranks that share a row by Ulysses."""
-FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/]*")
-"""Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub."""
+FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
+"""Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub, unless one
+of their functions is named (``:name``)."""
 SHARING_ENGINES = ("fsdp", "fsdp2")
 """Engines in which rows that extend each other can be computed once."""
 
@@ -142,6 +143,8 @@ def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
     """verl and VeOmni exchange tokens for heads around flash attention, each for its own engines (verl's
     ``monkey_patch.py``, VeOmni's attentions ``.._with_sp``), and +local=cpu around sdpa."""
     ranks = engine.sequence_parallel_size
+    if engine.strategy not in ULYSSES or ranks == 1:
+        return
     if engine.device == "cpu":
         exchanged = "sdpa"
         passes = engine.attention != exchanged
@@ -150,8 +153,8 @@ def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
         if engine.strategy == "veomni":  # some of its models exchange in code of their own, whatever is set
             passes = engine.attention in ("sdpa", "flex_attention")
         else:
-            passes = not FLASH_ATTENTION.fullmatch(engine.attention)
-    if engine.strategy in ULYSSES and ranks > 1 and passes:
+            passes = not isinstance(engine.attention, str) or not FLASH_ATTENTION.fullmatch(engine.attention)
+    if passes:
         raise PaddingConfigError(
             f"{engine.attention_setting}={engine.attention}: passes by the exchange between the {ranks} ranks of "
             f"{engine.section} that share a row (Ulysses), so each would attend to its own part of the row only. Set "

@@ -48,8 +48,9 @@ class RoleEngine:
     """verl's ``EngineConfig`` of the role's backend, as the engine gets it."""
     n_gpus: int
     """GPUs of the job, on which each role runs."""
-    attention: str
-    """transformers' name of the model's attention, as the engine loads it."""
+    attention: Any
+    """transformers' name of the model's attention, as the engine loads it; None, or a name for each part of the model,
+    where transformers is to choose."""
     device: str
     """Kind of device that the job trains on."""
     trains_mtp: bool
