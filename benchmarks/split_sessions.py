@@ -86,7 +86,7 @@ def weight_of_the_split_session(mode: str) -> dict[str, float]:
 
     from benchmarks.two_paddings import SIDES
     from tests.support.losses_on_rows import nested, policy_loss
-    from verl_padding.pads.columns import loss_columns
+    from verl_padding.pads.columns import WEIGHS_ROWS, loss_columns
     from verl_padding.pads.weighing import Weighing, loss_factors
     from verl_padding.plan import Layout
     from verl_padding.trainer.losses import RealRowsLoss
@@ -113,7 +113,7 @@ def weight_of_the_split_session(mode: str) -> dict[str, float]:
             batch_size=len(keys),
         )
         sizes = {"dp_size": 1, "batch_num_tokens": TOKENS * len(keys), "global_batch_size": len(REWARDS)}
-        tu.assign_non_tensor(data, **sizes)
+        tu.assign_non_tensor(data, **sizes, **{WEIGHS_ROWS: bool(columns)})
         loss: Any = policy_loss(mode, terms=False)
         if columns:
             loss = RealRowsLoss(loss, "rows")
