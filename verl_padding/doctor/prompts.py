@@ -38,6 +38,8 @@ MOST_BYTES = 2**24
 """Size of what is read of all files of a setting, at most, as far as their own heads tell."""
 MOST_FILES = 16
 """Files of a setting that are read, at most."""
+NAMED = 3
+"""Files that a finding names, at most."""
 TRIED = 64
 """Prompts that are taken through the data loader and the chat template, at most, as long as time allows."""
 TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "trace", "sampling_params", "output")
@@ -101,7 +103,7 @@ def prompts_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]
             ):
                 found = list(_of_files(config, model, setting, files, Path(folder), without_template=without))
         except (OSError, MemoryError) as error:  # of the temporary folder: the files themselves were read before
-            found = [not_looked_at(setting, f"{', '.join(files)}: not tried ({in_one_line(error)})")]
+            found = [not_looked_at(setting, f"{_told(files)}: not tried ({in_one_line(error)})")]
         yield from found
 
 
@@ -112,7 +114,7 @@ def _of_files(
     Raises:
         OSError: of the temporary folder.
     """
-    told, beginnings = ", ".join(files), Beginnings()
+    told, beginnings = _told(files), Beginnings()
     for number, file in enumerate(files):
         source, target = Path(file).expanduser(), folder / f"{number}{Path(file).suffix}"
         copy = _copy_parquet if source.suffix == ".parquet" else _copy_json
@@ -153,9 +155,13 @@ def _of_files(
         yield ok(setting, f"{counted(len(items), 'prompt')} tried")
 
 
+def _told(files: list[str]) -> str:
+    return ", ".join(files) if len(files) <= NAMED else f"{files[0]} and {len(files) - 1} others"
+
+
 def _refused(config: DictConfig, model: LoadedModel, setting: str, beginnings: Beginnings, error: Exception) -> Finding:
     """What verl's data set says of files, by the file that is why."""
-    told = ", ".join(beginnings.files)
+    told = _told(beginnings.files)
     if not beginnings.have_types:
         return not_looked_at(setting, f"{told}: their beginnings cannot be read alone ({in_one_line(error)})")
     for file, copy in zip(beginnings.files, beginnings.copies, strict=True):
@@ -257,6 +263,8 @@ def _copy_json(setting: str, source: Path, target: Path, beginnings: Beginnings)
     if size > len(first):
         first = _whole_lines(first)
         beginnings.whole = False
+        if not first and beginnings.files:
+            return None  # of which the others are tried
         if not first:
             return not_looked_at(setting, f"{source}: a large file that has not one object of JSON in each line")
     target.write_bytes(first)
