@@ -97,7 +97,15 @@ def rendered_prompts(
         return
     rendered = _put_into_tokens(config, model, builder, items)
     if rendered.missing:
-        yield wrong(setting, f"{told}: a package that verl reads images with is not here ({rendered.missing}).")
+        if config.data.filter_overlong_prompts:
+            told_of = f"so {FILTER}=true leaves their prompts out"
+            yield warning(
+                setting, f"{told}: a package that verl reads them with is not here ({rendered.missing}), {told_of}."
+            )
+        else:
+            yield wrong(
+                setting, f"{told}: a package that verl reads them with is not here ({rendered.missing}). Install it."
+            )
         return
     # Tokens of images are not looked up in the embedding of every model.
     known = size_of_embedding(model) if model.processor is None else None
