@@ -1541,13 +1541,13 @@ def files_that_are_elsewhere(machine: Machine) -> list[str]:
 
 
 def a_large_array_of_json(machine: Machine) -> list[str]:
-    text = prompts(100_000).to_json(orient="records")
+    text = prompts(1000, notes=["1" * 17_000] * 1000).to_json(orient="records")
     assert len(text) > MOST_BYTES
     return [f"data.train_files={machine.file('train.json', text)}"]
 
 
-def large_files_of_which_only_one_names_a_level(machine: Machine) -> list[str]:
-    for name, levels in (("a", [{"of": 1}] * 100_000), ("b", ["easy"] * 16)):
+def a_large_file_of_other_types_than_a_small_one(machine: Machine) -> list[str]:
+    for name, levels in (("a", ["easy"] * 16), ("b", [{"of": "1" * 17_000}] * 1000)):
         lines = prompts(len(levels), level=levels).to_json(orient="records", lines=True)
         machine.file(f"{name}.jsonl", lines)
     return [f"data.train_files={machine.folder}/*.jsonl"]
@@ -1575,7 +1575,7 @@ def a_module_that_may_register_anything(machine: Machine) -> list[str]:
     [
         files_that_are_elsewhere,
         a_large_array_of_json,
-        large_files_of_which_only_one_names_a_level,
+        a_large_file_of_other_types_than_a_small_one,
         a_manager_of_loops_of_ones_own,
         a_module_that_may_register_anything,
     ],
@@ -1634,6 +1634,30 @@ def test_one_prompt_that_fails_before_the_time_is_up_does_not_stand_for_all(comp
     matter = {each.subject: each for each in found if each.verdict != "ok"}
     assert [each.verdict for each in matter.values()] == ["warning"], matter
     assert "1 of the first 1 prompt cannot be put" in matter["data.train_files"].told
+
+
+def test_prompts_with_images_are_tried_and_nothing_is_fetched(composed, tmp_path_factory, tmp_path):
+    pytest.importorskip("torchvision")
+    from PIL import Image
+
+    model = make_tiny_model("qwen3_vl", tmp_path_factory.mktemp("seeing"))
+    Image.new("RGB", (32, 32)).save(tmp_path / "cat.png")
+    asked = [[{"role": "user", "content": "<image>What is it?"}]] * 16
+
+    def matter(image: str, *overrides: str) -> list[tuple[str, str, str]]:
+        prompts(16, prompt=asked, images=[[image]] * 16).to_parquet(tmp_path / "data.parquet")
+        found = contents_of(composed, [f"{MODEL}={model}", f"data.train_files={tmp_path}/data.parquet", *overrides])
+        assert [each for each in found if each.subject == "model"], found
+        return [(each.subject, each.verdict, each.told) for each in found if each.verdict != "ok"]
+
+    there = str(tmp_path / "cat.png")
+    assert matter(there) == []
+    assert matter("http://127.0.0.1:9/cat.png") == []
+    ((setting, verdict, told),) = matter("/nowhere/cat.png")
+    assert (setting, verdict) == ("data.train_files", "warning")
+    assert "an image cannot be read (FileNotFoundError" in told
+    ((setting, verdict, told),) = matter(there, "data.filter_overlong_prompts=true")
+    assert (setting, verdict) == ("data.filter_overlong_prompts", "not looked at")
 
 
 def test_datasets_is_left_as_it_was_and_asks_no_hub(composed, monkeypatch):
