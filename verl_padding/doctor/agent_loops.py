@@ -201,13 +201,13 @@ def agent_loops_of_job(config: DictConfig) -> Iterator[Finding]:
             yield ok(LOOPS, str(path))
     yield _default(config, known)
     registers = OmegaConf.select(config, EXTERNAL)
-    for names in names_in_column(config, AGENT_COLUMN):
-        if unknown := sorted((names.values or set()) - known.keys()):
+    for column in names_in_column(config, AGENT_COLUMN):
+        if unknown := sorted((column.values or set()) - known.keys()):
             if registers:
-                yield not_looked_at(names.setting, f"{', '.join(unknown)}: {registers} may register it")
+                yield not_looked_at(column.setting, f"{', '.join(unknown)}: {registers} may register it")
                 continue
             told = _choices(unknown, known, path)
-            yield wrong(names.setting, f"{names.file}: its column {AGENT_COLUMN} names {', '.join(unknown)}. {told}")
+            yield wrong(column.setting, f"{column.file}: its column {AGENT_COLUMN} names {', '.join(unknown)}. {told}")
     if any(loop.name == WITH_TOOLS and loop.is_verls for loop in loops_of_job(config)):
         yield from _parser(config)
 
