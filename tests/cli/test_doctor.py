@@ -1,5 +1,6 @@
 """``verl-padding doctor``: what is in, what is not, whether a job can start here."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from functools import partial
 from importlib.metadata import requires
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -22,12 +24,16 @@ from rich.console import Console
 
 from verl_padding.cli.doctor import diagnose
 from verl_padding.doctor import installation, packages
+from verl_padding.doctor.agent_loops import loops_of_job
+from verl_padding.doctor.chat_templates import template_of_job
 from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
 from verl_padding.doctor.job import look_at_files, look_at_first_step, looks_at_job
+from verl_padding.doctor.loaded_model import LoadedModel
 from verl_padding.doctor.named_objects import is_module, refuse_missing_object
 from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.doctor.prompts import MOST_BYTES
+from verl_padding.local.tiny_models import make_byte_tokenizer, make_tiny_model
 from verl_padding.plan import STRATEGIES
 from verl_padding.verl_job import engines_on_cpu
 from verl_padding.verl_job.composition import JobArguments, compose_job
@@ -707,8 +713,6 @@ def a_tokenizer_without_any_end(machine: Machine) -> list[str]:
 
 
 def tokens_that_the_model_lacks(machine: Machine) -> list[str]:
-    from verl_padding.local.tiny_models import make_byte_tokenizer
-
     make_byte_tokenizer(["<|more|>"]).save_pretrained(machine.folder / "tokenizer")
     data = prompts(16, prompt=[[{"role": "user", "content": "1+1<|more|>"}]] * 16)
     return [*_data(machine, data), f"actor_rollout_ref.model.tokenizer_path={machine.folder / 'tokenizer'}"]
@@ -949,7 +953,6 @@ CANNOT_TRAIN: dict[Callable[[Machine], list[str]], tuple[str, str]] = {
         "actor_rollout_ref.model.custom_chat_template",
         "the agent loop 'single_turn_agent' puts prompts through a chat template, and the model's tokenizer has none",
     ),
-    a_loop_that_wants_a_template: ("actor_rollout_ref.model.custom_chat_template", "null: the agent loop 'mine' puts"),
     a_filter_that_wants_a_template: (
         "actor_rollout_ref.model.custom_chat_template",
         "null: data.filter_overlong_prompts=true puts",
@@ -1326,6 +1329,18 @@ def no_template_where_the_loop_brings_one(machine: Machine) -> list[str]:
     return [*a_tokenizer_without_template(machine), *machine.loop(LOOP + text + SCORED)]
 
 
+def no_template_where_the_loop_looks_for_one(machine: Machine) -> list[str]:
+    text = "        has = getattr(self.tokenizer, 'chat_template', None)\n"
+    text += "        ids = self.tokenizer.apply_chat_template(kwargs['raw_prompt']) if has else [1]\n"
+    return [*a_tokenizer_without_template(machine), *machine.loop(LOOP + text + SCORED)]
+
+
+def no_template_where_another_class_applies_one(machine: Machine) -> list[str]:
+    other = "\nclass Judge:\n    def ask(self):\n        return self.tokenizer.apply_chat_template([])\n"
+    judge = "        self.judge_tokenizer.apply_chat_template(kwargs['raw_prompt'])\n"
+    return [*a_tokenizer_without_template(machine), *machine.loop(LOOP + judge + SCORED + other)]
+
+
 def no_template_where_the_job_brings_one(machine: Machine) -> list[str]:
     template = "{{ messages[0].content }}"
     return [*a_tokenizer_without_template(machine), f'actor_rollout_ref.model.custom_chat_template="{template}"']
@@ -1351,6 +1366,37 @@ def other_columns_in_each_file(machine: Machine) -> list[str]:
 def lines_of_json(machine: Machine) -> list[str]:
     lines = prompts(16).to_json(orient="records", lines=True)
     return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
+def one_array_of_json(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.file('train.json', prompts(16).to_json(orient='records'))}"]
+
+
+def lines_that_name_their_loop(machine: Machine) -> list[str]:
+    data = prompts(16, agent_name=["mine"] * 16, prompt=["1+1"] * 16).drop(columns=["reward_model"])
+    lines = machine.file("train.jsonl", data.to_json(orient="records", lines=True))
+    return [f"data.train_files={lines}", f"data.val_files={lines}", machine.loop(LOOP + SCORED)[0]]
+
+
+def another_loop_for_files_that_are_never_used(machine: Machine) -> list[str]:
+    prompts(16, agent_name=["nobodys"] * 16).to_parquet(machine.folder / "val.parquet")
+    return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+
+
+def a_default_loop_that_no_prompt_takes(machine: Machine) -> list[str]:
+    data = prompts(16, agent_name=["mine"] * 16)
+    return [
+        *_data(machine, data),
+        f"data.val_files={machine.folder}/data.parquet",
+        machine.loop(LOOP + SCORED)[0],
+        f"{AGENT}.default_agent_loop=nobodys",
+    ]
+
+
+def many_files(machine: Machine) -> list[str]:
+    for number in range(20):
+        prompts(100).to_parquet(machine.folder / f"{number}.parquet")
+    return [f"data.train_files={machine.folder}/*.parquet", "data.filter_overlong_prompts=true"]
 
 
 def a_filter_that_leaves_enough(machine: Machine) -> list[str]:
@@ -1457,11 +1503,18 @@ LEGAL: list[Callable[[Machine], list[str]]] = [
     no_truth_where_the_loop_scores,
     no_truth_where_the_loop_may_score,
     no_template_where_the_loop_brings_one,
+    no_template_where_the_loop_looks_for_one,
+    no_template_where_another_class_applies_one,
     no_template_where_the_job_brings_one,
     a_loop_that_extends_verls,
     a_loop_for_each_prompt,
     other_columns_in_each_file,
     lines_of_json,
+    one_array_of_json,
+    lines_that_name_their_loop,
+    another_loop_for_files_that_are_never_used,
+    a_default_loop_that_no_prompt_takes,
+    many_files,
     a_filter_that_leaves_enough,
     a_filter_that_leaves_out_what_the_template_refuses,
     a_reward_that_waits,
@@ -1480,6 +1533,146 @@ LEGAL: list[Callable[[Machine], list[str]]] = [
 def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, tmp_path, monkeypatch, tiny_model):
     found = contents_of(composed, kind(Machine(tmp_path, monkeypatch, tiny_model)))
     assert {finding.verdict for finding in found} == {"ok"}, [each for each in found if each.verdict != "ok"]
+    assert [each for each in found if each.subject == "data.train_files" and each.told.endswith(" tried")]
+
+
+def files_that_are_elsewhere(machine: Machine) -> list[str]:
+    return ["data.train_files=hdfs://data/train.parquet", *machine.loop(LOOP + SCORED)]
+
+
+def a_large_array_of_json(machine: Machine) -> list[str]:
+    text = prompts(1000, notes=["1" * 17_000] * 1000).to_json(orient="records")
+    assert len(text) > MOST_BYTES
+    return [f"data.train_files={machine.file('train.json', text)}"]
+
+
+def a_large_file_of_other_types_than_a_small_one(machine: Machine) -> list[str]:
+    for name, levels in (("a", ["easy"] * 16), ("b", [{"of": "1" * 17_000}] * 1000)):
+        lines = prompts(len(levels), level=levels).to_json(orient="records", lines=True)
+        machine.file(f"{name}.jsonl", lines)
+    return [f"data.train_files={machine.folder}/*.jsonl"]
+
+
+def a_manager_of_loops_of_ones_own(machine: Machine) -> list[str]:
+    machine.loop("class Manager: ...\n")
+    return [
+        *_data(machine, prompts(16, responses=["2"] * 16)),
+        f"{AGENT}.agent_loop_manager_class=loops_of_{machine.folder.name}.Manager",
+    ]
+
+
+def a_module_that_may_register_anything(machine: Machine) -> list[str]:
+    machine.loop("")
+    return [
+        f"actor_rollout_ref.model.external_lib=loops_of_{machine.folder.name}",
+        "actor_rollout_ref.rollout.multi_turn.format=mine",
+        *_data(machine, prompts(16, agent_name=["tool_agent"] * 8 + ["mine"] * 8)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        files_that_are_elsewhere,
+        a_large_array_of_json,
+        a_large_file_of_other_types_than_a_small_one,
+        a_manager_of_loops_of_ones_own,
+        a_module_that_may_register_anything,
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_what_cannot_be_known_is_not_called_wrong(kind, composed, tmp_path, monkeypatch, tiny_model):
+    found = contents_of(composed, kind(Machine(tmp_path, monkeypatch, tiny_model)))
+    assert {finding.verdict for finding in found} == {"ok", "not looked at"}, found
+
+
+def test_a_loop_that_seems_to_want_a_template_is_warned_of(composed, tmp_path, monkeypatch, tiny_model):
+    found = contents_of(composed, a_loop_that_wants_a_template(Machine(tmp_path, monkeypatch, tiny_model)))
+    (warned,) = [each for each in found if each.verdict != "ok"]
+    assert (warned.subject, warned.verdict) == ("actor_rollout_ref.model.custom_chat_template", "warning")
+    assert "'mine' seems to put prompts through a chat template" in warned.told
+
+
+def test_a_model_whose_prompts_verl_writes_itself_needs_no_template(composed):
+    from verl.utils.tokenizer.deepseek import EOS_TOKEN
+
+    for kind, told in (("deepseek_v4", []), ("qwen2", ["wrong"])):
+        tokenizer = make_byte_tokenizer([EOS_TOKEN])
+        tokenizer.chat_template = None
+        typed = SimpleNamespace(tokenizer=tokenizer, processor=None, hf_config=SimpleNamespace(model_type=kind))
+        found = template_of_job(composed, LoadedModel(typed), loops_of_job(composed))
+        assert [each.verdict for each in found] == told
+
+
+def test_a_damaged_page_is_told_with_its_file(composed, tmp_path):
+    file = tmp_path / "data.parquet"
+    prompts(16).to_parquet(file)
+    damaged = bytearray(file.read_bytes())
+    damaged[4:200] = bytes(196)
+    file.write_bytes(damaged)
+    found = contents_of(composed, [f"data.train_files={file}"])
+    (told,) = [each for each in found if each.verdict != "ok"]
+    assert (told.subject, told.verdict, told.details) == ("data.train_files", "wrong", "")
+    assert f"{file}: cannot be read (" in told.told
+
+
+def test_a_full_disk_is_no_fault_of_the_files(composed, monkeypatch):
+    def full(*_given, **_named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    (told,) = [each for each in contents_of(composed, []) if each.verdict != "ok"]
+    assert told.verdict == "not looked at"
+    assert "No space left on device" in told.told
+
+
+def test_one_prompt_that_fails_before_the_time_is_up_does_not_stand_for_all(composed, tmp_path, monkeypatch):
+    monkeypatch.setattr("verl_padding.doctor.chat_templates.SECONDS", 0)
+    empty = [{"role": "user", "content": None}]
+    prompts(16, prompt=[empty] + [MESSAGES] * 15).to_parquet(tmp_path / "data.parquet")
+    found = contents_of(composed, [f"data.train_files={tmp_path}/data.parquet"])
+    matter = {each.subject: each for each in found if each.verdict != "ok"}
+    assert [each.verdict for each in matter.values()] == ["warning"], matter
+    assert "1 of the first 1 prompt cannot be put" in matter["data.train_files"].told
+
+
+def test_prompts_with_images_are_tried_and_nothing_is_fetched(composed, tmp_path_factory, tmp_path):
+    pytest.importorskip("torchvision")
+    from PIL import Image
+
+    model = make_tiny_model("qwen3_vl", tmp_path_factory.mktemp("seeing"))
+    Image.new("RGB", (32, 32)).save(tmp_path / "cat.png")
+    asked = [[{"role": "user", "content": "<image>What is it?"}]] * 16
+
+    def matter(image: str, *overrides: str) -> list[tuple[str, str, str]]:
+        prompts(16, prompt=asked, images=[[image]] * 16).to_parquet(tmp_path / "data.parquet")
+        found = contents_of(composed, [f"{MODEL}={model}", f"data.train_files={tmp_path}/data.parquet", *overrides])
+        assert [each for each in found if each.subject == "model"], found
+        return [(each.subject, each.verdict, each.told) for each in found if each.verdict != "ok"]
+
+    there = str(tmp_path / "cat.png")
+    assert matter(there) == []
+    assert matter("http://127.0.0.1:9/cat.png") == []
+    ((setting, verdict, told),) = matter("/nowhere/cat.png")
+    assert (setting, verdict) == ("data.train_files", "warning")
+    assert "an image cannot be read (FileNotFoundError" in told
+    ((setting, verdict, told),) = matter(there, "data.filter_overlong_prompts=true")
+    assert (setting, verdict) == ("data.filter_overlong_prompts", "not looked at")
+
+
+def test_datasets_is_left_as_it_was_and_asks_no_hub(composed, monkeypatch):
+    import datasets.config
+
+    before, counts = vars(datasets.config).copy(), []
+    real = datasets.load_dataset
+    monkeypatch.setattr(
+        "datasets.load_dataset",
+        lambda *given, **named: counts.append(datasets.config.HF_UPDATE_DOWNLOAD_COUNTS) or real(*given, **named),
+    )
+    contents_of(composed, [])
+    assert counts
+    assert not any(counts)
+    assert vars(datasets.config) == before
 
 
 def test_what_some_prompts_are_is_warned_of_and_the_job_can_start(composed, tmp_path):

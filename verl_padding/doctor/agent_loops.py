@@ -12,13 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.data_files import names_in_column
 from verl_padding.doctor.entries import entries_of, refuse_bad_entry
-from verl_padding.doctor.finding import Finding, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.named_objects import file_of, module_and_name, parsed
 from verl_padding.doctor.signatures import class_of_target, lacks_attribute, method, refuse_call
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS = f"{AGENT}.agent_loop_config_path"
 DEFAULT = f"{AGENT}.default_agent_loop"
+MANAGER = f"{AGENT}.agent_loop_manager_class"
+EXTERNAL = "actor_rollout_ref.model.external_lib"
+"""A module that verl's workers import as they start, and that may register what it likes."""
 PARSER = "actor_rollout_ref.rollout.multi_turn.format"
 
 AGENT_COLUMN = "agent_name"
@@ -38,6 +41,8 @@ MADE_WITH = (
     "tools",
 )
 """What verl's workers make an agent loop with, by name, beside what stands in its entry."""
+APPLY = ("self.tokenizer.apply_chat_template", "self.processor.apply_chat_template", "self.ct_build_initial_tokens")
+"""Calls that put messages through the model's own chat template."""
 RUN_WITH = ("raw_prompt", "index", "uid", "session_id")
 """What verl's workers always call ``run`` with, by name, beside the columns of the data."""
 
@@ -55,54 +60,58 @@ class Loop:
         """Whether it is one that comes with verl."""
         return self.target.startswith(OF_VERL)
 
-    def applies_template(self) -> bool:
-        """Whether it certainly puts prompts through the model's own chat template."""
-        if self.is_verls:
-            return True
+    def seems_to_apply_template(self) -> bool:
+        """Whether a loop of the user's own calls its model's chat template, and never asks whether there is one."""
         applied = False
-        for node in self._nodes():
+        for node in self._own_nodes():
             match node:
-                case ast.Attribute(attr="chat_template"):
-                    return False  # it looks whether there is one, or sets its own
-                case ast.Call(func=ast.Attribute(attr="apply_chat_template" | "ct_build_initial_tokens")):
-                    applied |= not any(keyword.arg in (None, "chat_template") for keyword in node.keywords)
+                case ast.Attribute(attr="chat_template") | ast.Constant(value="chat_template"):
+                    return False
+                case ast.keyword(arg="chat_template") | ast.Try():
+                    return False
+                case ast.Call() if ast.unparse(node.func) in APPLY:
+                    applied |= not any(keyword.arg is None for keyword in node.keywords)
         return applied
 
     def leaves_rewards(self) -> bool:
-        """Whether it certainly leaves them to verl's reward managers: all that it makes of outputs has no score."""
+        """Whether it certainly leaves them to verl's reward managers: all that ``run`` returns is made without any."""
         if self.is_verls:
             return True
-        if not self._extends_verls():
+        loop = self._class()
+        run = method(loop, "run") if loop is not None and self._extends_verls() else None
+        if run is None:
             return False
-        made = False
         for node in self._nodes():
             match node:
                 case ast.Name(id="reward_score") | ast.Attribute(attr="reward_score"):
                     return False
                 case ast.Constant(value="reward_score") | ast.keyword(arg="reward_score"):
                     return False
-                case ast.Call(func=ast.Name(id="AgentLoopOutput") | ast.Attribute(attr="AgentLoopOutput")):
-                    if any(keyword.arg is None for keyword in node.keywords):
-                        return False
-                    made = True
-        return made
+        returned = [node.value for node in ast.walk(run) if isinstance(node, ast.Return)]
+        return bool(returned) and all(map(_is_made_in_full, returned))
+
+    def _class(self) -> ast.ClassDef | None:
+        try:
+            found = class_of_target(self.target)
+        except LookupError:  # told with the file of loops
+            return None
+        return found[1] if found else None
 
     def _extends_verls(self) -> bool:
         """Whether all that its class extends is verl's own, and nobody else's."""
-        try:
-            found = class_of_target(self.target)
-        except LookupError:
-            return False
-        if found is None:
-            return False
-        source, loop = found
+        loop = self._class()
         imported = {
             alias.asname or alias.name
-            for node in parsed(source).body
+            for node in self._nodes()
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(OF_VERL)
             for alias in node.names
         }
-        return all(isinstance(base, ast.Name) and base.id in imported for base in loop.bases)
+        return loop is not None and all(isinstance(base, ast.Name) and base.id in imported for base in loop.bases)
+
+    def _own_nodes(self) -> Iterator[ast.AST]:
+        """All of its class."""
+        loop = self._class()
+        yield from ast.walk(loop) if loop is not None else ()
 
     def _nodes(self) -> Iterator[ast.AST]:
         """All of the file that its class is in."""
@@ -111,6 +120,14 @@ class Loop:
             yield from ast.walk(parsed(source)) if source else ()
         except LookupError:  # told with the file of loops
             return
+
+
+def _is_made_in_full(returned: ast.expr | None) -> bool:
+    """Whether it is ``AgentLoopOutput(..)`` with all that it gets in plain sight."""
+    match returned:
+        case ast.Call(func=ast.Name(id="AgentLoopOutput") | ast.Attribute(attr="AgentLoopOutput")):
+            return not any(keyword.arg is None for keyword in returned.keywords)
+    return False
 
 
 def known_loops(config: DictConfig) -> dict[str, str]:
@@ -131,20 +148,44 @@ def known_loops(config: DictConfig) -> dict[str, str]:
 
 
 def loops_of_job(config: DictConfig) -> list[Loop]:
-    """Those of known loops that the job starts: the ones that its data names, or else the default one."""
+    """Loops that the job starts, of those that are known; none of them where that cannot be told."""
     try:
         known = known_loops(config)
     except LookupError:
         return []
-    default = str(OmegaConf.select(config, DEFAULT))
-    started: set[str] = set()
-    for _, _, names in names_in_column(config, AGENT_COLUMN):
-        started |= {default} if names is None else names
-    return [Loop(name=name, target=known[name]) for name in sorted((started or {default}) & known.keys())]
+    started = None if own_manager(config) else _started(config)
+    return [Loop(name=name, target=known[name]) for name in sorted((started or set()) & known.keys())]
+
+
+def loops_by_name(config: DictConfig) -> dict[str, Loop]:
+    """All loops that prompts of the job may name; none where a manager of the user's own starts them."""
+    try:
+        known = {} if own_manager(config) else known_loops(config)
+    except LookupError:
+        return {}
+    return {name: Loop(name=name, target=target) for name, target in known.items()}
+
+
+def own_manager(config: DictConfig) -> str | None:
+    """The class of the user's own that starts agent loops in its own way, if the job has one."""
+    return OmegaConf.select(config, MANAGER) or None
+
+
+def _started(config: DictConfig) -> set[str] | None:
+    """Names that the data gives to the loops of its prompts; None if they are not known."""
+    default, started = str(OmegaConf.select(config, DEFAULT)), set()
+    for names in names_in_column(config, AGENT_COLUMN):
+        if not names.known:
+            return None
+        started |= {default} if names.values is None else names.values
+    return started
 
 
 def agent_loops_of_job(config: DictConfig) -> Iterator[Finding]:
     """The loops of the job's file, and whether the loop that it starts is one of these or of verl's."""
+    if manager := own_manager(config):
+        yield not_looked_at(LOOPS, f"{manager}: a manager of your own starts agent loops in its own way")
+        return
     path = OmegaConf.select(config, LOOPS)
     try:
         known = known_loops(config)
@@ -158,17 +199,34 @@ def agent_loops_of_job(config: DictConfig) -> Iterator[Finding]:
             yield warning(LOOPS, f"{path}: names {twice[0]} twice; verl takes the last one. Give each its own name.")
         else:
             yield ok(LOOPS, str(path))
-    name = OmegaConf.select(config, DEFAULT)
-    if name in known:
-        yield ok(DEFAULT, name)
-    else:
-        yield wrong(DEFAULT, f"{name}: no agent loop of this name. {_choices([str(name)], known, path)}")
-    for setting, file, named in names_in_column(config, AGENT_COLUMN):
-        if unknown := sorted((named or set()) - known.keys()):
+    yield _default(config, known)
+    registers = OmegaConf.select(config, EXTERNAL)
+    for column in names_in_column(config, AGENT_COLUMN):
+        if unknown := sorted((column.values or set()) - known.keys()):
+            if registers:
+                yield not_looked_at(column.setting, f"{', '.join(unknown)}: {registers} may register it")
+                continue
             told = _choices(unknown, known, path)
-            yield wrong(setting, f"{file}: its column {AGENT_COLUMN} names {', '.join(unknown)}. {told}")
+            yield wrong(column.setting, f"{column.file}: its column {AGENT_COLUMN} names {', '.join(unknown)}. {told}")
     if any(loop.name == WITH_TOOLS and loop.is_verls for loop in loops_of_job(config)):
         yield from _parser(config)
+
+
+def _default(config: DictConfig, known: dict[str, str]) -> Finding:
+    """The loop of prompts that name none."""
+    name, registers = str(OmegaConf.select(config, DEFAULT)), OmegaConf.select(config, EXTERNAL)
+    if name in known:
+        return ok(DEFAULT, name)
+    if registers:
+        return not_looked_at(DEFAULT, f"{name}: {registers} may register it")
+    started = _started(config)
+    if started is None:
+        return warning(DEFAULT, f"{name}: no agent loop that is known here; a prompt that names none fails.")
+    if name not in started:
+        return ok(DEFAULT, f"{name}: each prompt names another")
+    return wrong(
+        DEFAULT, f"{name}: no agent loop of this name. {_choices([name], known, OmegaConf.select(config, LOOPS))}"
+    )
 
 
 def _choices(unknown: list[str], known: dict[str, str], path: str | None) -> str:
@@ -182,7 +240,11 @@ def _parser(config: DictConfig) -> Iterator[Finding]:
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
     name = OmegaConf.select(config, PARSER)
-    if name not in ToolParser._registry:
+    if name in ToolParser._registry:
+        return
+    if registers := OmegaConf.select(config, EXTERNAL):
+        yield not_looked_at(PARSER, f"{name}: {registers} may register it")
+    else:
         choices = ", ".join(sorted(ToolParser._registry))
         yield wrong(PARSER, f"{name}: verl reads tool calls in no such format. Choices: {choices}.")
 
@@ -206,8 +268,8 @@ def _refuse_uncallable(entry: DictConfig) -> None:
 def _refuse_other_class(entry: DictConfig, source: Path, loop: ast.ClassDef) -> None:
     if lacks_attribute(source, loop, "run"):
         raise LookupError(f"{loop.name} has no method 'run', which verl awaits for each session")
-    if made := method(loop, "__init__"):
-        own = [str(key) for key in entry if key != "_target_"]
+    if (made := method(loop, "__init__")) and "_args_" not in entry:
+        own = [str(key) for key in entry if not str(key).startswith("_")]  # those are Hydra's
         refuse_call(made, [*MADE_WITH, *own], positional=1)
     if run := method(loop, "run"):
         if isinstance(run, ast.FunctionDef) and not any(isinstance(node, ast.Return) for node in ast.walk(run)):

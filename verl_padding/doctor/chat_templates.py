@@ -16,6 +16,8 @@ from verl_padding.plan.counted import counted
 
 SECONDS = 0.5
 """After which no further prompt is tried."""
+SEVERAL = 8
+"""Prompts that have to fail before all are said to, where there are as many."""
 FILTER = "data.filter_overlong_prompts"
 MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
@@ -23,21 +25,37 @@ TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 
 def template_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]) -> Iterator[Finding]:
     """Whether there is one, if something of the job needs it."""
-    if model.tokenizer.chat_template or getattr(model.processor, "chat_template", None):
+    if has_template(model):
         yield ok("chat template", "there")
-    elif needed_by := _needs_template(config, loops):
+        return
+    by_filter = [f"{FILTER}=true"] if config.data.filter_overlong_prompts else []
+    # verl writes the prompts of some models itself: DeepSeek-V4 has no template.
+    asked = () if loops and _is_written_by_verl(config, model) else loops
+    if needed_by := by_filter + [f"the agent loop {loop.name!r}" for loop in asked if loop.is_verls]:
         yield wrong(
             TEMPLATE,
-            f"null: {needed_by} puts prompts through a chat template, and the model's tokenizer has none. Set it, or "
-            "name a model with one (an instruct model).",
+            f"null: {needed_by[0]} puts prompts through a chat template, and the model's tokenizer has none. Set it, "
+            "or name a model with one (an instruct model).",
+        )
+    elif seem := [loop.name for loop in asked if loop.seems_to_apply_template()]:
+        yield warning(
+            TEMPLATE,
+            f"null: the agent loop {seem[0]!r} seems to put prompts through a chat template, and the model's tokenizer "
+            "has none. If it does, set it, or name a model with one (an instruct model).",
         )
 
 
-def _needs_template(config: DictConfig, loops: Sequence[Loop]) -> str | None:
-    """What of the job certainly puts prompts through the model's chat template; None for nothing."""
-    if config.data.filter_overlong_prompts and not config.data.custom_cls.path:
-        return f"{FILTER}=true"
-    return next((f"the agent loop {loop.name!r}" for loop in loops if loop.applies_template()), None)
+def has_template(model: LoadedModel) -> bool:
+    """Whether the model brings a chat template, or the job sets one."""
+    return bool(model.tokenizer.chat_template or getattr(model.processor, "chat_template", None))
+
+
+def _is_written_by_verl(config: DictConfig, model: LoadedModel) -> bool:
+    """Whether verl's agent loops make tokens of a message without a chat template."""
+    try:
+        return bool(_builder(config, model).build_initial_tokens([{"role": "user", "content": "1+1"}]))
+    except Exception:  # of verl or of transformers, which has no template to apply
+        return False
 
 
 @dataclass
@@ -46,25 +64,48 @@ class Rendered:
 
     lengths: list[int] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    """Of the chat template."""
+    unread: list[str] = field(default_factory=list)
+    """Failures to read an image."""
+    missing: str = ""
+    """A package that is not here, "" for none."""
     largest: int = 0
     """Of all tokens."""
     with_images: bool = False
 
     @property
     def tried(self) -> str:
-        return counted(len(self.lengths) + len(self.failures), "prompt")
+        return counted(self.number, "prompt")
+
+    @property
+    def number(self) -> int:
+        return len(self.lengths) + len(self.failures) + len(self.unread)
 
 
 def rendered_prompts(
-    config: DictConfig, model: LoadedModel, setting: str, told: str, items: list[dict[str, Any]]
+    config: DictConfig, model: LoadedModel, setting: str, told: str, items: list[dict[str, Any]], *, prompts: int
 ) -> Iterator[Finding]:
-    """Puts the prompts into tokens as verl's agent loops do, and says what is to be said of these."""
-    if not (model.tokenizer.chat_template or getattr(model.processor, "chat_template", None)):
-        return  # told already
+    """Puts the prompts into tokens as verl's agent loops do, and says what is to be said of these.
+
+    Args:
+        prompts: how many there are, of which the items are the first.
+    """
     try:
-        rendered = _put_into_tokens(config, model, items)
-    except ValueError as error:
+        builder = _builder(config, model)
+    except Exception as error:  # of verl, which has no way to write prompts for the model
         yield wrong("actor_rollout_ref.model.path", f"verl's agent loops refuse the model ({in_one_line(error)}).")
+        return
+    rendered = _put_into_tokens(config, model, builder, items)
+    if rendered.missing:
+        if config.data.filter_overlong_prompts:
+            told_of = f"so {FILTER}=true leaves their prompts out"
+            yield warning(
+                setting, f"{told}: a package that verl reads them with is not here ({rendered.missing}), {told_of}."
+            )
+        else:
+            yield wrong(
+                setting, f"{told}: a package that verl reads them with is not here ({rendered.missing}). Install it."
+            )
         return
     # Tokens of images are not looked up in the embedding of every model.
     known = size_of_embedding(model) if model.processor is None else None
@@ -74,42 +115,56 @@ def rendered_prompts(
             f"its tokenizer makes token {rendered.largest} of a prompt, and the model has {known} (vocab_size). Name a "
             "tokenizer and a model that belong together.",
         )
+    # What fails for some is no reason to call all of them wrong.
+    several = rendered.number >= min(SEVERAL, prompts)
+    if rendered.unread and not config.data.filter_overlong_prompts:
+        yield warning(
+            setting,
+            f"{told}: of {len(rendered.unread)} of the first {rendered.tried} an image cannot be read "
+            f"({rendered.unread[0]}).",
+        )
     if rendered.failures and not config.data.filter_overlong_prompts:  # which leaves these prompts out
         number, first = len(rendered.failures), rendered.failures[0]
         of_them = f"{told}: {number} of the first {rendered.tried} cannot be put through the chat template"
-        if not rendered.lengths:
+        if several and not rendered.lengths and not rendered.unread:
             yield wrong(setting, f"{of_them} ({first}). Correct the prompts, or set {TEMPLATE}.")
         else:
             yield warning(setting, f"{of_them} ({first}); their sessions fail.")
     if rendered.lengths:
-        yield from _lengths(config, told, rendered)
+        yield from _lengths(config, told, rendered, several=several)
 
 
-def _put_into_tokens(config: DictConfig, model: LoadedModel, items: list[dict[str, Any]]) -> Rendered:
-    """
-    Raises:
-        ValueError: verl has no way to write prompts for the model.
-    """
-    from verl.utils.dataset.rl_dataset import RLHFDataset
+def _builder(config: DictConfig, model: LoadedModel) -> Any:
+    """What verl's agent loops make tokens of messages with."""
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-    builder = create_continuous_token_builder(
+    return create_continuous_token_builder(
         model.tokenizer,
         hf_model_type=getattr(model.hf_config, "model_type", None),
         chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
         mm_processor_kwargs=_plain(config.data.get("mm_processor_kwargs")),
         processor=model.processor,
     )
+
+
+def _put_into_tokens(config: DictConfig, model: LoadedModel, builder: Any, items: list[dict[str, Any]]) -> Rendered:
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
     patch = getattr(getattr(model.processor, "image_processor", None), "patch_size", 14)
     rendered, started = Rendered(), perf_counter()
     for item in items:
         images = videos = audios = None
+        failures = rendered.unread
         try:
-            if model.processor is not None:
+            if model.processor is not None and shows_something(item):
                 images, videos, audios = RLHFDataset._process_multi_modal_info(item["raw_prompt"], patch, config.data)
+            failures = rendered.failures
             ids = builder.build_initial_tokens(item["raw_prompt"], images=images, videos=videos, audios=audios)
-        except Exception as error:  # of Jinja, of transformers, or of what reads images
-            rendered.failures.append(in_one_line(error))
+        except ImportError as error:
+            rendered.missing = in_one_line(error)
+            break
+        except Exception as error:  # of what reads images, of Jinja, or of transformers
+            failures.append(in_one_line(error))
         else:
             rendered.lengths.append(len(ids))
             rendered.largest = max(rendered.largest, *ids, 0)
@@ -119,17 +174,47 @@ def _put_into_tokens(config: DictConfig, model: LoadedModel, items: list[dict[st
     return rendered
 
 
-def _lengths(config: DictConfig, told: str, rendered: Rendered) -> Iterator[Finding]:
+def shows_something(item: dict[str, Any]) -> bool:
+    """Whether a prompt has an image, a video or audio."""
+    return any(part.get("type") != "text" for part in parts_of(item))
+
+
+def is_costly(item: dict[str, Any]) -> bool:
+    """Whether a prompt has a video or audio, which take seconds, or something that is elsewhere."""
+    return any(
+        part.get("type") in ("video", "audio", "video_url", "audio_url", "input_audio")
+        or any(_is_elsewhere(value) for key, value in part.items() if key != "text")
+        for part in parts_of(item)
+    )
+
+
+def _is_elsewhere(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_is_elsewhere, value.values()))
+    return isinstance(value, str) and "://" in value[:20]
+
+
+def parts_of(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of messages that are lists of these."""
+    messages = item.get("raw_prompt")
+    contents = (
+        [each.get("content") for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
+    )
+    return [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+
+
+def _lengths(config: DictConfig, told: str, rendered: Rendered, *, several: bool) -> Iterator[Finding]:
     most, allowed = config.data.max_prompt_length, OmegaConf.select(config, MODEL_LENGTH)
     in_vllm = config.actor_rollout_ref.rollout.name == "vllm" and isinstance(allowed, int)
-    if in_vllm and min(min(rendered.lengths), most) >= allowed:
+    if several and in_vllm and min(min(rendered.lengths), most) >= allowed:
         yield wrong(MODEL_LENGTH, f"{allowed}: each of the first prompts of {told} is as long or longer. Raise it.")
     too_long = sum(length > most for length in rendered.lengths)
     if not too_long or config.data.filter_overlong_prompts:
         return
     of_them = f"{most}: {too_long} of the first {rendered.tried} of {told} are longer"
     if rendered.with_images and too_long == len(rendered.lengths):
-        yield wrong("data.max_prompt_length", f"{of_them}, and verl cuts no prompt with images. Raise it.")
+        if several:
+            yield wrong("data.max_prompt_length", f"{of_them}, and verl cuts no prompt with images. Raise it.")
     else:
         yield warning(
             "data.max_prompt_length", f"{of_them}: verl cuts off their beginnings. Raise it, or set {FILTER}=true."

@@ -18,6 +18,8 @@ from verl_padding.verl_job.modes import MODE_PREFIX, SYNC
 READ_BY_REWARDS = ("data_source", "reward_model")
 KINDS = (".parquet", ".json", ".jsonl")
 """What verl's data set reads."""
+BUFFER = 2**20
+"""Bytes that are read of a Parquet file at once; without it, a column of a whole row group is."""
 
 
 SETTINGS = {"data.train_files": "data.train_max_samples", "data.val_files": "data.val_max_samples"}
@@ -118,22 +120,40 @@ def _no_messages(kind: Any) -> str | None:
     return None if {"role", "content"} <= set(keys) else f"lists of objects with {', '.join(keys)}"
 
 
-def names_in_column(config: DictConfig, column: str) -> Iterator[tuple[str, str, set[str] | None]]:
-    """(setting, file, values) of each file that can be read; None for the values where it has no such column."""
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a column of one file names."""
+
+    setting: str
+    file: str
+    values: set[str] | None
+    """None where the file has no such column."""
+    known: bool = True
+    """False for a file whose columns cannot be told without reading it whole, or not here."""
+
+
+def names_in_column(config: DictConfig, column: str) -> Iterator[Names]:
+    """Values of a column of each file that the job puts to the model; a data set of the user's own makes its own."""
     from pyarrow import ArrowException, parquet
 
     for setting in SETTINGS:
+        if setting == "data.val_files" and not validates(config):
+            continue
         for name in files_of(config, setting):
-            path = Path(name).expanduser()
-            if path.suffix != ".parquet" or not path.is_file():
+            path, unknown = Path(name).expanduser(), Names(setting=setting, file=name, values=None, known=False)
+            if config.data.custom_cls.path or "://" in name or path.suffix != ".parquet" or not path.is_file():
+                yield unknown
                 continue
+            values: set[str] = set()
             try:
-                with parquet.ParquetFile(path) as read:
+                with parquet.ParquetFile(path, buffer_size=BUFFER) as read:
                     has_it = column in read.schema_arrow.names
-                    values = read.read([column])[column].unique().to_pylist() if has_it else None
+                    for batch in read.iter_batches(columns=[column]) if has_it else ():
+                        values |= set(map(str, batch.column(0).unique().to_pylist()))
             except (OSError, ArrowException):  # told as a file that cannot be read
-                continue
-            yield setting, name, None if values is None else set(map(str, values))
+                yield unknown
+            else:
+                yield Names(setting=setting, file=name, values=values if has_it else None)
 
 
 def enough_prompts(config: DictConfig, setting: str, prompts: int) -> Iterator[Finding]:

@@ -6,8 +6,7 @@ verl's own code reads them, from copies of the beginnings of the files. A data s
 from __future__ import annotations
 
 import io
-import itertools
-import shutil
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -18,18 +17,29 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_padding.doctor.agent_loops import AGENT_COLUMN, DEFAULT, Loop
-from verl_padding.doctor.chat_templates import FILTER, SECONDS, rendered_prompts, template_of_job
-from verl_padding.doctor.data_files import SETTINGS, enough_prompts, files_of, validates
+from verl_padding.doctor.agent_loops import AGENT_COLUMN, DEFAULT, Loop, loops_by_name, own_manager
+from verl_padding.doctor.chat_templates import (
+    FILTER,
+    SECONDS,
+    is_costly,
+    rendered_prompts,
+    shows_something,
+    template_of_job,
+)
+from verl_padding.doctor.data_files import BUFFER, SETTINGS, enough_prompts, files_of, validates
 from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.loaded_model import LoadedModel
 from verl_padding.doctor.rewards import read_by_verl, scores_source
 from verl_padding.plan.counted import counted
 
 MOST_ROWS = 1000
-"""Rows of all files of a setting that are read, at most."""
+"""Rows of all files of a setting that are read, at most; and one row of each file with columns of its own."""
 MOST_BYTES = 2**24
-"""Size of what is read of a file, at most, as far as its own head tells."""
+"""Size of what is read of all files of a setting, at most, as far as their own heads tell."""
+MOST_FILES = 16
+"""Files of a setting that are read, at most."""
+NAMED = 3
+"""Files that a finding names, at most."""
 TRIED = 64
 """Prompts that are taken through the data loader and the chat template, at most, as long as time allows."""
 TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "trace", "sampling_params", "output")
@@ -41,51 +51,82 @@ class Beginnings:
     """Copies of the first rows of files."""
 
     files: list[str] = field(default_factory=list)
+    """Those of which there is a copy."""
+    copies: list[str] = field(default_factory=list)
+    rows: int = MOST_ROWS
+    """That may still be copied, and so with the size."""
+    size: int = MOST_BYTES
     whole: bool = True
     """Whether all rows of all files are in them."""
+    kinds: set[str] = field(default_factory=set)
+    """Columns of the Parquet files, with their types."""
+
+    def add(self, source: Path, target: Path, *, rows: int, size: int) -> None:
+        self.files.append(str(source))
+        self.copies.append(str(target))
+        self.rows -= rows
+        self.size -= size
+
+    @property
+    def full(self) -> bool:
+        return len(self.files) >= MOST_FILES or self.rows <= 0 or self.size <= 0
+
+    @property
+    def have_types(self) -> bool:
+        """Whether the columns have the types that they have in the files; JSON has none, but those of all rows."""
+        return self.whole or all(file.endswith(".parquet") for file in self.files)
 
 
 def prompts_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]) -> Iterator[Finding]:
     """What becomes of the first prompts of the training and of the validation files.
 
     Args:
-        loops: the agent loops that the job starts.
+        loops: the agent loops that the job certainly starts.
     """
     if config.data.custom_cls.path:
         yield not_looked_at("data.custom_cls.path", f"{config.data.custom_cls.path}: a data set of your own is not run")
         return
-    yield from template_of_job(config, model, loops)
+    template = list(template_of_job(config, model, loops))
+    yield from template
+    without = any(finding.verdict == "wrong" for finding in template)
     seen: list[list[str]] = []
     for setting in SETTINGS:
         files = files_of(config, setting)
-        if files not in seen:
-            seen.append(files)
-            with _quiet(), tempfile.TemporaryDirectory() as folder, _cache_of_data_sets(folder):
-                found = list(_of_files(config, model, loops, setting, files, Path(folder)))
-            yield from found
+        if files in seen or any("://" in file for file in files):  # told with the files
+            continue
+        seen.append(files)
+        try:
+            with (
+                _quiet(),
+                tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+                _cache_of_data_sets(folder),
+            ):
+                found = list(_of_files(config, model, setting, files, Path(folder), without_template=without))
+        except (OSError, MemoryError) as error:  # of the temporary folder: the files themselves were read before
+            found = [not_looked_at(setting, f"{_told(files)}: not tried ({in_one_line(error)})")]
+        yield from found
 
 
 def _of_files(
-    config: DictConfig, model: LoadedModel, loops: Sequence[Loop], setting: str, files: list[str], folder: Path
+    config: DictConfig, model: LoadedModel, setting: str, files: list[str], folder: Path, *, without_template: bool
 ) -> Iterator[Finding]:
-    told = ", ".join(files)
-    beginnings = Beginnings()
+    """
+    Raises:
+        OSError: of the temporary folder.
+    """
+    told, beginnings = _told(files), Beginnings()
     for number, file in enumerate(files):
-        if "://" in file:
-            return  # told with the files
-        if not _copy_beginning(Path(file).expanduser(), folder / f"{number}{Path(file).suffix}", beginnings):
-            yield not_looked_at(setting, f"{file}: a large file of one JSON array")
+        source, target = Path(file).expanduser(), folder / f"{number}{Path(file).suffix}"
+        copy = _copy_parquet if source.suffix == ".parquet" else _copy_json
+        if problem := copy(setting, source, target, beginnings):
+            yield problem
             return
     try:
-        data_set = _data_set(config, model, beginnings.files)
+        data_set = _data_set(config, model, beginnings.copies)
+    except (OSError, MemoryError):
+        raise
     except Exception as error:  # of the library `datasets`
-        for file, copy in zip(files, beginnings.files, strict=True):
-            try:
-                _data_set(config, model, [copy])
-            except Exception as own:  # the same
-                yield wrong(setting, f"{file}: cannot be read ({in_one_line(own)}). Write it again.")
-                return
-        yield wrong(setting, f"{told}: verl's data set cannot read them together ({in_one_line(error)}).")
+        yield _refused(config, model, setting, beginnings, error)
         return
     if beginnings.whole and not all(file.endswith(".parquet") for file in files):  # those are counted by their heads
         matter = [each for each in enough_prompts(config, setting, len(data_set)) if each.verdict == "wrong"]
@@ -94,30 +135,57 @@ def _of_files(
         return
     items: list[dict[str, Any]] = []
     started = perf_counter()
-    while len(items) < min(TRIED, len(data_set)) and perf_counter() - started < SECONDS:
+    while len(items) < min(TRIED, len(data_set)) and (not items or perf_counter() - started < SECONDS):
         try:
             items.append(data_set[len(items)])
         except Exception as error:  # of verl's data set, or of what reads images
             yield wrong(setting, f"{told}: verl's data set cannot make prompt {len(items)} ({in_one_line(error)}).")
             return
-    matter = list(_of_items(config, model, loops, setting, told, items))
+    matter = list(_of_items(config, model, setting, told, items, len(data_set), without_template=without_template))
     yield from matter
-    if config.data.filter_overlong_prompts:
-        yield from _filtered(config, setting, data_set, whole=beginnings.whole)
+    if config.data.filter_overlong_prompts and not without_template:
+        try:
+            filtered = list(_filtered(config, model, setting, data_set, items, whole=beginnings.whole))
+        except Exception as error:  # of the library `datasets`; verl's filter itself leaves out what fails
+            filtered = [
+                not_looked_at(FILTER, f"true: the first prompts cannot be filtered here ({in_one_line(error)})")
+            ]
+        yield from filtered
     if not matter:
         yield ok(setting, f"{counted(len(items), 'prompt')} tried")
+
+
+def _told(files: list[str]) -> str:
+    return ", ".join(files) if len(files) <= NAMED else f"{files[0]} and {len(files) - 1} others"
+
+
+def _refused(config: DictConfig, model: LoadedModel, setting: str, beginnings: Beginnings, error: Exception) -> Finding:
+    """What verl's data set says of files, by the file that is why."""
+    told = _told(beginnings.files)
+    if not beginnings.have_types:
+        return not_looked_at(setting, f"{told}: their beginnings cannot be read alone ({in_one_line(error)})")
+    for file, copy in zip(beginnings.files, beginnings.copies, strict=True):
+        try:
+            _data_set(config, model, [copy])
+        except (OSError, MemoryError):
+            raise
+        except Exception as own:  # of the library `datasets`
+            return wrong(setting, f"{file}: cannot be read ({in_one_line(own)}). Write it again.")
+    return wrong(setting, f"{told}: verl's data set cannot read them together ({in_one_line(error)}).")
 
 
 def _of_items(
     config: DictConfig,
     model: LoadedModel,
-    loops: Sequence[Loop],
     setting: str,
     told: str,
     items: list[dict[str, Any]],
+    prompts: int,
+    *,
+    without_template: bool,
 ) -> Iterator[Finding]:
     """What is the matter with the first prompts, as the data set gives them."""
-    if taken := [name for name in TAKEN if name in items[0]]:
+    if not own_manager(config) and (taken := [name for name in TAKEN if name in items[0]]):
         yield wrong(
             setting,
             f"{told}: has a column {taken[0]!r}, a name that verl's agent loop workers use themselves: every "
@@ -127,45 +195,91 @@ def _of_items(
     if problem := _refusal_of_batch(items):
         yield wrong(setting, f"{told}: verl cannot make a batch of the prompts ({problem}).")
         return
-    by_name = {loop.name: loop for loop in loops}
-    default = OmegaConf.select(config, DEFAULT)
+    by_name, default = loops_by_name(config), OmegaConf.select(config, DEFAULT)
     for_loops = [(item, by_name.get(str(item.get(AGENT_COLUMN, default)))) for item in items]
     if read_by_verl(config):
         yield from _rewards(config, setting, told, [item for item, loop in for_loops if loop and loop.leaves_rewards()])
-    if by_verl := [item for item, loop in for_loops if loop and loop.is_verls and not _is_costly(item)]:
-        yield from rendered_prompts(config, model, setting, told, by_verl)
+    by_verl = [item for item, loop in for_loops if loop and loop.is_verls and not is_costly(item)]
+    if by_verl and not without_template:
+        yield from rendered_prompts(config, model, setting, told, by_verl, prompts=prompts)
 
 
-def _copy_beginning(source: Path, target: Path, beginnings: Beginnings) -> bool:
-    """Returns: False if the file has none that could be read alone."""
-    if source.suffix == ".parquet":
-        beginnings.whole &= _copy_rows(source, target)
-    elif source.stat().st_size <= MOST_BYTES:
-        shutil.copyfile(source, target)
-    else:
-        with source.open(encoding="utf-8") as lines:
-            first = list(itertools.islice(lines, MOST_ROWS))
-        if first[0].lstrip().startswith("["):
-            return False
-        target.write_text("".join(first), encoding="utf-8")
-        beginnings.whole = False
-    beginnings.files.append(str(target))
-    return True
+def _copy_parquet(setting: str, source: Path, target: Path, beginnings: Beginnings) -> Finding | None:
+    """Copies the first rows; where there are enough, one row of a file with columns of its own.
 
+    Returns:
+        Why the file cannot be tried, if it is so.
 
-def _copy_rows(source: Path, target: Path) -> bool:
-    """Returns: whether all rows were copied."""
+    Raises:
+        OSError: of the temporary folder.
+    """
     import pyarrow
     from pyarrow import parquet
 
-    with parquet.ParquetFile(source) as read:
-        rows, head = read.metadata.num_rows, read.metadata
-        size = sum(head.row_group(number).total_byte_size for number in range(head.num_row_groups))
-        most = max(TRIED, min(MOST_ROWS, int(MOST_BYTES * rows / max(size, 1))))
-        first = next(read.iter_batches(batch_size=most), None)
-        table = pyarrow.Table.from_batches([first] if first else [], schema=read.schema_arrow)
-    parquet.write_table(table, target)
-    return bool(table.num_rows == rows)
+    try:
+        with parquet.ParquetFile(source, buffer_size=BUFFER) as read:
+            head, schema = read.metadata, read.schema_arrow
+            kind = f"{schema.remove_metadata()} {(schema.metadata or {}).get(b'huggingface')!r}"
+            if beginnings.full and (kind in beginnings.kinds or len(beginnings.kinds) >= MOST_FILES):
+                beginnings.whole = False
+                return None
+            size = sum(head.row_group(number).total_byte_size for number in range(head.num_row_groups))
+            per_row = max(1, size // max(1, head.num_rows))
+            most = max(1, min(beginnings.rows, beginnings.size // per_row))
+            first = next(read.iter_batches(batch_size=most), None)
+            table = pyarrow.Table.from_batches([first] if first else [], schema=schema)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        return wrong(setting, f"{source}: cannot be read ({in_one_line(error)}). Write it again.")
+    except pyarrow.ArrowException as error:
+        return not_looked_at(setting, f"{source}: its beginning cannot be read alone ({in_one_line(error)})")
+    try:
+        parquet.write_table(table, target)
+    except pyarrow.ArrowException as error:
+        return not_looked_at(setting, f"{source}: its beginning cannot be copied ({in_one_line(error)})")
+    beginnings.kinds.add(kind)
+    beginnings.whole &= table.num_rows == head.num_rows
+    beginnings.add(source, target, rows=table.num_rows, size=table.num_rows * per_row)
+    return None
+
+
+def _copy_json(setting: str, source: Path, target: Path, beginnings: Beginnings) -> Finding | None:
+    """Copies a file, or the first lines of a large one.
+
+    Returns:
+        Why the file cannot be tried, if it is so.
+
+    Raises:
+        OSError: of the temporary folder.
+    """
+    if beginnings.full:
+        beginnings.whole = False
+        return None
+    try:
+        size = source.stat().st_size
+        with source.open("rb") as read:
+            first = read.read(min(size, beginnings.size))
+    except OSError as error:
+        return wrong(setting, f"{source}: cannot be read ({in_one_line(error)}). Write it again.")
+    if size > len(first):
+        first = _whole_lines(first)
+        beginnings.whole = False
+        if not first and beginnings.files:
+            return None  # of which the others are tried
+        if not first:
+            return not_looked_at(setting, f"{source}: a large file that has not one object of JSON in each line")
+    target.write_bytes(first)
+    beginnings.add(source, target, rows=first.count(b"\n"), size=len(first))
+    return None
+
+
+def _whole_lines(first: bytes) -> bytes:
+    """The first lines, if each is an object of JSON; otherwise nothing."""
+    lines = first.split(b"\n", MOST_ROWS)[:-1]
+    try:
+        is_row = isinstance(json.loads(lines[0].decode("utf-8-sig")) if lines else None, dict)
+    except ValueError:
+        is_row = False
+    return b"".join(line + b"\n" for line in lines) if is_row else b""
 
 
 def _data_set(config: DictConfig, model: LoadedModel, files: list[str]) -> Any:
@@ -190,14 +304,6 @@ def _refusal_of_batch(items: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _is_costly(item: dict[str, Any]) -> bool:
-    """Whether a prompt has a video or audio, which take seconds, or an image that is elsewhere."""
-    contents = [message.get("content") for message in item["raw_prompt"] if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    kinds = {part.get("type") for part in parts}
-    return bool(kinds & {"video", "audio"}) or any(str(part.get("image", "")).startswith("http") for part in parts)
-
-
 def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, Any]]) -> Iterator[Finding]:
     for number, item in enumerate(items):
         truth = item.get("reward_model")
@@ -209,8 +315,8 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
             )
             return
     if not config.reward.custom_reward_function.path:
-        sources = {item["data_source"] for item in items}
-        if unknown := sorted(str(source) for source in sources if not scores_source(str(source))):
+        sources = {str(item["data_source"]) for item in items}
+        if unknown := sorted(source for source in sources if not scores_source(source)):
             yield wrong(
                 setting,
                 f"{told}: its data_source is {', '.join(unknown)}, and verl has no score for that. Set "
@@ -218,13 +324,24 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
             )
 
 
-def _filtered(config: DictConfig, setting: str, data_set: Any, *, whole: bool) -> Iterator[Finding]:
-    """Leaves out what verl leaves out, and counts the rest."""
-    data_set.filter_overlong_prompts = True
-    before, left = len(data_set), len(data_set.maybe_filter_out_long_prompts(data_set.dataframe))
+def _filtered(
+    config: DictConfig, model: LoadedModel, setting: str, data_set: Any, items: list[dict[str, Any]], *, whole: bool
+) -> Iterator[Finding]:
+    """Leaves out what verl leaves out of the first prompts, and counts the rest."""
+    if any(map(shows_something, items)):
+        yield not_looked_at(FILTER, f"true: the prompts of {setting} have more than text, which takes long to filter")
+        return
+    started, tried = perf_counter(), len(items)
+    left = _left(data_set, 0, tried)
+    if model.processor is None and tried < len(data_set):  # no other prompt has more than text
+        in_time = int(tried * SECONDS / max(perf_counter() - started, 1e-3))
+        more = min(len(data_set), tried + in_time)
+        left += _left(data_set, tried, more)
+        tried = more
+    whole = whole and tried == len(data_set)
     limit = OmegaConf.select(config, SETTINGS[setting]) or 0
-    told = f"true: leaves {left} of {counted(before, 'prompt')}"
-    if whole and left < before and limit <= 0:
+    told = f"true: leaves {left} of {'' if whole else 'the first '}{counted(tried, 'prompt')}"
+    if whole and left < tried and limit <= 0:
         matter = [each for each in enough_prompts(config, setting, left) if each.verdict == "wrong"]
         if matter:
             yield wrong(
@@ -237,6 +354,12 @@ def _filtered(config: DictConfig, setting: str, data_set: Any, *, whole: bool) -
         yield warning(FILTER, f"{told} at the beginning of {setting}. Raise data.max_prompt_length.")
         return
     yield ok(FILTER, told)
+
+
+def _left(data_set: Any, first: int, end: int) -> int:
+    """Prompts of some rows that verl's filter leaves."""
+    data_set.filter_overlong_prompts = True
+    return len(data_set.maybe_filter_out_long_prompts(data_set.dataframe.select(range(first, end))))
 
 
 @contextmanager
@@ -256,12 +379,15 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _cache_of_data_sets(folder: str) -> Iterator[None]:
-    """Copies of copies go into the same temporary folder, not among those of the user's own data sets."""
+    """Copies of copies go into the same temporary folder, not among those of the user's own; no hub counts them."""
     import datasets.config
 
-    kept = datasets.config.HF_DATASETS_CACHE
-    datasets.config.HF_DATASETS_CACHE = Path(folder) / "cache"
+    ours = {"HF_DATASETS_CACHE": Path(folder) / "cache", "HF_UPDATE_DOWNLOAD_COUNTS": False}
+    kept = {name: getattr(datasets.config, name) for name in ours}
     try:
+        for name, value in ours.items():
+            setattr(datasets.config, name, value)
         yield
     finally:
-        datasets.config.HF_DATASETS_CACHE = kept
+        for name, value in kept.items():
+            setattr(datasets.config, name, value)
