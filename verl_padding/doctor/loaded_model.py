@@ -250,7 +250,7 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
         if config.actor_rollout_ref.model.get("enable_gradient_checkpointing"):
             made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         get_fsdp_wrap_policy(made, OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.wrap_policy"))
-    except (RuntimeError, OSError) as error:  # of torch, which needs numbers or a GPU for it, or of what is fetched
+    except (RuntimeError, OSError, AssertionError) as error:  # of torch, without numbers or a GPU, or of a hub
         yield not_looked_at(PATH, f"{path}: the model cannot be made here without its weights ({in_one_line(error)})")
         return
     except Exception as error:  # of transformers, of the model's own checks, or of verl
