@@ -219,7 +219,13 @@ def test_what_a_class_extends_is_read_in_verls_files_and_no_module_is_imported(t
     package = "from verl.experimental.agent_loop import {0}\nclass Mine({0}):\n    x = 1\n"
     assert lacks(package.format("AgentLoopBase")), "its run is abstract"
     assert not lacks(package.format("SingleTurnAgentLoop"))
-    assert not lacks("from verl.experimental.agent_loop import AgentLoopBase as Mine\n" + "class Mine(Mine): ...\n")
+    again = "class AgentLoopBase(AgentLoopBase):\n    async def run(self): ...\n"
+    assert not lacks(package.format("AgentLoopBase").replace("class Mine", f"{again}class Mine"))
+
+
+def test_a_class_that_cannot_be_known_without_a_run_is_not_looked_into(tmp_path):
+    (tmp_path / "loops.py").write_text("from x import Mine\nclass Mine(Mine): ...\n")
+    assert defined_in(tmp_path / "loops.py", "Mine") is None
 
 
 def test_a_method_that_is_wrapped_is_not_read(tmp_path):

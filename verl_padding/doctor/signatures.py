@@ -29,7 +29,7 @@ def _only_definition(tree: ast.Module | ast.ClassDef, name: str) -> Function | a
             case ast.Name(id=bound, ctx=ast.Store() | ast.Del()) | ast.Attribute(attr=bound, ctx=ast.Store()):
                 if bound == name:
                     return None
-            case ast.alias() if name in (node.asname or node.name.split(".")[0], "*"):
+            case ast.alias() if name == (node.asname or node.name.split(".")[0]) or node.name == "*":
                 return None
             case ast.Name(id="globals" | "setattr" | "exec"):
                 return None
@@ -131,16 +131,31 @@ def _name_lacks(source: Path, owner: str, name: str, seen: Seen) -> bool:
     tree = parsed(source)
     if any(isinstance(node, ast.Attribute) and node.attr == name and _is_set(node) for node in ast.walk(tree)):
         return False  # given to a class later, perhaps to this one
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == owner:
-            return _lacks(source, node, name, seen)
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        for alias in node.names:
-            if (alias.asname or alias.name) == owner:
-                module = _file_of_verl(source, node)
-                return module is not None and _name_lacks(module, alias.name, name, seen)
-    return owner in ("object", "ABC")
+    imported = [
+        (node, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if owner == (alias.asname or alias.name.split(".")[0]) or alias.name == "*"
+    ]
+    bound = any(
+        getattr(node, "id", getattr(node, "name", None)) == owner
+        and not isinstance(node, ast.alias)
+        and not isinstance(getattr(node, "ctx", None), ast.Load)
+        for node in ast.walk(tree)
+    )
+    if not bound and not imported:
+        return owner in ("object", "ABC")
+    if not imported:
+        found = _only_definition(tree, owner)
+        return isinstance(found, ast.ClassDef) and _lacks(source, found, name, seen)
+    line, original = imported[0]
+    if bound or len(imported) > 1 or not isinstance(line, ast.ImportFrom) or line not in tree.body:
+        return False  # which of them it is, only a run would tell
+    if line.module == "abc":
+        return original == "ABC"
+    module = _file_of_verl(source, line)
+    return module is not None and _name_lacks(module, original, name, seen)
 
 
 def _is_set(node: ast.Attribute) -> bool:
