@@ -219,6 +219,8 @@ def test_what_a_class_extends_is_read_in_verls_files_and_no_module_is_imported(t
     package = "from verl.experimental.agent_loop import {0}\nclass Mine({0}):\n    x = 1\n"
     assert lacks(package.format("AgentLoopBase")), "its run is abstract"
     assert not lacks(package.format("SingleTurnAgentLoop"))
+    assert lacks("class Mine: ...\n")
+    assert not lacks("class Mine: ...\nMine.run = print\n")
     again = "class AgentLoopBase(AgentLoopBase):\n    async def run(self): ...\n"
     assert not lacks(package.format("AgentLoopBase").replace("class Mine", f"{again}class Mine"))
 
@@ -293,7 +295,7 @@ def test_tools_that_are_no_list_are_told(composed, machine):  # noqa: F811
     multi_turn = {"tool_config_path": path}
     config = OmegaConf.merge(composed, {"actor_rollout_ref": {"rollout": {"multi_turn": multi_turn}}})
     (found,) = tools_of_job(config)
-    assert "holds no list" in found.told
+    assert "its key tools holds no list" in found.told
 
 
 def test_prompts_are_tried_where_the_model_can_be_read(composed, machine):  # noqa: F811

@@ -92,7 +92,7 @@ def method(owner: ast.ClassDef, name: str) -> Function | None:
 def lacks_attribute(source: Path, owner: ast.ClassDef, name: str) -> bool:
     """Whether neither a class nor any class that it extends has an attribute; False if that cannot be known."""
     try:
-        return _lacks(source, owner, name, frozenset())
+        return not _is_given_later(parsed(source), name) and _lacks(source, owner, name, frozenset())
     except LookupError:  # a file that cannot be read
         return False
 
@@ -129,8 +129,8 @@ def _name_lacks(source: Path, owner: str, name: str, seen: Seen) -> bool:
         return False
     seen |= {(source, owner)}
     tree = parsed(source)
-    if any(isinstance(node, ast.Attribute) and node.attr == name and _is_set(node) for node in ast.walk(tree)):
-        return False  # given to a class later, perhaps to this one
+    if _is_given_later(tree, name):
+        return False
     imported = [
         (node, alias.name)
         for node in ast.walk(tree)
@@ -158,9 +158,17 @@ def _name_lacks(source: Path, owner: str, name: str, seen: Seen) -> bool:
     return module is not None and _name_lacks(module, original, name, seen)
 
 
-def _is_set(node: ast.Attribute) -> bool:
-    of_instance = isinstance(node.value, ast.Name) and node.value.id == "self"
-    return isinstance(node.ctx, ast.Store) and not of_instance
+def _is_given_later(tree: ast.Module, name: str) -> bool:
+    """Whether a file sets an attribute of some object that is no ``self``: perhaps of the class that is asked for."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self")):
+                continue
+            case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute == name:
+                return True
+            case ast.Name(id="setattr"):
+                return True
+    return False
 
 
 def _file_of_verl(source: Path, imported: ast.ImportFrom) -> Path | None:
@@ -171,7 +179,7 @@ def _file_of_verl(source: Path, imported: ast.ImportFrom) -> Path | None:
     verl = file_of("pkg://verl")
     if verl is None or verl.parent not in source.parents:
         return None
-    place = source.parents[imported.level - 1].joinpath(*module.split(".")) if module else source.parent
+    place = source.parents[imported.level - 1].joinpath(*filter(None, module.split(".")))
     return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
 
 

@@ -36,7 +36,7 @@ def tools_of_job(config: DictConfig) -> Iterator[Finding]:
                 raise LookupError("a mapping with the key `tools` is needed")
             entries = content.get("tools") or ()
             if isinstance(entries, str | int | float | DictConfig):
-                raise LookupError("its key `tools` holds no list")
+                raise LookupError("its key tools holds no list")
             for entry in entries:
                 refuse_bad_entry(entry, "class_name", needed=("class_name", "config"))
                 _refuse_bad_tool(entry)

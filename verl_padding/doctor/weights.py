@@ -42,7 +42,7 @@ def refuse_broken_weights(folder: Path) -> dict[str, tuple[int, ...]]:
             else:
                 _refuse_broken_bin(file)
         except OSError as error:
-            raise LookupError(f"{file.name} cannot be read ({error})") from error
+            raise LookupError(f"{file.name} cannot be opened ({error})") from error
     return shapes
 
 
