@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_padding.doctor.named_objects import refuse_missing_target
 
@@ -45,6 +46,10 @@ def refuse_bad_entry(entry: Any, target: str, *, needed: tuple[str, ...]) -> Non
         told = OmegaConf.to_container(entry) if isinstance(entry, DictConfig | ListConfig) else entry
         raise LookupError(f"an entry is {told}, but {' and '.join(needed)} are needed")
     try:
-        refuse_missing_target(str(entry[target]))
+        named = str(entry[target])
+    except OmegaConfBaseException:  # a reference to what the workers may have, and this machine has not
+        return
+    try:
+        refuse_missing_target(named)
     except LookupError as problem:
-        raise LookupError(f"{target}: {entry[target]}: {problem}") from problem
+        raise LookupError(f"{target}: {named}: {problem}") from problem

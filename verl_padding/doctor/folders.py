@@ -21,6 +21,18 @@ MADE_BY_VERL = ("trainer.default_local_dir", "trainer.rollout_data_dir", "traine
 
 def folders_of_job(config: DictConfig) -> Iterator[Finding]:
     """Whether they can be written to. Nothing is made."""
+    for setting, findings in (
+        ("trainer.default_local_dir", _written),
+        ("trainer.default_local_dir", _disk),
+        ("trainer.resume_mode", _resumed),
+    ):
+        try:
+            yield from findings(config)
+        except OSError as error:
+            yield not_looked_at(setting, f"its folder cannot be read here ({error})")
+
+
+def _written(config: DictConfig) -> Iterator[Finding]:
     for setting in MADE_BY_VERL:
         if name := OmegaConf.select(config, setting):
             yield _writable(setting, str(name), is_folder=True)
@@ -30,8 +42,6 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
     loggers = config.trainer.logger
     if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
         yield _log_file(config)
-    yield from _disk(config)
-    yield from _resumed(config)
 
 
 def _disk(config: DictConfig) -> Iterator[Finding]:
@@ -40,8 +50,9 @@ def _disk(config: DictConfig) -> Iterator[Finding]:
     model, place = folder_of_model(str(config.actor_rollout_ref.model.path)), str(config.trainer.default_local_dir)
     if config.trainer.save_freq <= 0 or model is None or "://" in place:
         return
-    needed = sum(file.stat().st_size for pattern in WEIGHTS for file in model.glob(pattern))
-    there = next(folder for folder in _with_parents(place) if folder.exists())
+    weights = (file for pattern in WEIGHTS for file in model.glob(pattern) if file.is_file())
+    needed = sum(file.stat().st_size for file in weights)
+    there = next(folder for folder in _with_parents(place) if os.path.exists(folder))
     free = shutil.disk_usage(there).free
     if free < needed:
         yield warning(
@@ -52,7 +63,7 @@ def _disk(config: DictConfig) -> Iterator[Finding]:
 
 
 def _with_parents(name: str) -> list[Path]:
-    place = Path(name).expanduser().absolute()
+    place = Path(os.path.expanduser(name)).absolute()  # which leaves ~ where nobody has that name
     return [place, *place.parents]
 
 
@@ -140,8 +151,8 @@ def _writable(setting: str, name: str, *, is_folder: bool = False) -> Finding:
     if "://" in name:
         return not_looked_at(setting, f"{name}: not on this machine")
     place, *_ = places = _with_parents(name)
-    there = next(folder for folder in places if folder.exists())
-    if (there != place or is_folder) and not there.is_dir():
+    there = next(folder for folder in places if os.path.exists(folder))  # False, too, where nobody may look
+    if (there != place or is_folder) and not os.path.isdir(there):
         return wrong(setting, f"{name}: {there} is a file. Name another folder.")
     if not os.access(there, os.W_OK):
         return wrong(setting, f"{name}: {there} cannot be written to. Name another place.")

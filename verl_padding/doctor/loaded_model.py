@@ -1,11 +1,14 @@
 """The actor's model as a job loads it: its tokenizer, its config, and its modules without their weights.
 
-verl's and transformers' own code reads them. What a model brings as code of its own (``trust_remote_code``) is not run.
+verl's and transformers' own code reads them, without a GPU and without a hub. What a model brings as code of its own
+(``trust_remote_code``) is not run here.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,17 @@ FSDP = ("fsdp", "fsdp2")
 """Engines that make the model by transformers' own class."""
 SERVES_BY_HEADS = ("vllm", "sglang")
 """Rollouts that share the attention heads out over the ranks of a replica."""
+FLASH = "flash_attention"
+"""How transformers' names of attentions begin that have kernels for GPUs alone."""
+READ_BY_VLLM = ("deepseek_v4",)
+"""Kinds of models whose config verl takes from vLLM, where transformers does not know them."""
+PACKAGES_OF_QUANTIZED = {
+    "aqlm": ("aqlm",),
+    "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed_tensors",),
+    "gptq": ("optimum", "gptqmodel"),
+}
+"""Methods of quantizing weights -> modules without which transformers loads none of them, on any device."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +82,76 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
         reason = "a module of your own may change how models are read, and is not run here"
         yield not_looked_at(f"{MODEL}.external_lib", f"{section.external_lib}: {reason}")
         return
+    read = {name for name in PATHS if section.get(name)}
+    of_hub = False
     with open_dict(section):
         section.update(use_shm=False, trust_remote_code=False)
         for name in PATHS:
-            if not (path := section.get(name)):
+            if name not in read:
                 continue
-            folder = folder_of_model(path)
-            if folder is None or not (Path(path).expanduser().is_dir() or is_whole(folder)):
-                yield not_looked_at(f"{MODEL}.{name}", f"{path}: it is fetched when the job starts")
+            path = str(section[name])
+            try:
+                folder, reason = _folder_to_read(path, name, own_tokenizer="tokenizer_path" in read)
+            except OSError as error:
+                folder, reason = None, f"cannot be read here ({error})"
+            if folder is None:
+                yield not_looked_at(f"{MODEL}.{name}", f"{path}: {reason}")
                 return
-            if brings_code(folder):
-                yield not_looked_at(f"{MODEL}.{name}", f"{path}: it brings code of its own, which is not run here")
-                return
+            of_hub |= not os.path.isdir(os.path.expanduser(path))
             section[name] = str(folder)
+    path = config.actor_rollout_ref.model.path
     try:
-        typed = omega_conf_to_dataclass(section)
-    except Exception as error:  # of transformers, tokenizers, Hydra or verl
-        yield wrong(PATH, f"{config.actor_rollout_ref.model.path}: cannot be read as a model ({in_one_line(error)}).")
+        with _no_hub():
+            typed = omega_conf_to_dataclass(section)
+    except BaseException as error:  # of transformers, Hydra or verl; of Rust's tokenizers, one that is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if of_hub:
+            yield not_looked_at(PATH, f"{path}: the hub's cache may have a part of it alone ({in_one_line(error)})")
+        else:
+            yield wrong(PATH, f"{path}: cannot be read as a model ({in_one_line(error)}).")
         return
     loaded.append(LoadedModel(typed))
     yield ok("tokenizer", type(typed.tokenizer).__name__)
+
+
+def _folder_to_read(path: str, name: str, *, own_tokenizer: bool) -> tuple[Path | None, str]:
+    """Returns: the folder that one of the model's paths means; or None, and why it is not read.
+
+    Args:
+        name: of the setting in the model's section.
+        own_tokenizer: the tokenizer has a path of its own.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    folder = folder_of_model(path)
+    is_folder = os.path.isdir(os.path.expanduser(path))
+    has_tokenizer = name == "tokenizer_path" or (name == "path" and not own_tokenizer)
+    if folder is None or not (is_folder or is_whole(folder, weights=name == "path", tokenizer=has_tokenizer)):
+        return None, "it is fetched when the job starts"
+    if brings_code(folder):
+        return None, "it brings code of its own, which is not run here"
+    described = folder / "config.json"
+    text = described.read_text(errors="replace") if described.is_file() else ""
+    if any(f'"{kind}"' in text and kind not in CONFIG_MAPPING_NAMES for kind in READ_BY_VLLM):
+        return None, "vLLM reads its config"
+    return folder, ""
+
+
+@contextmanager
+def _no_hub() -> Iterator[None]:
+    """Nothing is fetched meanwhile: transformers and the kernels of some models ask the hub for what is missing."""
+    from huggingface_hub import constants
+
+    kept = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = kept
 
 
 def model_of_job(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
@@ -106,24 +170,22 @@ def model_of_job(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
 
 
 def _quantization(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
-    """As transformers' ``from_pretrained`` looks at it; what it says about GPUs is for the machine with the GPUs."""
-    from transformers.quantizers.auto import AutoHfQuantizer
-
+    """Whether there is what transformers needs of packages; what it asks of GPUs is for the machine with the GPUs."""
     quantized = getattr(model.hf_config, "quantization_config", None)
     if quantized is None or config.actor_rollout_ref.actor.strategy not in FSDP:
         return
+    described = quantized if isinstance(quantized, dict) else vars(quantized)
+    method = str(getattr(described.get("quant_method"), "value", described.get("quant_method")))
     path = config.actor_rollout_ref.model.path
-    try:
-        if AutoHfQuantizer.supports_quant_method(quantized):
-            AutoHfQuantizer.from_config(quantized, pre_quantized=True).validate_environment(
-                device_map=None, weights_only=True
+    for package in PACKAGES_OF_QUANTIZED.get(method, ()):
+        if not is_module(package):
+            yield wrong(
+                PATH,
+                f"{path}: its weights are quantized, and a package for that is missing (ImportError: {package}, for "
+                f"{method}). Install it, or take weights that are not quantized.",
             )
-    except ImportError as error:
-        yield wrong(
-            PATH, f"{path}: its weights are quantized, and a package for that is missing ({in_one_line(error)})."
-        )
-    except Exception as error:  # of a quantizer that looks for a GPU
-        yield not_looked_at(PATH, f"{path}: its weights are quantized ({in_one_line(error)})")
+            return
+    yield not_looked_at(PATH, f"{path}: its weights are quantized ({method}), which is not tried here")
 
 
 def _heads(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
@@ -175,24 +237,27 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
     path = config.actor_rollout_ref.model.path
     described = deepcopy(model.hf_config)
     attention = str(described._attn_implementation)
-    if "/" in attention:
-        described._attn_implementation = "eager"  # a kernel that transformers fetches from a hub
-    elif attention.startswith("flash_attention") and not (is_module("flash_attn") and torch.cuda.is_available()):
-        if config.trainer.device == "cpu":
-            yield wrong(ATTENTION, f"{attention}: verl's own choice, and it has no kernels for a CPU. Set it to sdpa.")
-            return
-        described._attn_implementation = "eager"  # whether its package is here is told with the packages
+    flash = attention.rpartition("|")[2].startswith(FLASH)
+    if flash and config.trainer.device == "cpu":
+        yield wrong(ATTENTION, f"{attention}: verl's own choice, and it has no kernels for a CPU. Set it to sdpa.")
+        return
+    if flash or "/" in attention:
+        # Neither a package for GPUs nor kernels of a hub are loaded here; the package is told with the packages.
+        described._attn_implementation = "eager"
     try:
-        with torch.device("meta"):
+        with _no_hub(), torch.device("meta"):
             made: Any = get_hf_auto_model_class(described).from_config(described, trust_remote_code=False)
         if config.actor_rollout_ref.model.get("enable_gradient_checkpointing"):
             made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         get_fsdp_wrap_policy(made, OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.wrap_policy"))
+    except (RuntimeError, OSError, AssertionError) as error:  # of torch, without numbers or a GPU, or of a hub
+        yield not_looked_at(PATH, f"{path}: the model cannot be made here without its weights ({in_one_line(error)})")
+        return
     except Exception as error:  # of transformers, of the model's own checks, or of verl
-        if "meta" in str(error):
-            yield not_looked_at(PATH, f"{path}: the model cannot be made without its weights")
-            return
         yield wrong(PATH, f"{path}: the model cannot be made ({in_one_line(error)}).")
+        return
+    if flash and not getattr(made, "_supports_flash_attn", True):
+        yield wrong(ATTENTION, f"{attention}: {type(made).__name__} has no such attention. Set it to sdpa or eager.")
         return
     yield from modules_of_lora(config, [name for name, _ in made.named_modules() if name])
     if getattr(described, "quantization_config", None) is None:
@@ -201,7 +266,7 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
 
 
 def _shapes(path: str, wanted: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     try:
         refuse_other_shapes(refuse_broken_weights(folder) if folder.is_dir() else {}, wanted)
     except LookupError as problem:

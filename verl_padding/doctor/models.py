@@ -7,6 +7,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +22,8 @@ SECONDS = 3.0
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+DESCRIBED = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+"""Files that may say that code of the model's own is to be run."""
 
 
 def models_of_job(config: DictConfig) -> Iterator[Finding]:
@@ -40,7 +43,7 @@ def models_of_job(config: DictConfig) -> Iterator[Finding]:
     for name in ("tokenizer_path", "hf_config_path", "lora_adapter_path"):
         if path := OmegaConf.select(config, f"{model}.{name}"):
             found = _model(f"{model}.{name}", path, hub, whole=False)
-            folder = Path(path).expanduser()
+            folder = Path(os.path.expanduser(path))
             if name == "lora_adapter_path" and folder.is_dir() and not (folder / "adapter_config.json").is_file():
                 found = wrong(found.subject, f"{path}: the folder has no adapter_config.json. Name an adapter of PEFT.")
             yield found
@@ -49,9 +52,12 @@ def models_of_job(config: DictConfig) -> Iterator[Finding]:
 def _model(setting: str, path: str, hub: Hub, *, with_tokenizer: bool = False, whole: bool = True) -> Finding:
     if "://" in path:
         return not_looked_at(setting, f"{path}: verl copies it when the job starts")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return _folder(setting, path, folder, with_tokenizer) if whole else ok(setting, path)
+    folder = Path(os.path.expanduser(path))
+    try:
+        if folder.is_dir():
+            return _folder(setting, path, folder, with_tokenizer) if whole else ok(setting, path)
+    except OSError as error:
+        return not_looked_at(setting, f"{path}: cannot be read here ({error})")
     if not HUB_NAME.fullmatch(path) or path.count("/") > 1:
         return wrong(setting, f"{path}: there is no such folder. Correct the path, or name a model of the hub.")
     return hub.finding(setting, path)
@@ -60,15 +66,15 @@ def _model(setting: str, path: str, hub: Hub, *, with_tokenizer: bool = False, w
 def _folder(setting: str, path: str, folder: Path, with_tokenizer: bool) -> Finding:
     if not (folder / "config.json").is_file():
         return wrong(setting, f"{path}: the folder has no config.json. Name a model's folder.")
-    if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
+    if not _has_weights(folder):
         return wrong(setting, f"{path}: the folder has no weights ({', '.join(WEIGHTS)}). Name a whole model.")
     if with_tokenizer and not any((folder / name).is_file() for name in TOKENIZER):
         return wrong(
             setting, f"{path}: the folder has no tokenizer. Name one with actor_rollout_ref.model.tokenizer_path."
         )
-    for file in sorted(folder.glob("*.json")):
-        if is_lfs_pointer(file):
-            return wrong(setting, f"{path}: {file.name} is a pointer of Git LFS, not the file itself. git lfs pull")
+    for name in ("config.json", *(TOKENIZER if with_tokenizer else ())):
+        if is_lfs_pointer(folder / name):
+            return wrong(setting, f"{path}: {name} is a pointer of Git LFS, not the file itself. git lfs pull")
     try:
         refuse_broken_weights(folder)
     except LookupError as problem:
@@ -80,24 +86,46 @@ def folder_of_model(path: str) -> Path | None:
     """The folder that a model's files are in on this machine; for a name of the hub, in its cache; None if nowhere."""
     if "://" in path:
         return None
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         return folder
+    return _in_cache(path)
+
+
+def _in_cache(name: str) -> Path | None:
+    """The folder of the hub's cache that has the config of a model, if there is one."""
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(path, "config.json") if HUB_NAME.fullmatch(path) else None
+    try:
+        cached = try_to_load_from_cache(name, "config.json") if HUB_NAME.fullmatch(name) else None
+    except ValueError:  # no name that the hub would give
+        return None
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a folder of the hub's cache has a tokenizer and weights: it may have a few files of a model alone."""
-    has_weights = any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
-    return has_weights and any((folder / name).is_file() for name in TOKENIZER)
+def _has_weights(folder: Path) -> bool:
+    """Whether it has a file of weights; a link to nothing is none."""
+    return any(file.is_file() for pattern in WEIGHTS for file in folder.glob(pattern))
+
+
+def is_whole(folder: Path, *, weights: bool, tokenizer: bool) -> bool:
+    """Whether a folder of the hub's cache has what is read of a model: it may have a few of its files alone."""
+    if weights:
+        try:
+            refuse_broken_weights(folder)
+        except LookupError:
+            return False
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER)
+    return (not weights or _has_weights(folder)) and (not tokenizer or has_tokenizer)
 
 
 def brings_code(folder: Path) -> bool:
-    """Whether a model's folder has code that transformers runs if it is trusted."""
-    described = (folder / name for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"))
+    """Whether a model's folder has code that transformers runs if it is trusted.
+
+    Raises:
+        OSError: one of its files cannot be read.
+    """
+    described = (folder / name for name in DESCRIBED)
     return any('"auto_map"' in file.read_text(errors="replace") for file in described if file.is_file())
 
 
@@ -109,9 +137,9 @@ class Hub:
 
     def finding(self, setting: str, name: str) -> Finding:
         """Whether a model is in the hub's cache, or in the hub."""
-        from huggingface_hub import constants, try_to_load_from_cache
+        from huggingface_hub import constants
 
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        if _in_cache(name) is not None:
             return ok(setting, f"{name}, in the hub's cache")
         absent = f"{name}: no such folder, and not in the hub's cache"
         if os.environ.get("VERL_USE_MODELSCOPE", "").strip().lower() in ("1", "true", "yes"):
@@ -144,7 +172,7 @@ class Hub:
                 return int(answer.status)
         except urllib.error.HTTPError as refusal:
             return refusal.code
-        except OSError as error:
+        except (OSError, HTTPException, ValueError) as error:
             self._silence = str(error.reason if isinstance(error, urllib.error.URLError) else error)
             # transformers would try for a minute, wherever the rest of the checkup asks for the model's config.
             constants.HF_HUB_OFFLINE = True

@@ -8,6 +8,8 @@ from pathlib import Path
 
 MAKES_NAMES = {"*", "__getattr__", "globals", "setattr", "exec"}
 """What a module that makes names as it runs has among its own: it may hold any name."""
+MOVES_PATH = {"sys", "site", "importlib", "subprocess"}
+"""What a file uses at its top where it makes more modules known, or gets them."""
 PACKAGE_PREFIX, FILE_PREFIX = "pkg://", "file://"
 """As verl's ``load_module`` reads them; a path without either is a file."""
 
@@ -104,7 +106,7 @@ def _source_of(module: str) -> Path | None:
             return None  # a namespace, or compiled
     try:
         spec = find_spec(module)  # runs the packages on the way: an installation may keep one of them elsewhere
-    except Exception:
+    except (Exception, SystemExit):
         spec = None
     if spec is None:
         raise LookupError(f"there is no module {module!r} on Python's path")
@@ -124,6 +126,8 @@ def _refuse_without(source: Path | None, name: str, *, package: str) -> None:
 def refuse_missing_imports(source: Path, *, package: str = "") -> None:
     """Looks for the modules that a file imports at its very top: below ``if`` and ``try`` a module may be left out.
 
+    What follows a line that may change Python's path is let pass.
+
     Args:
         package: what its relative imports start from; "" for a file that is loaded by its path.
 
@@ -131,6 +135,8 @@ def refuse_missing_imports(source: Path, *, package: str = "") -> None:
         LookupError: one of them is not there, with a sentence.
     """
     for node in parsed(source).body:
+        if _moves_path(node):
+            return
         if isinstance(node, ast.ImportFrom) and node.level:
             written = "." * node.level + (node.module or "")
             if node.level > len(package.split(".")) or not package:
@@ -155,6 +161,15 @@ def refuse_missing_imports(source: Path, *, package: str = "") -> None:
                 )
 
 
+def _moves_path(node: ast.stmt) -> bool:
+    """Whether a statement at the top of a file may make more modules known: functions are let pass, and imports."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
+        return False
+    return any(isinstance(each, ast.Name) and each.id in MOVES_PATH for each in ast.walk(node)) or any(
+        isinstance(each, ast.alias) and each.name.split(".")[0] in MOVES_PATH for each in ast.walk(node)
+    )
+
+
 def parsed(source: Path) -> ast.Module:
     """The tree of a file of Python.
 
@@ -163,7 +178,7 @@ def parsed(source: Path) -> ast.Module:
     """
     try:
         return ast.parse(source.read_text(encoding="utf-8"), str(source))
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise LookupError(f"{source} cannot be read as Python ({error})") from error
 
 

@@ -36,18 +36,20 @@ def rewards_of_job(config: DictConfig, *, asked: bool) -> Iterator[Finding]:
 
 
 def _is_of_verl(config: DictConfig) -> bool:
-    return bool(config.reward.reward_manager.source == "register")
+    """Whether the reward manager is one that comes with verl: one of the user's calls a function as it likes."""
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    manager = config.reward.reward_manager
+    return bool(manager.source == "register" and manager.name in REWARD_MANAGER)
 
 
 def read_by_verl(config: DictConfig) -> bool:
     """Whether one of verl's own reward managers reads data_source and reward_model of each row."""
-    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-
     reward = config.reward
     if config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class"):
         return False  # it may do so itself
     by_a_model = reward.reward_model.enable and not reward.custom_reward_function.path
-    return _is_of_verl(config) and reward.reward_manager.name in REWARD_MANAGER and not by_a_model
+    return _is_of_verl(config) and not by_a_model
 
 
 def _function(config: DictConfig) -> Iterator[Finding]:
@@ -98,10 +100,12 @@ def _manager(config: DictConfig) -> Finding:
     return wrong(setting, f"{manager.name}: no reward manager of this name. Choices: {', '.join(REWARD_MANAGER)}.")
 
 
-def scores_source(source: str) -> bool:
-    """Whether verl's own scores, which a job without a reward function has, know a data source."""
+def scores_source(source: object) -> bool:
+    """Whether verl's own scores, which a job without a reward function has, know a data source, which is a text."""
     from verl.utils.reward_score import default_compute_score
 
+    if not isinstance(source, str):
+        return False
     tree = ast.parse(inspect.getsource(inspect.unwrap(default_compute_score)))
     choices = [node for node in tree.body[0].body if isinstance(node, ast.If)]  # type: ignore[attr-defined]
     branch = choices[0] if choices else None

@@ -6,19 +6,34 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from verl_padding.doctor.named_objects import file_of, is_module, module_and_name, parsed
+from verl_padding.doctor.named_objects import file_of, module_and_name, parsed
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def defined_in(source: Path | None, name: str) -> ast.stmt | None:
     """The plain definition of a function or class at the top of a file; None for what is made in another way."""
-    found = [
-        node
-        for node in (parsed(source).body if source else ())
-        if isinstance(node, Function | ast.ClassDef) and node.name == name
-    ]
-    return found[-1] if found and not found[-1].decorator_list else None
+    found = _only_definition(parsed(source), name) if source else None
+    return found if found is not None and not found.decorator_list else None
+
+
+def _only_definition(tree: ast.Module | ast.ClassDef, name: str) -> Function | ast.ClassDef | None:
+    """The one statement of a module or class that gives something its name; None if there is none, or another one."""
+    found: list[Function | ast.ClassDef] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if node.name == name:
+                if node not in tree.body:
+                    return None
+                found.append(node)
+            case ast.Name(id=bound, ctx=ast.Store() | ast.Del()) | ast.Attribute(attr=bound, ctx=ast.Store()):
+                if bound == name:
+                    return None
+            case ast.alias() if name == (node.asname or node.name.split(".")[0]) or node.name == "*":
+                return None
+            case ast.Name(id="globals" | "setattr" | "exec"):
+                return None
+    return found[0] if len(found) == 1 else None
 
 
 def refuse_other_parameters(module: str, name: str, given: Sequence[str]) -> None:
@@ -68,25 +83,38 @@ def refuse_call(function: Function, given: Sequence[str], *, positional: int = 0
 
 def method(owner: ast.ClassDef, name: str) -> Function | None:
     """The method that a class itself defines, without decorators that could change what it takes."""
-    for node in owner.body:
-        if isinstance(node, Function) and node.name == name and not node.decorator_list:
-            return node
-    return None
+    found = _only_definition(owner, name)
+    if not isinstance(found, Function) or found.decorator_list or not all(map(_leaves_as_is, owner.decorator_list)):
+        return None
+    return found
 
 
 def lacks_attribute(source: Path, owner: ast.ClassDef, name: str) -> bool:
     """Whether neither a class nor any class that it extends has an attribute; False if that cannot be known."""
+    try:
+        return not _is_given_later(parsed(source), name) and _lacks(source, owner, name, frozenset())
+    except LookupError:  # a file that cannot be read
+        return False
+
+
+Seen = frozenset[tuple[Path, str]]
+"""Names whose bases are being looked for: a class may extend one of its own name."""
+
+
+def _lacks(source: Path, owner: ast.ClassDef, name: str, seen: Seen) -> bool:
     if owner.keywords or not all(_leaves_as_is(decorator) for decorator in owner.decorator_list):
         return False
     for node in owner.body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                if node.name == name:
+                if node.name == "__getattr__":
                     return False
+                if node.name == name:
+                    return any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list)
             case _:
                 if any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node)):
                     return False
-    return all(_base_lacks(source, base, name) for base in owner.bases)
+    return all(isinstance(base, ast.Name) and _name_lacks(source, base.id, name, seen) for base in owner.bases)
 
 
 def _leaves_as_is(decorator: ast.expr) -> bool:
@@ -95,27 +123,64 @@ def _leaves_as_is(decorator: ast.expr) -> bool:
     return getattr(called, "id", getattr(called, "attr", None)) in ("register", "dataclass")
 
 
-def _base_lacks(source: Path, base: ast.expr, name: str) -> bool:
-    if not isinstance(base, ast.Name):
+def _name_lacks(source: Path, owner: str, name: str, seen: Seen) -> bool:
+    """The same for what a file has under a name, looked for in the file that it is imported from, if that is verl's."""
+    if (source, owner) in seen:
         return False
-    for node in parsed(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == base.id:
-            return lacks_attribute(source, node, name)
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                if (alias.asname or alias.name) == base.id:
-                    return _imported_lacks(node.module, alias.name, name)
-    return base.id in ("object", "ABC")
-
-
-def _imported_lacks(module: str, owner: str, name: str) -> bool:
-    """verl's own classes are asked themselves; other classes of other modules are not looked into."""
-    from importlib import import_module
-
-    if module.split(".")[0] != "verl" or not is_module(module):
+    seen |= {(source, owner)}
+    tree = parsed(source)
+    if _is_given_later(tree, name):
         return False
-    found = getattr(getattr(import_module(module), owner, None), name, None)
-    return found is None or bool(getattr(found, "__isabstractmethod__", False))
+    imported = [
+        (node, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if owner == (alias.asname or alias.name.split(".")[0]) or alias.name == "*"
+    ]
+    bound = any(
+        getattr(node, "id", getattr(node, "name", None)) == owner
+        and not isinstance(node, ast.alias)
+        and not isinstance(getattr(node, "ctx", None), ast.Load)
+        for node in ast.walk(tree)
+    )
+    if not bound and not imported:
+        return owner in ("object", "ABC")
+    if not imported:
+        found = _only_definition(tree, owner)
+        return isinstance(found, ast.ClassDef) and _lacks(source, found, name, seen)
+    line, original = imported[0]
+    if bound or len(imported) > 1 or not isinstance(line, ast.ImportFrom) or line not in tree.body:
+        return False  # which of them it is, only a run would tell
+    if line.module == "abc":
+        return original == "ABC"
+    module = _file_of_verl(source, line)
+    return module is not None and _name_lacks(module, original, name, seen)
+
+
+def _is_given_later(tree: ast.Module, name: str) -> bool:
+    """Whether a file sets an attribute of some object that is no ``self``: perhaps of the class that is asked for."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self")):
+                continue
+            case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute == name:
+                return True
+            case ast.Name(id="setattr"):
+                return True
+    return False
+
+
+def _file_of_verl(source: Path, imported: ast.ImportFrom) -> Path | None:
+    """The file that a line of ``source`` imports from; None if it is not of verl."""
+    module = imported.module or ""
+    if not imported.level:
+        return file_of(f"pkg://{module}") if module.split(".")[0] == "verl" else None
+    verl = file_of("pkg://verl")
+    if verl is None or verl.parent not in source.parents:
+        return None
+    place = source.parents[imported.level - 1].joinpath(*filter(None, module.split(".")))
+    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
 
 
 def never_returns(function: Function) -> bool:
@@ -145,12 +210,5 @@ def class_of_target(target: str) -> tuple[Path, ast.ClassDef] | None:
     if not target.endswith(f"{module}.{name}"):
         return None  # a method of it
     source = file_of(f"pkg://{module}")
-    found = next(
-        (
-            node
-            for node in (parsed(source).body if source else ())
-            if isinstance(node, ast.ClassDef) and node.name == name
-        ),
-        None,
-    )
-    return (source, found) if source is not None and found is not None else None
+    found = _only_definition(parsed(source), name) if source else None
+    return (source, found) if source is not None and isinstance(found, ast.ClassDef) else None

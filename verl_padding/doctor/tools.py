@@ -35,13 +35,15 @@ def tools_of_job(config: DictConfig) -> Iterator[Finding]:
             if not isinstance(content, DictConfig):
                 raise LookupError("a mapping with the key `tools` is needed")
             entries = content.get("tools") or ()
+            if isinstance(entries, str | int | float | DictConfig):
+                raise LookupError("its key tools holds no list")
             for entry in entries:
                 refuse_bad_entry(entry, "class_name", needed=("class_name", "config"))
                 _refuse_bad_tool(entry)
         except LookupError as problem:
             yield wrong(setting, f"{path}: {problem}. Correct the setting, or the file.")
         else:
-            yield ok(setting, f"{path} ({', '.join(entry.class_name.rpartition('.')[2] for entry in entries)})")
+            yield ok(setting, f"{path} ({', '.join(str(entry.class_name).rpartition('.')[2] for entry in entries)})")
 
 
 def _refuse_bad_tool(entry: DictConfig) -> None:
@@ -73,12 +75,14 @@ def _refuse_bad_functions(source: Path) -> None:
     Raises:
         LookupError: verl cannot make tools of the file's functions, with a sentence.
     """
+    from transformers.utils.chat_template_utils import parse_google_format_docstring
+
     if not source.is_file():
         raise LookupError("there is no such file")
     refuse_missing_imports(source)
     for node in parsed(source).body:
-        if not isinstance(node, Function) or not any(_registers_as_is(each) for each in node.decorator_list):
-            continue
+        if not isinstance(node, Function) or [_registers_as_is(each) for each in node.decorator_list] != [True]:
+            continue  # another decorator may change what it takes
         takes = node.args
         if takes.vararg or takes.kwarg:
             raise LookupError(f"{node.name}() takes * or **, which no schema of a tool can say")
@@ -88,8 +92,11 @@ def _refuse_bad_functions(source: Path) -> None:
         for each in (*takes.posonlyargs, *takes.args, *takes.kwonlyargs):
             if each.annotation is None:
                 raise LookupError(f"{node.name}(): its argument {each.arg!r} has no type, and the schema needs one")
-            if f"{each.arg}:" not in docs and f"{each.arg} (" not in docs:
-                raise LookupError(f"{node.name}(): its docstring does not say what the argument {each.arg!r} is")
+            if each.arg not in (parse_google_format_docstring(docs.strip())[1] or {}):
+                raise LookupError(
+                    f"{node.name}(): its docstring does not say what the argument {each.arg!r} is, in a line "
+                    f"`{each.arg}: ..` below `Args:`"
+                )
 
 
 def _registers_as_is(decorator: ast.expr) -> bool:

@@ -14,8 +14,12 @@ SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 LENGTH = 8
 """Bytes at the beginning of a safetensors file that say how long its head is."""
+LONGEST_HEAD = 100_000_000
+"""Bytes of a head that the library `safetensors` reads at most."""
 PICKLE = b"\x80"
 """First byte of weights that an old torch has saved."""
+NOT_READ = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What JSON of any form may raise."""
 
 
 def refuse_broken_weights(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -27,35 +31,38 @@ def refuse_broken_weights(folder: Path) -> dict[str, tuple[int, ...]]:
         LookupError: one of them is missing or broken, with a sentence.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in _files(folder):
+    for file, named_in in _files(folder).items():
         if not file.is_file():
-            raise LookupError(f"{file.name} is not there, which {_index_of(folder).name} names")
+            raise LookupError(f"{file.name} is not there, which {named_in} names")
         if is_lfs_pointer(file):
             raise LookupError(f"{file.name} is a pointer of Git LFS, not the file itself (git lfs pull)")
-        if file.suffix == ".safetensors":
-            shapes |= _shapes(file)
-        else:
-            _refuse_broken_bin(file)
+        try:
+            if file.suffix == ".safetensors":
+                shapes |= _shapes(file)
+            else:
+                _refuse_broken_bin(file)
+        except OSError as error:
+            raise LookupError(f"{file.name} cannot be opened ({error})") from error
     return shapes
 
 
-def _index_of(folder: Path) -> Path:
-    return next(folder / f"{name}{INDEX}" for name in (SAFETENSORS, BIN) if (folder / f"{name}{INDEX}").is_file())
+def _files(folder: Path) -> dict[Path, str]:
+    """Each file -> what names it, in the order in which transformers looks for them.
 
-
-def _files(folder: Path) -> list[Path]:
-    """In the order in which transformers looks for them."""
+    Raises:
+        LookupError: the index of them is none, with a sentence.
+    """
     for name in (SAFETENSORS, BIN):
         if (folder / name).is_file():
-            return [folder / name]
+            return {folder / name: name}
         index = folder / f"{name}{INDEX}"
         if index.is_file():
             try:
-                named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                return {folder / each: index.name for each in sorted(named)}
+            except NOT_READ as error:
                 raise LookupError(f"{index.name} is no index of weights ({type(error).__name__}: {error})") from error
-            return sorted({folder / each for each in named})
-    return []
+    return {}
 
 
 def _shapes(file: Path) -> Mapping[str, tuple[int, ...]]:
@@ -63,23 +70,31 @@ def _shapes(file: Path) -> Mapping[str, tuple[int, ...]]:
 
     Raises:
         LookupError: it is cut off, or no such file.
+        OSError: it cannot be read.
     """
     size = file.stat().st_size
     with file.open("rb") as read:
         length = int.from_bytes(read.read(LENGTH), "little")
-        try:
-            head = json.loads(read.read(length)) if 0 < length <= size - LENGTH else None
-            tensors = {name: entry for name, entry in (head or {}).items() if name != "__metadata__"}
-            end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-            shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise LookupError(f"{file.name} has no head of safetensors ({type(error).__name__}: {error})") from error
-    if head is None or LENGTH + length + end > size:
+        if not 0 < length <= LONGEST_HEAD:
+            raise LookupError(f"{file.name} has no head of safetensors")
+        head = read.read(length) if length <= size - LENGTH else b""
+    try:
+        tensors = {name: entry for name, entry in json.loads(head or b"{}").items() if name != "__metadata__"}
+        end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in tensors.items()}
+    except NOT_READ as error:
+        raise LookupError(f"{file.name} has no head of safetensors ({type(error).__name__}: {error})") from error
+    if not head or LENGTH + length + end > size:
         raise LookupError(f"{file.name} is cut off: it has {size} bytes, and its head tells of more. Fetch it again")
     return shapes
 
 
 def _refuse_broken_bin(file: Path) -> None:
+    """
+    Raises:
+        LookupError: it is none, with a sentence.
+        OSError: it cannot be read.
+    """
     with file.open("rb") as read:
         beginning = read.read(1)
     if not zipfile.is_zipfile(file) and beginning != PICKLE:
