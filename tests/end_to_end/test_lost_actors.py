@@ -8,26 +8,26 @@ from tests.end_to_end.jobs import run_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ACTORS = {
-    "AgentLoopWorkerTQ": "agent loop worker",
-    "TransferQueueController": "TransferQueue's controller",
-    "SimpleStorageUnit": "TransferQueue's storage",
-    "RewardLoopWorker": "reward loop worker",
-}
 LIMIT_S = 60
 """Seconds that a job may take to end, with all its processes; without the watch, 150 at the least."""
-ASYNC = "colocate_async"
 STEPS = 85
 """All that one epoch of the data has: no machine is through them before the watch has looked twice.
 
-Steps go on after the death where nobody waits for the dead: a reward loop worker whose rewards the agent loop gives, or
-an agent loop worker whose rows of the next step are there already.
+Steps go on after the death where nobody waits for the dead: an agent loop worker whose rows of the next step are there
+already.
 """
 
 
-# The watch is the same in all modes; only with colocate_async are agent loop workers busy while the step trains.
-@pytest.mark.parametrize(("actor", "mode"), [*((actor, "sync") for actor in ACTORS), ("AgentLoopWorkerTQ", ASYNC)])
-def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, mode, tmp_path):
+# The watch is the same in all modes, and for all kinds of actors (tests/trainer/test_actor_watch.py); only with
+# colocate_async are agent loop workers busy while the step trains.
+@pytest.mark.parametrize(
+    ("actor", "name", "mode"),
+    [
+        ("SimpleStorageUnit", "TransferQueue's storage", "sync"),
+        ("AgentLoopWorkerTQ", "agent loop worker", "colocate_async"),
+    ],
+)
+def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, name, mode, tmp_path):
     facts = run_job(
         tmp_path,
         "+padding=prompt",
@@ -37,5 +37,5 @@ def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, mode, tmp_pat
     )
     ended = time.time()
     assert 1 <= max(facts.metrics) < STEPS
-    assert f"LostActorError: {ACTORS[actor]}: " in facts.log
+    assert f"LostActorError: {name}: " in facts.log
     assert ended - facts.killed_at < LIMIT_S

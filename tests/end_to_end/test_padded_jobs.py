@@ -26,6 +26,7 @@ pytestmark = pytest.mark.ray
 PROMPTS, SESSIONS, MINI = 6, 3, 2
 MISHAPS = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
 STEPS = 4
+OFFLOAD = "+transfer_queue.backend.SimpleStorage.ssd_offload"
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +75,21 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """The GRPO job without the flag: verl's own trainer and padding."""
-    return run_job(tmp_path_factory.mktemp("stock"), MISHAPS, steps=STEPS)
-
-
-@pytest.fixture(scope="module")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """GRPO on a model that sees, two updates: the first turn of a session holds an image, the others do not."""
-    folder = tmp_path_factory.mktemp("vision")
-    return run_job(folder, "+padding=prompt", steps=2, model_kind="qwen3_vl")
+    """GRPO on a model that sees, two updates: the first turn of a session holds an image, the others do not.
+
+    Micro-batches have fixed numbers of rows.
+    """
+    return run_job(
+        tmp_path_factory.mktemp("vision"),
+        "+padding=rows",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+        steps=2,
+        model_kind="qwen3_vl",
+    )
 
 
 TIMED = ["grpo", pytest.param("gae", marks=pytest.mark.slow)]
@@ -231,6 +237,7 @@ def test_rows_with_and_without_images_train_beside_pads(vision):
     assert len(steps) == 2 * PROMPTS // MINI
     assert all(True in step.images and False in step.images for step in steps), "sessions were meant to mix rows"
     assert all(len(step.images) == step.real_rows for step in steps)
+    assert all(step.rows % (2 * 3) == 0 for step in steps), "a rank's rows were meant to be micro-batches of three"
     assert sum(step.rows - step.real_rows for step in steps) > 0, "no pad was met"
     assert all(step.moved for step in steps)
 
@@ -299,48 +306,6 @@ def test_validation_runs_beside_a_padded_training(gae):
 
 
 @pytest.mark.slow
-def test_stock_verl_shows_the_faults_that_these_tests_look_for(stock):
-    # Known to be able to fail: verl's steps follow the rows, its pads gather in the last one, and reach the dump.
-    steps = [stock.rows[step].real for step in sorted(stock.rows)]
-    expected = [math.ceil(n / (MINI * SESSIONS)) for n in steps]
-    batches = split(stock.optimizer_steps[ACTOR], expected)
-    assert set(expected) != {PROMPTS // MINI}
-    assert max(expected) > PROMPTS // MINI
-    padded = [b for b in batches if sum(m.rows - m.real_rows for m in b)]
-    assert padded
-    for mini_batches in padded:
-        pads = [m.rows - m.real_rows for m in mini_batches]
-        assert pads[-1] == max(pads) > 0
-    assert any(rows.dumped_pads > 0 for rows in stock.rows.values())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_fixed_micro_batches_and_a_warm_up_of_the_critic_run(tmp_path):
-    facts = run_job(
-        tmp_path,
-        "+padding=rows",
-        "algorithm.adv_estimator=gae",
-        "critic.optim.lr=1e-3",
-        "trainer.critic_warmup=2",
-        "actor_rollout_ref.actor.use_dynamic_bsz=false",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-        "+critic.fsdp.use_dynamic_bsz=false",
-        "+critic.fsdp.micro_batch_size_per_gpu=1",
-        "+critic.fsdp.infer_micro_batch_size_per_gpu=5",
-        steps=3,
-    )
-    assert_no_pad_outside_worker_calls(facts)
-    assert_finite_and_agreeing(facts)
-    real = [facts.rows[step].real for step in (1, 2, 3)]
-    assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real[1:]), "the actor waits for step 2"
-    assert sum(m.real_rows for m in facts.optimizer_steps[CRITIC]) == sum(real)
-    assert min(m.real_rows for model in (ACTOR, CRITIC) for m in facts.optimizer_steps[model]) >= 1
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_plainest_job_takes_verls_numbers_of_steps_with_a_critic_of_other_mini_batches(tmp_path):
     """``lcm``, dynamic batch sizes, verl's packer, GAE, nothing else; the actor waits for the second step."""
@@ -374,36 +339,23 @@ def test_the_plainest_job_takes_verls_numbers_of_steps_with_a_critic_of_other_mi
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_plans_micro_batches_hold_through_mishaps(tmp_path):
+def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_batches_and_through_mishaps(tmp_path):
     facts = run_job(
         tmp_path,
         "+padding=lcm",
         "padding.packer=plan",
-        MISHAPS,
+        "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps_and_routes",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=72",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=72",
-        steps=STEPS,
+        steps=3,
+        model_kind="qwen3_moe",
     )
     assert_no_pad_outside_worker_calls(facts)
     assert_finite_and_agreeing(facts)
     assert facts.rows[LONELY_STEP].real == 1
     assert facts.metrics[LONELY_STEP]["padding/log_prob/micro_batches"] == 1
     assert facts.metrics[1]["padding/log_prob/micro_batches"] > 3
-    assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(rows.real for rows in facts.rows.values())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_mixture_of_experts_trains_with_recorded_routes_and_pads_take_valid_ones(tmp_path):
-    facts = run_job(
-        tmp_path,
-        "+padding=prompt",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_routes",
-        steps=3,
-        model_kind="qwen3_moe",
-    )
-    assert_no_pad_outside_worker_calls(facts)
-    assert_finite_and_agreeing(facts)
+    assert "this session fails on purpose" in facts.log
     real = [facts.rows[step].real for step in (1, 2, 3)]
     assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real)
     routes = [slots for m in facts.optimizer_steps[ACTOR] for slots in m.pad_routes]
@@ -415,16 +367,22 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_and_pads_take_valid_on
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch(tmp_path: Path):
-    """dp 2, 45 prompts, mini-batch 15, n 8, a varying number of rows."""
+def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch_of_rows_on_a_disk(tmp_path: Path):
+    """dp 2, 45 prompts, mini-batch 15, n 8, a varying number of rows; TransferQueue holds no value in memory."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
     facts = run_job(
-        tmp_path,
+        tmp_path / "job",
         "+padding=prompt",
+        f"{OFFLOAD}.enabled=true",
+        f"{OFFLOAD}.path={disk}",
+        f"{OFFLOAD}.threshold_bytes=1",
         "data.train_batch_size=45",
         "actor_rollout_ref.actor.ppo_mini_batch_size=15",
         "actor_rollout_ref.rollout.n=8",
         steps=3,
     )
+    assert list(disk.iterdir()), "nothing was meant to stay in memory"
     expected = [3] * 3
     for step, mini_batches in enumerate(split(facts.optimizer_steps[ACTOR], expected), start=1):
         assert sum(m.real_rows for m in mini_batches) == facts.rows[step].real

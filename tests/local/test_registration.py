@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
-from verl_padding.local import fsdp2_engines, process_group, replay_buffer_poll
+from verl_padding.local import fsdp2_engines, process_group, rendezvous_port, replay_buffer_poll
 
 SHOW = """
 import sys
@@ -105,6 +106,22 @@ def test_the_default_backend_names_the_device_once() -> None:
     assert module.initialize_global_process_group_ray(None, "other") == "other"
 
 
+def test_ranks_meet_where_the_system_gives_no_port_away_and_each_group_elsewhere() -> None:
+    class RayWorkerGroup:
+        def __init__(self, **kwargs: Any) -> None:
+            self.range = kwargs["master_port_range"]
+
+    module = ModuleType("base")
+    module.RayWorkerGroup = RayWorkerGroup
+    rendezvous_port.keep_the_port_free(module)
+
+    ranges = [module.RayWorkerGroup().range for _ in range(20)]
+    assert len({first for first, _ in ranges}) > 15
+    assert {past_last for _, past_last in ranges} == {32768}
+    assert all(20000 <= first < 32000 for first, _ in ranges)
+    assert module.RayWorkerGroup(master_port_range=[5, 6]).range == [5, 6]
+
+
 def test_a_replay_buffer_polls_often_and_no_less_than_it_was_told() -> None:
     class ReplayBuffer:
         def __init__(self, poll_interval: float = 2.0) -> None:
@@ -124,6 +141,7 @@ def test_a_replay_buffer_polls_often_and_no_less_than_it_was_told() -> None:
         fsdp2_engines.copy_on_sharded_save,
         fsdp2_engines.honour_attention_of_value_models,
         process_group.use_one_gloo_backend,
+        rendezvous_port.keep_the_port_free,
         replay_buffer_poll.poll_often,
     ],
 )

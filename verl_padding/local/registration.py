@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 # module to import, which registers its class. Strings, so that nothing is imported before the signal.
 _HOOKS = {
     "verl.plugin.platform": "verl_padding.local.cpu_platform",
+    "verl.single_controller.ray.base": "verl_padding.local.rendezvous_port:keep_the_port_free",
     "verl.utils.distributed": "verl_padding.local.process_group:use_one_gloo_backend",
     "verl.models.transformers.monkey_patch": "verl_padding.local.ulysses:exchange_around_sdpa",
     "verl.utils.model": "verl_padding.local.fsdp2_engines:honour_attention_of_value_models",
