@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import tests.support.parsed_once
 import tests.support.plain_output  # noqa: F401  (first of all)
 from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
 

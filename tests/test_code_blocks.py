@@ -150,7 +150,14 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("code", BASH_BLOCKS, ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}")
+# Most blocks start processes that import verl, some seconds each.
+BLOCKS_WITH_MARKS = [
+    pytest.param(code, id=f"{page}: {code.split()[0]}", marks=() if page == "README.md" else pytest.mark.slow)
+    for code, page in BASH_BLOCKS.items()
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS_WITH_MARKS)
 def test_a_block_of_commands_runs(code, checkout):
     if "sphinx-build" in code:
         skip_without_the_extra_docs()

@@ -61,6 +61,7 @@ def test_the_page_prints_every_file_that_it_names_and_no_other():
     assert len([line for line in files["guess_loop.py"].splitlines() if line]) <= 40
 
 
+@pytest.mark.slow
 def test_the_doctor_passes_the_job_as_it_is_printed(recipe):
     code = f"source {recipe}/job.sh\n" + files_of(PAGE)["cpu.sh"].split("python -m verl.trainer")[0]
     environment = {name: os.environ[name] for name in ("HOME",) if name in os.environ}

@@ -61,6 +61,7 @@ def test_a_part_is_timed_without_the_parts_inside_it(monkeypatch):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.usefixtures("transfer_queue")
 def test_a_step_of_each_side_runs_all_its_parts_and_leaves_nothing_in_the_queue():
     keys, lengths = drawn_rows(100)

@@ -87,7 +87,9 @@ def assert_metrics_agree(both: BothUpdates) -> None:
         )
 
 
-@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+@pytest.mark.parametrize(
+    "strategy", ["prompt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("rows", "lcm"))]
+)
 @pytest.mark.parametrize("mode", ["token-mean", *SEQ_MEAN_MODES])
 def test_two_ranks_that_share_end_with_the_weights_of_one_rank_that_does_not(mode, strategy, actors):
     for workers in actors:

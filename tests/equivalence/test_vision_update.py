@@ -29,7 +29,7 @@ NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(family, marks=pytest.mark.slow if family.startswith("qwen2") else ()) for family in FAMILIES],
+    params=[pytest.param(family, marks=() if family == "qwen3_vl" else pytest.mark.slow) for family in FAMILIES],
 )
 def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
     """Family, config, two ranks that get pads, and one that does not."""
