@@ -1,30 +1,45 @@
 """Zero effect on real critics: two padded ranks end with the weights of one rank that never saw a pad."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import BUDGET, BothUpdates, update_both
-from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_critic, start_over
+from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_critic, start_over, stop
 from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.trainer.losses import wrap_worker_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
+BUDGET_OF_PASSES = "+critic.ppo_infer_max_token_len_per_gpu"
+OVERRIDES = (f"+critic.optim.{ADAM_EPS}", "critic.cliprange_value=0.5")
+
+
 @pytest.fixture(scope="module")
-def critics(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Two ranks that get pads, and one that does not."""
+def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    model = make_value_model(make_tiny_model("qwen2", folder), folder / "critic")
-    overrides = (f"+critic.optim.{ADAM_EPS}", "critic.cliprange_value=0.5")
-    budget = "+critic.ppo_infer_max_token_len_per_gpu"
-    with padded_and_plain(
-        start_critic, model, *overrides, padded=[f"{budget}={BUDGET}"], plain=[f"{budget}=4096"]
-    ) as both:
+    return make_value_model(make_tiny_model("qwen2", folder), folder / "critic")
+
+
+@pytest.fixture(scope="module")
+def critics(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    """Two ranks that get pads, and one that does not."""
+    budgets = {"padded": [f"{BUDGET_OF_PASSES}={BUDGET}"], "plain": [f"{BUDGET_OF_PASSES}=4096"]}
+    with padded_and_plain(start_critic, model, *OVERRIDES, **budgets) as both:
         yield both
+
+
+@pytest.fixture(scope="module")
+def four_ranks(transfer_queue, model) -> Iterator[RayWorkerGroup]:
+    ranks = start_critic(model, 4, *OVERRIDES, f"{BUDGET_OF_PASSES}={BUDGET}")
+    ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    yield ranks
+    stop(ranks)
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
@@ -32,6 +47,14 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, cr
     for workers in critics:
         start_over(workers, mode)
     assert_critic_metrics_agree(update_both(*critics, method="train_mini_batch"))
+
+
+@pytest.mark.slow
+def test_so_do_four_ranks(critics, four_ranks):
+    _, one_rank = critics
+    for workers in (four_ranks, one_rank):
+        start_over(workers, "token-mean")
+    assert_critic_metrics_agree(update_both(four_ranks, one_rank, method="train_mini_batch", dp_size=4))
 
 
 def assert_critic_metrics_agree(both: BothUpdates) -> None:
