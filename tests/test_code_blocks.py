@@ -1,9 +1,10 @@
 """Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
 
-What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: verl's
-trainer composes the job and shows it, the demo and Ray's commands take their options, a run script is read by bash, an
-installation has its extras looked up, tests and benchmarks have their files. The end-to-end tests run the commands
-themselves.
+What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: the demo and
+Ray's commands take their options, a run script is read by bash, an installation has its extras looked up, tests and
+benchmarks have their files. What verl's trainer and the doctor are given is written down, and when the block has run,
+this process composes the job, or has the doctor look at it: starting each would take ten seconds. The end-to-end tests
+run the commands themselves.
 """
 
 import os
@@ -13,13 +14,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra._internal.utils import get_args_parser
+from typer.testing import CliRunner
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.support.own_recipe import make_own_recipe
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
 from tests.support.run_folder import write_run
 from tests.timing.test_laps import two_ranks
+from verl_padding.cli.app import app
+from verl_padding.plan import STRATEGIES
 from verl_padding.timing.laps import TimedStep, write_step
+from verl_padding.verl_job.composition import MAIN, JobArguments, compose_job
 
 OWN_RECIPE, FIRST_HOUR = DOCS / "own_recipe.md", DOCS / "first_hour.md"
 RUN_AS_A_WHOLE = {OWN_RECIPE}
@@ -28,11 +34,13 @@ READ = [*(page for page in PAGES if page not in RUN_AS_A_WHOLE), *sorted(ROOT.gl
 (OVERRIDES,) = [code for code in commands_of(FIRST_HOUR) if "overrides=(" in code]
 """The first hour's job, in the array that other pages take for the reader's own."""
 
+CALLS = "calls"
+"""File with what the trainer and the doctor were given: a zero byte ends each argument, and another one each call."""
 PYTHON = f"""#!/bin/bash
 arguments=()
 for argument in "$@"; do [[ $argument == ... ]] || arguments+=("$argument"); done
 case "${{arguments[*]}}" in
-"-m verl.trainer.main_ppo"*) exec {sys.executable} "${{arguments[@]}}" --cfg job ;;
+"-m verl.trainer.main_ppo"*) printf '%s\\0' "${{arguments[@]:1}}" "" >> "$CALLS" ;;
 "-m benchmarks."* | "-m tests."*)
     exec {sys.executable} -c "import importlib.util as i, sys; sys.exit(i.find_spec('${{arguments[1]}}') is None)" ;;
 *) exec {sys.executable} "${{arguments[@]}}" ;;
@@ -67,7 +75,16 @@ for argument in arguments:
     assert (Path({str(ROOT)!r}) / argument.split("::")[0]).exists(), argument
 """
 
-VERL_PADDING = f"""#!{sys.executable}
+VERL_PADDING = f"""#!/bin/bash
+# A module of the reader's own is imported in a process of its own.
+if [[ $1 == doctor && -z ${{VERL_USE_EXTERNAL_MODULES-}} ]]; then
+    printf '%s\\0' "$@" "" >> "$CALLS"
+else
+    exec {sys.executable} "${{0%/*}}/verl_padding_without_demo.py" "$@"
+fi
+"""
+
+WITHOUT_DEMO = """
 import verl_padding.cli.demo
 from verl_padding.cli.app import app
 verl_padding.cli.demo.run_demo = lambda **options: 0
@@ -95,7 +112,7 @@ exec "$@"
 """
 
 STAND_INS = {"python": PYTHON, "bash": BASH, "pip": PIP, "pytest": PYTEST, "verl-padding": VERL_PADDING}
-STAND_INS |= {"ray": RAY, "scontrol": SCONTROL, "srun": SRUN}
+STAND_INS |= {"verl_padding_without_demo.py": WITHOUT_DEMO, "ray": RAY, "scontrol": SCONTROL, "srun": SRUN}
 
 
 def blocks(language: str) -> dict[str, str]:
@@ -150,20 +167,14 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
-# Most blocks start processes that import verl, some seconds each.
-BLOCKS_WITH_MARKS = [
-    pytest.param(code, id=f"{page}: {code.split()[0]}", marks=() if page == "README.md" else pytest.mark.slow)
-    for code, page in BASH_BLOCKS.items()
-]
-
-
-@pytest.mark.parametrize("code", BLOCKS_WITH_MARKS)
-def test_a_block_of_commands_runs(code, checkout):
+@pytest.mark.parametrize("code", BASH_BLOCKS, ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}")
+def test_a_block_of_commands_runs(code, checkout, monkeypatch):
     if "sphinx-build" in code:
         skip_without_the_extra_docs()
     environment = os.environ | {
         "PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{checkout}:{ROOT}",
+        "CALLS": str(checkout / CALLS),
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
     }
@@ -175,9 +186,28 @@ def test_a_block_of_commands_runs(code, checkout):
         text=True,
         check=False,
     )
+    calls = calls_of(checkout)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    if "main_ppo" in code:
-        assert "CheckJobBeforeStart" in result.stdout or "padding:" in result.stdout, "the job was meant to be composed"
+    assert (MAIN in [call[0] for call in calls]) == ("main_ppo" in code)
+    monkeypatch.chdir(checkout)
+    monkeypatch.syspath_prepend(checkout)
+    for program, *arguments in calls:
+        if program == MAIN:
+            given = get_args_parser().parse_args(arguments)
+            options = {name: getattr(given, name) for name in ("config_dir", "config_name", "config_path")}
+            named = {name: value for name, value in options.items() if value is not None}
+            assert compose_job(JobArguments(overrides=tuple(given.overrides), **named)).padding.strategy in STRATEGIES
+        else:
+            answer = CliRunner().invoke(app, [program, *arguments])
+            assert answer.exit_code == 0, answer.output
+
+
+def calls_of(checkout: Path) -> list[list[str]]:
+    """Arguments of each call of the trainer, the module first, and of the doctor; they are forgotten."""
+    file = checkout / CALLS
+    text = file.read_text() if file.exists() else ""
+    file.unlink(missing_ok=True)
+    return [call.split("\0") for call in text.split("\0\0")[:-1]]
 
 
 @pytest.mark.parametrize("code", PYTHON_BLOCKS, ids=lambda code: f"{PYTHON_BLOCKS[code]}: {code.splitlines()[0]}")

@@ -98,7 +98,7 @@ class PaddingConfig:
 
     timing_dir: str | None = None
     """Folder of these files, ``<step>.jsonl``. ``null``: the folder ``timing`` beside ``trainer.rollout_data_dir``, or
-    without one, in ``trainer.default_local_dir``."""
+    without one, in ``trainer.default_local_dir``. It matters only with ``timing``."""
 
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""

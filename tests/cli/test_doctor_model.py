@@ -1,45 +1,255 @@
-"""``verl-padding doctor`` on models, folders and code that are rare, broken or half there."""
+"""``verl-padding doctor`` on models: their folders, their weights, and what is made of them."""
 
-import ast
 import json
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from tests.cli.test_doctor import (  # noqa: F401  (fixtures)
+from tests.support.jobs_for_doctor import (
+    FLAG,
     LFS_POINTER,
-    LOOP,
     MODEL,
-    SCORED,
+    Kind,
     Machine,
-    composed,
+    Reasons,
+    assert_told,
+    assert_tried_and_well,
     contents_of,
-    job,
-    no_ray_cluster,
-    prompts,
-    tiny_model,
+    findings_of,
+    matters,
 )
 from verl_padding.doctor import loaded_model as looks_at_model
-from verl_padding.doctor.finding import Finding
 from verl_padding.doctor.folders import folders_of_job
 from verl_padding.doctor.models import brings_code, is_whole, models_of_job
-from verl_padding.doctor.named_objects import refuse_missing_imports
-from verl_padding.doctor.rewards import rewards_of_job, scores_source
-from verl_padding.doctor.signatures import class_of_target, defined_in, lacks_attribute, method
-from verl_padding.doctor.tools import tools_of_job
 from verl_padding.doctor.weights import LENGTH, LONGEST_HEAD, refuse_broken_weights
 
-FUNCTION = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch, tiny_model) -> Machine:  # noqa: F811
-    return Machine(tmp_path, monkeypatch, tiny_model)
+def _changed(folder: Path, name: str, **changes: object) -> list[str]:
+    """Overrides for a model with other values in one of its files; None takes a key out."""
+    told = json.loads((folder / name).read_text()) | changes
+    (folder / name).write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
+    return [f"{MODEL}={folder}"]
 
 
-def matters(findings) -> list[Finding]:
-    return [each for each in findings if each.verdict != "ok"]
+def no_model(machine: Machine) -> list[str]:
+    return [f"actor_rollout_ref.model.path={machine.folder}/nowhere"]
+
+
+def a_model_without_weights(machine: Machine) -> list[str]:
+    machine.file("config.json", "{}")
+    return [f"actor_rollout_ref.model.path={machine.folder}"]
+
+
+def a_model_of_a_hub_that_is_out_of_reach(machine: Machine) -> list[str]:
+    from huggingface_hub import constants
+
+    machine.patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    machine.patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    machine.patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
+    return ["actor_rollout_ref.model.path=some/model", "padding.cost_model=model"]
+
+
+def no_such_teacher(machine: Machine) -> list[str]:
+    teacher = "distillation.teacher_models.teacher_model"
+    return [
+        "distillation.enabled=true",
+        "distillation.n_gpus_per_node=2",
+        "distillation.nnodes=1",
+        f"{teacher}.num_replicas=2",
+        f"{teacher}.model_path=/nowhere/teacher",
+        f"{teacher}.inference.tensor_model_parallel_size=1",
+    ]
+
+
+def lora_on_modules_of_another_model(machine: Machine) -> list[str]:
+    model = "actor_rollout_ref.model"
+    return [f"{model}.lora_rank=8", f"{model}.target_modules=[query_key_value]"]
+
+
+def lora_on_a_pattern_that_no_module_has(machine: Machine) -> list[str]:
+    model = "actor_rollout_ref.model"
+    return [f"{model}.lora_rank=8", f"{model}.target_modules=q_proj"]  # PEFT takes it for a whole name
+
+
+def weights_that_are_a_pointer(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "model.safetensors").write_text(LFS_POINTER)
+    return [f"{MODEL}={folder}"]
+
+
+def old_weights_that_are_a_pointer(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_text(LFS_POINTER)
+    return [f"{MODEL}={folder}"]
+
+
+def weights_that_are_cut_off(machine: Machine) -> list[str]:
+    folder = machine.model()
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(10_000)
+    return [f"{MODEL}={folder}"]
+
+
+def old_weights_that_are_cut_off(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"PK\3\4" + bytes(100))
+    return [f"{MODEL}={folder}"]
+
+
+def weights_of_which_a_part_is_missing(machine: Machine) -> list[str]:
+    folder = machine.model()
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return [f"{MODEL}={folder}"]
+
+
+def weights_of_another_model(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", intermediate_size=256)
+
+
+def a_tokenizer_that_is_a_pointer(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "tokenizer.json").write_text(LFS_POINTER)
+    return [f"{MODEL}={folder}"]
+
+
+def a_config_that_is_no_json(machine: Machine) -> list[str]:
+    folder = machine.model()
+    (folder / "config.json").write_text('{"model_type": "qwen2",')
+    return [f"{MODEL}={folder}"]
+
+
+def a_kind_of_model_that_nobody_knows(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", model_type="qwen99")
+
+
+def two_architectures(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", architectures=["Qwen2ForCausalLM", "Qwen2Model"])
+
+
+def quantized_weights_without_their_package(machine: Machine) -> list[str]:
+    return _changed(machine.model(), "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def an_attention_that_is_misspelt(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.model.override_config.attn_implementation=spda"]
+
+
+def a_layer_to_wrap_that_the_model_lacks(machine: Machine) -> list[str]:
+    setting = "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap"
+    return [f"+{setting}=[LlamaDecoderLayer]"]
+
+
+def a_tokenizer_without_any_end(machine: Machine) -> list[str]:
+    kind = "PreTrainedTokenizerFast"  # Qwen's own would have one in any case
+    folder = machine.model()
+    _changed(folder, "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
+    return _changed(folder, "tokenizer_config.json", eos_token=None, pad_token=None, tokenizer_class=kind)
+
+
+def an_adapter_that_is_none(machine: Machine) -> list[str]:
+    return [f"actor_rollout_ref.model.lora_adapter_path={machine.folder}"]
+
+
+CANNOT_START: Reasons = {
+    no_model: (MODEL, "/nowhere: there is no such folder"),
+    a_model_without_weights: (MODEL, "the folder has no weights"),
+    a_model_of_a_hub_that_is_out_of_reach: (MODEL, "http://127.0.0.1:9 cannot be reached"),
+    no_such_teacher: ("distillation.teacher_models.teacher_model.model_path", "/nowhere/teacher: there is no such"),
+    lora_on_modules_of_another_model: (
+        "actor_rollout_ref.model.target_modules",
+        "['query_key_value']: the model has no module of this name. The model has act_fn, ",
+    ),
+    lora_on_a_pattern_that_no_module_has: (
+        "actor_rollout_ref.model.target_modules",
+        "q_proj: the model has no module of this name. The model has act_fn, ",
+    ),
+    weights_that_are_a_pointer: (
+        MODEL,
+        "model.safetensors is a pointer of Git LFS, not the file itself (git lfs pull)",
+    ),
+    old_weights_that_are_a_pointer: (MODEL, "pytorch_model.bin is a pointer of Git LFS"),
+    weights_that_are_cut_off: (MODEL, "model.safetensors is cut off: it has 10000 bytes"),
+    old_weights_that_are_cut_off: (MODEL, "pytorch_model.bin is no file of torch, or is cut off"),
+    weights_of_which_a_part_is_missing: (
+        MODEL,
+        "model-00002-of-00002.safetensors is not there, which model.safetensors.index.json names",
+    ),
+    weights_of_another_model: (MODEL, "of shape [64, 128], but by its config.json it is [64, 256]"),
+    a_tokenizer_that_is_a_pointer: (MODEL, "tokenizer.json is a pointer of Git LFS"),
+    a_config_that_is_no_json: (MODEL, "cannot be read as a model ("),
+    a_kind_of_model_that_nobody_knows: (MODEL, "cannot be read as a model ("),
+    two_architectures: (MODEL, "Expect only one architecture"),
+    quantized_weights_without_their_package: (MODEL, "are quantized, and a package for that is missing (ImportError: "),
+    an_attention_that_is_misspelt: (MODEL, "the model cannot be made ("),
+    a_layer_to_wrap_that_the_model_lacks: (MODEL, "the model cannot be made (Exception: Could not find"),
+    a_tokenizer_without_any_end: (MODEL, "has neither a pad nor an eos token"),
+    an_adapter_that_is_none: ("actor_rollout_ref.model.lora_adapter_path", "the folder has no adapter_config.json"),
+}
+"""Why a job cannot start, or cannot end its first step -> the setting that is told, and part of what is."""
+
+
+@pytest.mark.parametrize("reason", CANNOT_START, ids=lambda reason: reason.__name__)
+def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reason, composed, machine):
+    assert_told(contents_of(composed, reason(machine)), *CANNOT_START[reason])
+
+
+def weights_in_parts(machine: Machine) -> list[str]:
+    import transformers
+
+    folder = machine.model()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert (folder / "model.safetensors.index.json").is_file()
+    return [f"{MODEL}={folder}"]
+
+
+def weights_of_an_old_torch(machine: Machine) -> list[str]:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = machine.model()
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return [f"{MODEL}={folder}"]
+
+
+LEGAL: list[Kind] = [
+    weights_in_parts,
+    weights_of_an_old_torch,
+]
+
+
+@pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
+def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, machine):
+    assert_tried_and_well(contents_of(composed, kind(machine)))
+
+
+def test_a_hub_that_is_busy_is_not_taken_for_one_without_the_model(monkeypatch):
+    from verl_padding.doctor.models import Hub
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for code, told in ((404, "the hub has none for you"), (503, "cannot be reached (HTTP 503)")):
+        monkeypatch.setattr(Hub, "_ask", lambda self, name, code=code: code)
+        finding = Hub().finding(MODEL, "some/model")
+        assert finding.verdict == "wrong"
+        assert told in finding.told
+    monkeypatch.setattr(Hub, "_ask", lambda self, name: 200)
+    assert Hub().finding(MODEL, "some/model").verdict == "ok"
+
+
+@pytest.mark.usefixtures("composed_once")
+def test_a_model_that_is_not_here_is_told_once_though_verls_check_of_a_critic_loads_it_too(job):
+    found = findings_of(*job, FLAG, "algorithm.adv_estimator=gae", "critic.model.path=/nowhere")
+    assert [finding.subject for finding in found if finding.verdict == "wrong"] == ["critic.model.path"]
+    assert [finding.subject for finding in found if finding.verdict == "not looked at"] == ["verl's own check"]
 
 
 @pytest.mark.parametrize("named", [["a"], {"b": 1}, 3, None], ids=str)
@@ -69,7 +279,7 @@ def test_a_head_longer_than_any_is_not_read(tmp_path):
         refuse_broken_weights(tmp_path)
 
 
-def test_weights_that_are_a_link_to_nothing_are_told(composed, machine):  # noqa: F811
+def test_weights_that_are_a_link_to_nothing_are_told(composed, machine):
     folder = machine.model()
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(machine.folder / "gone")
@@ -79,23 +289,14 @@ def test_weights_that_are_a_link_to_nothing_are_told(composed, machine):  # noqa
     assert not [each for each in folders_of_job(config) if each.verdict == "wrong"]
 
 
-def test_a_pointer_that_nobody_reads_is_let_pass(composed, machine):  # noqa: F811
+def test_a_pointer_that_nobody_reads_is_let_pass(composed, machine):
     folder = machine.model()
     (folder / "training_args.json").write_text(LFS_POINTER)
     config = OmegaConf.merge(composed, {"actor_rollout_ref": {"model": {"path": str(folder)}}})
     assert not matters(models_of_job(config))
 
 
-def test_a_folder_that_cannot_be_read_stops_no_look(composed, monkeypatch):  # noqa: F811
-    def refuses(config) -> list[Finding]:
-        raise PermissionError("Permission denied")
-
-    monkeypatch.setattr("verl_padding.doctor.folders._disk", refuses)
-    (matter,) = matters(folders_of_job(composed))
-    assert (matter.verdict, "Permission denied" in matter.told) == ("not looked at", True)
-
-
-def test_an_attention_of_gpus_is_not_loaded_and_the_model_is_made_all_the_same(composed, monkeypatch):  # noqa: F811
+def test_an_attention_of_gpus_is_not_loaded_and_the_model_is_made_all_the_same(composed, monkeypatch):
     import torch
 
     def is_asked() -> bool:
@@ -125,7 +326,7 @@ def test_an_attention_of_gpus_is_not_loaded_and_the_model_is_made_all_the_same(c
     ],
     ids=str,
 )
-def test_what_needs_weights_or_a_gpu_is_told_from_what_cannot_be_made(error, verdict, composed, monkeypatch):  # noqa: F811
+def test_what_needs_weights_or_a_gpu_is_told_from_what_cannot_be_made(error, verdict, composed, monkeypatch):
     def fails(*arguments, **settings):
         raise error
 
@@ -137,7 +338,7 @@ def test_what_needs_weights_or_a_gpu_is_told_from_what_cannot_be_made(error, ver
 
 
 @pytest.mark.parametrize(("quantized", "verdict"), [("gptq", "wrong"), ("fbgemm_fp8", "not looked at")])
-def test_quantized_weights_are_wrong_only_where_a_package_is_missing(quantized, verdict, composed, monkeypatch):  # noqa: F811
+def test_quantized_weights_are_wrong_only_where_a_package_is_missing(quantized, verdict, composed, monkeypatch):
     loaded: list[looks_at_model.LoadedModel] = []
     assert not matters(looks_at_model.loaded_model(composed, loaded))
     loaded[0].hf_config.quantization_config = {"quant_method": quantized}
@@ -145,7 +346,7 @@ def test_quantized_weights_are_wrong_only_where_a_package_is_missing(quantized, 
     assert matter.verdict == verdict
 
 
-def test_what_rust_panics_at_is_told(composed, monkeypatch):  # noqa: F811
+def test_what_rust_panics_at_is_told(composed, monkeypatch):
     class PanicException(BaseException):
         """As pyo3 has it."""
 
@@ -158,7 +359,7 @@ def test_what_rust_panics_at_is_told(composed, monkeypatch):  # noqa: F811
 
 
 def test_a_tokenizer_of_the_hub_needs_no_weights_and_a_part_of_a_model_is_not_looked_at(
-    composed,  # noqa: F811
+    composed,
     machine,
     monkeypatch,
 ):
@@ -182,123 +383,3 @@ def test_a_tokenizer_of_the_hub_needs_no_weights_and_a_part_of_a_model_is_not_lo
 def test_code_of_a_processor_is_code_of_the_models_own(tmp_path):
     (tmp_path / "processor_config.json").write_text('{"auto_map": {"AutoProcessor": "mine.Processor"}}')
     assert brings_code(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        "compute_score = adapt(compute_score)\n",
-        "from rewards import compute_score\n",
-        "if True:\n    def compute_score(*args): ...\n",
-        "globals()['compute_score'] = len\n",
-    ],
-)
-def test_a_function_that_is_bound_anew_is_not_taken_for_the_first_one(after, tmp_path):
-    source = tmp_path / "reward.py"
-    source.write_text(FUNCTION)
-    assert isinstance(defined_in(source, "compute_score"), ast.FunctionDef)
-    source.write_text(FUNCTION + after)
-    assert defined_in(source, "compute_score") is None
-
-
-def test_what_a_class_extends_is_read_in_verls_files_and_no_module_is_imported(tmp_path, monkeypatch):
-    def imports(name: str, *more: str) -> None:
-        raise AssertionError(f"{name} was imported")
-
-    monkeypatch.setattr("importlib.import_module", imports)
-    monkeypatch.syspath_prepend(tmp_path)
-    name = f"loops_of_{tmp_path.name}"
-    source = tmp_path / f"{name}.py"
-
-    def lacks(text: str) -> bool:
-        source.write_text(text)
-        found = class_of_target(f"{name}.Mine")
-        assert found is not None
-        return lacks_attribute(*found, "run")
-
-    package = "from verl.experimental.agent_loop import {0}\nclass Mine({0}):\n    x = 1\n"
-    assert lacks(package.format("AgentLoopBase")), "its run is abstract"
-    assert not lacks(package.format("SingleTurnAgentLoop"))
-    assert lacks("class Mine: ...\n")
-    assert not lacks("class Mine: ...\nMine.run = print\n")
-    again = "class AgentLoopBase(AgentLoopBase):\n    async def run(self): ...\n"
-    assert not lacks(package.format("AgentLoopBase").replace("class Mine", f"{again}class Mine"))
-
-
-def test_a_class_that_cannot_be_known_without_a_run_is_not_looked_into(tmp_path):
-    (tmp_path / "loops.py").write_text("from x import Mine\nclass Mine(Mine): ...\n")
-    assert defined_in(tmp_path / "loops.py", "Mine") is None
-
-
-def test_a_method_that_is_wrapped_is_not_read(tmp_path):
-    (owner,) = ast.parse("class Mine:\n    def run(self): ...\n    run = traced(run)\n").body
-    assert isinstance(owner, ast.ClassDef)
-    assert method(owner, "run") is None
-
-
-def test_imports_after_a_change_of_pythons_path_are_let_pass(tmp_path):
-    source = tmp_path / "reward.py"
-    source.write_text("import sys\nimport no_such_module_at_all\n")
-    with pytest.raises(LookupError, match="no_such_module_at_all"):
-        refuse_missing_imports(source)
-    source.write_text("import sys\nsys.path.append('/elsewhere')\nimport no_such_module_at_all\n")
-    refuse_missing_imports(source)
-
-
-def test_a_function_that_a_manager_of_ones_own_calls_may_take_what_it_likes(composed, machine):  # noqa: F811
-    path = machine.file("reward.py", "def compute_score(text):\n    return 1.0\n")
-    reward = {"custom_reward_function": {"path": path, "name": "compute_score"}}
-    config = OmegaConf.merge(composed, {"reward": reward})
-    assert [each.verdict for each in matters(rewards_of_job(config, asked=False))] == ["wrong"]
-    config = OmegaConf.merge(config, {"reward": {"reward_manager": {"name": "mine"}}})
-    assert [each.verdict for each in matters(rewards_of_job(config, asked=False))] == ["not looked at"]
-
-
-@pytest.mark.parametrize("source", [None, 3, ["openai/gsm8k"]], ids=str)
-def test_a_data_source_that_is_no_text_has_no_score(source):
-    assert scores_source("openai/gsm8k")
-    assert not scores_source(source)
-
-
-TOOL = """\
-from verl.tools.function_tool import function_tool
-
-@function_tool
-def add(a: int, b: int) -> int:
-    '''Adds.
-
-    Args:
-        a: one.
-        {second}
-    '''
-    return a + b
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "is_told"),
-    [
-        (TOOL.format(second="b: another."), False),
-        (TOOL.format(second="b (int): another."), True),
-        (TOOL.replace("@function_tool\n", "@function_tool\n@checked\n"), False),
-    ],
-)
-def test_a_tools_docstring_is_read_as_transformers_reads_it(text, is_told, composed, machine):  # noqa: F811
-    multi_turn = {"function_tool_path": machine.file("tools.py", text)}
-    config = OmegaConf.merge(composed, {"actor_rollout_ref": {"rollout": {"multi_turn": multi_turn}}})
-    (found,) = tools_of_job(config)
-    assert (found.verdict == "wrong") == is_told, found
-
-
-def test_tools_that_are_no_list_are_told(composed, machine):  # noqa: F811
-    path = machine.file("tools.yaml", "tools: nothing\n")
-    multi_turn = {"tool_config_path": path}
-    config = OmegaConf.merge(composed, {"actor_rollout_ref": {"rollout": {"multi_turn": multi_turn}}})
-    (found,) = tools_of_job(config)
-    assert "its key tools holds no list" in found.told
-
-
-def test_prompts_are_tried_where_the_model_can_be_read(composed, machine):  # noqa: F811
-    prompts(16).to_parquet(machine.folder / "data.parquet")
-    found = contents_of(composed, [*machine.loop(LOOP + SCORED), f"data.train_files={machine.folder}/data.parquet"])
-    assert [each.told for each in found if each.subject == "data.train_files" and "tried" in each.told]

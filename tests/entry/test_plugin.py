@@ -6,9 +6,14 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from tests.support.verl_config import compose_job
+from verl_padding.entry import import_hooks
+from verl_padding.entry.hydra_callback import CheckJobBeforeStart
+from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
 from verl_padding.entry.loud_failure import asks_for_padding
 from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
 
@@ -16,12 +21,44 @@ from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
 WITH_TORCHVISION = "import verl_padding.local\n"
 
 
-def run_python(code: str, **environment: str) -> str:
-    """Standard output of ``code`` in a fresh interpreter, without a platform chosen."""
-    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"} | environment
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+IMPORT_VERL = f"""
+import importlib.metadata, json, sys, time
+load, seconds = importlib.metadata.EntryPoint.load, []
+def timed(entry):
+    started = time.process_time()
+    plugin = load(entry)
+    if entry.name == "verl_padding":
+        seconds.append(time.process_time() - started)
+    return plugin
+importlib.metadata.EntryPoint.load = timed
+import verl
+modules = sorted(name for name in sys.modules if name.split(".")[0] in ("verl_padding", "wrapt"))
+{WITH_TORCHVISION}
+from verl.trainer.ppo.v1 import get_trainer_cls
+modes = ("sync", "colocate_async", "separate_async")
+stock = {{mode: get_trainer_cls(mode) for mode in modes}}
+padded = [mode for mode in modes if issubclass(get_trainer_cls("padded_" + mode), stock[mode])]
+print(json.dumps([modules, seconds, {{mode: each.__module__ for mode, each in stock.items()}}, padded]))
+"""
+"""Says which modules of ours verl imports, how long that takes, and which trainers there are."""
+
+
+def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter without a platform chosen."""
+    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False, **options)
+
+
+def import_verl() -> list:
+    result = run_python(IMPORT_VERL)
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def imported() -> list:
+    """What is there after verl was imported in a process of its own."""
+    return import_verl()
 
 
 def test_verl_finds_one_entry_point_and_it_loads():
@@ -30,12 +67,8 @@ def test_verl_finds_one_entry_point_and_it_loads():
     assert entry.load().__name__ == "verl_padding.plugin"
 
 
-def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it():
-    code = (
-        "import json, sys, verl\n"
-        "print(json.dumps(sorted(m for m in sys.modules if m.split('.')[0] in ('verl_padding', 'wrapt'))))"
-    )
-    modules = json.loads(run_python(code).splitlines()[-1])
+def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
+    modules, *_ = imported
     assert "verl_padding.plugin" in modules
     ours = [name for name in modules if name.startswith("verl_padding")]
     assert ours == [
@@ -54,28 +87,19 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it():
     ]
 
 
-def test_the_plugin_costs_a_few_milliseconds():
+def test_the_plugin_costs_a_few_milliseconds(imported):
     # Not a benchmark: an import of torch, Ray or verl's trainer would cost a hundred times as much.
-    code = (
-        "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'\n"
-        "import time, verl\n"
-        "started = time.process_time()\n"
-        "import verl_padding.plugin\n"
-        "print(time.process_time() - started)"
-    )
-    assert any(float(run_python(code).splitlines()[-1]) < 0.1 for _ in range(3))
+    def seconds(answer: list) -> float:
+        (once,) = answer[1]
+        return once
+
+    assert seconds(imported) < 0.1 or any(seconds(import_verl()) < 0.1 for _ in range(2))
 
 
-def test_the_trainers_are_registered_when_verl_imports_its_own():
-    code = (
-        f"{WITH_TORCHVISION}import verl\n"
-        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
-        "for mode in ('sync', 'colocate_async', 'separate_async'):\n"
-        "    assert issubclass(get_trainer_cls('padded_' + mode), get_trainer_cls(mode))\n"
-        "    assert get_trainer_cls(mode).__module__.startswith('verl.'), mode\n"
-        "print('ok')"
-    )
-    assert run_python(code).splitlines()[-1] == "ok"
+def test_the_trainers_are_registered_when_verl_imports_its_own(imported):
+    *_, modules, padded = imported
+    assert padded == ["sync", "colocate_async", "separate_async"]
+    assert all(module.startswith("verl.") for module in modules.values()), modules
 
 
 def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
@@ -90,8 +114,7 @@ def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
         "except ValueError as refusal:\n"
         "    print(refusal)\n"
     )
-    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    result = run_python(code)
     assert "PPOTrainerSync" in result.stdout
     assert "Unknown trainer 'padded_sync'" in result.stdout
     assert "the padded trainers could not be registered" in result.stderr
@@ -100,12 +123,11 @@ def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
 
 
 @pytest.mark.parametrize("flag", ["padding.strategy=nonsense", "data.train_batch_size=1000"])
-def test_a_job_that_cannot_run_ends_before_ray_starts(flag, tmp_path):
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+padding=prompt", flag, f"hydra.run.dir={tmp_path}"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("verl_padding: ")
-    assert "ray init kwargs" not in result.stdout
+def test_a_job_that_cannot_run_ends_before_ray_starts(flag):
+    # verl's command, a process of its own, does so in tests/trainer/test_modes.py.
+    config = compose_job("+padding=prompt", flag)
+    with pytest.raises(SystemExit, match=r"^verl_padding: "):
+        CheckJobBeforeStart().on_job_start(config)
 
 
 @pytest.mark.parametrize(
@@ -127,22 +149,48 @@ def test_it_knows_the_padded_name_of_every_mode(mode):
     assert asks_for_padding([argument]) == argument
 
 
-@pytest.mark.parametrize(
-    ("broken", "told"),
-    [
-        ("wrapt", "the plug-in could not be loaded"),
-        ("verl_padding.entry.hydra_search_path", "the config groups could not be put on Hydra's search path"),
-    ],
+REFUSAL = (
+    "verl_padding: +padding=prompt: {} (the reason is above). Run `verl-padding doctor`, or remove +padding=prompt."
 )
-def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(broken, told, tmp_path):
-    result = compose_on_the_command_line(f"import sys; sys.modules[{broken!r}] = None", "+padding=prompt", tmp_path)
+
+
+def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(tmp_path):
+    result = compose_on_the_command_line("import sys; sys.modules['wrapt'] = None", "+padding=prompt", tmp_path)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
-        f"verl_padding: +padding=prompt: {told} (the reason is above). Run `verl-padding doctor`, or remove "
-        "+padding=prompt."
-    )
+    assert result.stderr.splitlines()[-1] == REFUSAL.format("the plug-in could not be loaded")
     assert "ModuleNotFoundError" in result.stderr
     assert "algorithm:" not in result.stdout, "the job's config was made"
+
+
+@pytest.mark.parametrize(
+    ("broken", "hook", "told"),
+    [
+        (
+            "verl_padding.entry.hydra_search_path",
+            import_hooks._register_config_group,
+            "the config groups could not be put on Hydra's search path",
+        ),
+        (
+            "verl_padding.patches.stock_guard",
+            import_hooks._register_trainers,
+            "the padded trainers could not be registered",
+        ),
+        (
+            "verl_padding.patches.check_of_rows",
+            import_hooks._lift_check_of_rows,
+            "verl's check of a batch's rows could not be lifted",
+        ),
+    ],
+)
+def test_what_is_broken_of_the_plugin_ends_a_job_that_asks_for_padding(broken, hook, told, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, broken, None)
+    monkeypatch.setattr(sys, "argv", ["main_ppo.py", "+padding=prompt"])
+    with pytest.raises(SystemExit) as ended:
+        hook(ModuleType("of_verls"))
+    assert str(ended.value) == REFUSAL.format(told)
+    assert "ModuleNotFoundError" in caplog.text
+    monkeypatch.setattr(sys, "argv", ["main_ppo.py", "data.train_batch_size=8"])
+    hook(ModuleType("of_verls"))
 
 
 def test_a_job_that_does_not_ask_goes_on_where_the_plugin_is_broken(tmp_path):
@@ -151,12 +199,11 @@ def test_a_job_that_does_not_ask_goes_on_where_the_plugin_is_broken(tmp_path):
     assert "algorithm:" in result.stdout
 
 
-def test_without_the_plugin_hydra_takes_the_flag_for_a_plain_string(tmp_path):
+def test_without_the_plugin_hydra_takes_the_flag_for_a_plain_string(monkeypatch):
     # Why run scripts start with the doctor: nothing of ours is there to speak. If this fails, Hydra speaks.
-    leave_out = "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'"
-    result = compose_on_the_command_line(leave_out, "+padding=prompt", tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "\npadding: prompt\n" in result.stdout
+    assert compose_job("+padding=prompt").padding.strategy == "prompt"
+    monkeypatch.setattr(VerlPaddingSearchPath, "manipulate_search_path", lambda *_: None)
+    assert compose_job("+padding=prompt").padding == "prompt"
 
 
 def compose_on_the_command_line(before: str, override: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -165,7 +212,4 @@ def compose_on_the_command_line(before: str, override: str, folder: Path) -> sub
         f"{WITH_TORCHVISION}{before}\nimport runpy, sys\nsys.argv[1:] = [{override!r}, '--cfg', 'job']\n"
         "runpy.run_module('verl.trainer.main_ppo', run_name='__main__')"
     )
-    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=folder, check=False
-    )
+    return run_python(code, cwd=folder)

@@ -1,5 +1,6 @@
 """verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,40 +47,76 @@ assert get_rollout_replica_class("transformers").__name__ == "TransformersReplic
 """
 
 
-def run(code: str, platform: str | None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    if platform is not None:
-        environment["VERL_PLATFORM"] = platform
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize(("platform", "expected"), [(None, "0 0"), ("nvidia", "0 0"), ("cpu", "1 1")])
-def test_the_platform_is_there_only_when_asked_for(platform: str | None, expected: str) -> None:
-    assert run(SHOW, platform).stdout.strip() == expected
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        "verl",
-        "verl_padding.local.cpu_platform",
-        "verl_padding.local.shared_file_checkpoint",
-        "verl_padding.local.rollout_replica",
-    ],
-)
-def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
-    result = run(USE.format(first=first), "cpu")
-
-    assert result.returncode == 0, result.stderr
-
-
-def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
-    code = f"""
+ANOTHER_VERSION = """
 import importlib.metadata
 real = importlib.metadata.version
 importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(name)
-{SHOW}"""
-    result = run(code, "cpu")
+"""
+FIRSTS = (
+    "verl",
+    "verl_padding.local.cpu_platform",
+    "verl_padding.local.shared_file_checkpoint",
+    "verl_padding.local.rollout_replica",
+)
+CASES = {
+    "no platform": (None, SHOW),
+    "nvidia": ("nvidia", SHOW),
+    "cpu": ("cpu", SHOW),
+    "another version": ("cpu", ANOTHER_VERSION + SHOW),
+    **{first: ("cpu", USE.format(first=first)) for first in FIRSTS},
+}
+"""Platform that is asked for, and code for an interpreter that has imported nothing of verl or of ours."""
+ONE_BY_ONE = """
+import json, os, sys, threading
+import torch  # by far the most of what verl imports, and nothing to any of the cases
+assert threading.active_count() == 1
+for case, (platform, code) in json.load(sys.stdin).items():
+    child = os.fork()
+    if child == 0:
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{sys.argv[1]}/{case}.{stream}", os.O_CREAT | os.O_WRONLY), number)
+        os.environ |= {} if platform is None else {"VERL_PLATFORM": platform}
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    print(json.dumps([case, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Case -> its process, a copy of one that has imported torch and nothing else."""
+    folder = tmp_path_factory.mktemp("processes")
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    result = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, str(folder)],
+        input=json.dumps(CASES),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    exit_codes = dict(map(json.loads, result.stdout.splitlines()))
+    return {
+        case: subprocess.CompletedProcess(
+            case, exit_codes[case], (folder / f"{case}.out").read_text(), (folder / f"{case}.err").read_text()
+        )
+        for case in CASES
+    }
+
+
+@pytest.mark.parametrize(("case", "expected"), [("no platform", "0 0"), ("nvidia", "0 0"), ("cpu", "1 1")])
+def test_the_platform_is_there_only_when_asked_for(case: str, expected: str, ended: dict) -> None:
+    assert ended[case].stdout.strip() == expected
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+def test_every_piece_is_registered_whatever_is_imported_first(first: str, ended: dict) -> None:
+    assert ended[first].returncode == 0, ended[first].stderr
+
+
+def test_another_version_of_verl_is_left_alone_and_the_log_says_so(ended: dict) -> None:
+    result = ended["another version"]
 
     assert result.stdout.strip() == "1 0"
     assert "found 1.0.0" in result.stderr

@@ -16,9 +16,11 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import queue
 from verl_padding.pads.queue import (
+    KVBatchMeta,
     clear_leftovers,
     let_go,
     put_columns,
+    put_copies,
     read_fields_of_some,
     read_rows,
     set_aside,
@@ -170,7 +172,32 @@ def test_a_row_that_is_put_while_it_is_missed_is_looked_up_again(monkeypatch):
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_any_more(monkeypatch):
+def test_rows_that_come_and_go_while_they_are_looked_up_are_refused_after_the_second_look(monkeypatch):
+    batch = put_rows([(5, 3), (7, 2)])
+    tq.kv_clear(keys=batch.keys[1:], partition_id=PARTITION)
+    asked = []
+
+    def list_all(partition_id):
+        asked.append(partition_id)
+        return {key: {} for key in batch.keys}
+
+    monkeypatch.setattr(queue, "tags_of", list_all)
+    with pytest.raises(PaddingDataError, match=rf"^1 row of 2: TransferQueue did not find them in .*'{PARTITION}'"):
+        put_columns(batch, {"number": torch.arange(2)})
+    assert asked == [PARTITION] * 2
+    tq.kv_clear(keys=batch.keys[:1], partition_id=PARTITION)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda: read_fields_of_some(["a_0_0"], PARTITION, ["input_ids"]),
+        lambda: put_columns(KVBatchMeta(keys=["a_0_0"], tags=[{}], partition_id=PARTITION), {"n": torch.ones(1)}),
+        lambda: put_copies(["a_0_0"], PARTITION, {"n": torch.ones(1)}),
+    ],
+    ids=["read", "put of columns", "put of rows"],
+)
+def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_and_says_so(asks, monkeypatch):
     def ended(name, namespace):
         raise ValueError(f"no actor {name} in {namespace}")
 
@@ -179,8 +206,8 @@ def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_any_more
     monkeypatch.setattr(tq_interface, "_TQ_CONTROLLER", None)
     monkeypatch.setattr(tq_interface, "TransferQueueController", new)
     monkeypatch.setattr(tq_interface.ray, "get_actor", ended)
-    with pytest.raises(AssertionError, match="TransferQueueController has not been initialized yet"):
-        read_fields_of_some(["a_0_0"], PARTITION, ["input_ids"])
+    with pytest.raises(PaddingDataError, match=r"^no TransferQueue is running in this Ray cluster.*start the job"):
+        asks()
 
 
 def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():

@@ -1,24 +1,26 @@
 """A job has the mode that its user chose, wherever that stands, and verl finds what it looks up by the mode's name."""
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
 
+import omegaconf
 import pytest
 import transfer_queue as tq
 import verl
 import yaml
 from hydra import compose, initialize_config_dir, initialize_config_module
 from omegaconf import OmegaConf
+from omegaconf.errors import UnsupportedInterpolationType
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.skip import SkipManager
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding import __version__
+from verl_padding.entry import import_hooks
 from verl_padding.plan import STRATEGIES
 from verl_padding.trainer.mixin import PaddedTrainer
 from verl_padding.verl_job.modes import STOCK_MODES
@@ -142,18 +144,18 @@ def test_verls_own_command_checks_a_job_by_the_mode_of_its_primary_config(tmp_pa
     assert "ray init kwargs" not in result.stdout
 
 
-def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin(tmp_path):
+def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():
     # Where the trainer is made, that is: on whichever node Ray puts it. verl resolves the config there first of all.
     for group in STRATEGIES:
         config = compose_job(f"+padding={group}")
         assert config.padding.version == __version__
-    job = tmp_path / "job.yaml"
-    job.write_text(OmegaConf.to_yaml(config))
-    code = f"import verl; from omegaconf import OmegaConf; OmegaConf.resolve(OmegaConf.load({str(job)!r}))"
-    environment = {"VERL_USE_EXTERNAL_PLUGINS": "none", "PATH": os.environ["PATH"]}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 1
-    assert "Unsupported interpolation type verl_padding.version" in result.stderr
+        sent = OmegaConf.create(OmegaConf.to_yaml(config))
+        OmegaConf.clear_resolver("verl_padding.version")
+        try:
+            with pytest.raises(UnsupportedInterpolationType, match=r"interpolation type verl_padding\.version"):
+                OmegaConf.resolve(sent)
+        finally:
+            import_hooks._register_resolver(omegaconf)
 
 
 # ---------------------------------------------------------------- what verl reads by the name

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.agent_loops import Loop
-from verl_padding.doctor.finding import Finding, in_one_line, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, in_one_line, ok, panics_as_errors, warning, wrong
 from verl_padding.doctor.loaded_model import LoadedModel, size_of_embedding
 from verl_padding.plan.counted import counted
 
@@ -53,7 +53,8 @@ def has_template(model: LoadedModel) -> bool:
 def _is_written_by_verl(config: DictConfig, model: LoadedModel) -> bool:
     """Whether verl's agent loops make tokens of a message without a chat template."""
     try:
-        return bool(_builder(config, model).build_initial_tokens([{"role": "user", "content": "1+1"}]))
+        with panics_as_errors():
+            return bool(_builder(config, model).build_initial_tokens([{"role": "user", "content": "1+1"}]))
     except Exception:  # of verl or of transformers, which has no template to apply
         return False
 
@@ -138,13 +139,14 @@ def _builder(config: DictConfig, model: LoadedModel) -> Any:
     """What verl's agent loops make tokens of messages with."""
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-    return create_continuous_token_builder(
-        model.tokenizer,
-        hf_model_type=getattr(model.hf_config, "model_type", None),
-        chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
-        mm_processor_kwargs=_plain(config.data.get("mm_processor_kwargs")),
-        processor=model.processor,
-    )
+    with panics_as_errors():
+        return create_continuous_token_builder(
+            model.tokenizer,
+            hf_model_type=getattr(model.hf_config, "model_type", None),
+            chat_template_kwargs=_plain(config.data.get("apply_chat_template_kwargs")),
+            mm_processor_kwargs=_plain(config.data.get("mm_processor_kwargs")),
+            processor=model.processor,
+        )
 
 
 def _put_into_tokens(config: DictConfig, model: LoadedModel, builder: Any, items: list[dict[str, Any]]) -> Rendered:
@@ -159,11 +161,12 @@ def _put_into_tokens(config: DictConfig, model: LoadedModel, builder: Any, items
             if model.processor is not None and shows_something(item):
                 images, videos, audios = RLHFDataset._process_multi_modal_info(item["raw_prompt"], patch, config.data)
             failures = rendered.failures
-            ids = builder.build_initial_tokens(item["raw_prompt"], images=images, videos=videos, audios=audios)
+            with panics_as_errors():
+                ids = builder.build_initial_tokens(item["raw_prompt"], images=images, videos=videos, audios=audios)
         except ImportError as error:
             rendered.missing = in_one_line(error)
             break
-        except Exception as error:  # of what reads images, of Jinja, or of transformers
+        except Exception as error:  # of what reads images, of Jinja, of transformers, or of Rust's tokenizers
             failures.append(in_one_line(error))
         else:
             rendered.lengths.append(len(ids))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,8 +39,9 @@ class Look:
         """Makes findings one by one. What stops them is one too: a broken plug-in ends a process that asks for it."""
         made = []
         try:
-            for finding in findings():
-                made.append(finding)
+            with panics_as_errors():
+                for finding in findings():
+                    made.append(finding)
         except (Exception, SystemExit):
             made.append(wrong(title, "could not be looked at", details=traceback.format_exc()))
         return cls(title=title, findings=tuple(made))
@@ -81,6 +83,25 @@ def looked_for(subject: str, told: str, look: Callable[[], object]) -> Finding:
     except LookupError as problem:
         return wrong(subject, f"{told}: {problem}. Correct the setting, or the file.")
     return ok(subject, told)
+
+
+class PanicError(Exception):
+    """A panic of a library in Rust. What pyo3 raises is no ``Exception``, and passes by whatever catches these."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic of Rust's is raised as an error; what ends a process or interrupts it is raised as it is.
+
+    Raises:
+        PanicError: there was a panic.
+    """
+    try:
+        yield
+    except BaseException as panic:
+        if type(panic).__name__ != "PanicException":  # pyo3 makes the class, and no module has it
+            raise
+        raise PanicError(str(panic)) from None
 
 
 def in_one_line(error: BaseException) -> str:

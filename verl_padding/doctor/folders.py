@@ -37,7 +37,7 @@ def _written(config: DictConfig) -> Iterator[Finding]:
         if name := OmegaConf.select(config, setting):
             yield _writable(setting, str(name), is_folder=True)
     padding = config.get("padding")
-    if isinstance(padding, DictConfig) and isinstance(padding.get("timing_dir"), str):
+    if isinstance(padding, DictConfig) and padding.get("timing") and isinstance(padding.get("timing_dir"), str):
         yield _writable("padding.timing_dir", padding.timing_dir, is_folder=True)
     loggers = config.trainer.logger
     if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, panics_as_errors, warning, wrong
 from verl_padding.doctor.lora import modules_of_lora
 from verl_padding.doctor.models import brings_code, folder_of_model, is_whole
 from verl_padding.doctor.named_objects import is_module
@@ -101,11 +101,9 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
             section[name] = str(folder)
     path = config.actor_rollout_ref.model.path
     try:
-        with _no_hub():
+        with _no_hub(), panics_as_errors():
             typed = omega_conf_to_dataclass(section)
-    except BaseException as error:  # of transformers, Hydra or verl; of Rust's tokenizers, one that is no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+    except Exception as error:  # of transformers, Hydra or verl, or of Rust's tokenizers
         if of_hub:
             yield not_looked_at(PATH, f"{path}: the hub's cache may have a part of it alone ({in_one_line(error)})")
         else:

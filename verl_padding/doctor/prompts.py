@@ -27,7 +27,16 @@ from verl_padding.doctor.chat_templates import (
     template_of_job,
 )
 from verl_padding.doctor.data_files import BUFFER, SETTINGS, enough_prompts, files_of, validates
-from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.finding import (
+    Finding,
+    PanicError,
+    in_one_line,
+    not_looked_at,
+    ok,
+    panics_as_errors,
+    warning,
+    wrong,
+)
 from verl_padding.doctor.loaded_model import LoadedModel
 from verl_padding.doctor.rewards import read_by_verl, scores_source
 from verl_padding.plan.counted import counted
@@ -44,6 +53,8 @@ TRIED = 64
 """Prompts that are taken through the data loader and the chat template, at most, as long as time allows."""
 TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "trace", "sampling_params", "output")
 """Names that a column may not have: verl's workers call functions with it, or put it over their own field."""
+VALIDATE = "validate"
+"""What verl's trainer adds to prompts of a validation, and its workers look for in all; whatever it holds."""
 
 
 @dataclass
@@ -145,8 +156,17 @@ def _of_files(
     yield from matter
     if config.data.filter_overlong_prompts and not without_template:
         try:
-            filtered = list(_filtered(config, model, setting, data_set, items, whole=beginnings.whole))
-        except Exception as error:  # of the library `datasets`; verl's filter itself leaves out what fails
+            with panics_as_errors():
+                filtered = list(_filtered(config, model, setting, data_set, items, whole=beginnings.whole))
+        except PanicError as panic:  # which verl's filter does not catch, as it does all other errors
+            filtered = [
+                wrong(
+                    FILTER,
+                    f"true: verl's filter ends with the job at the prompts of {setting} ({in_one_line(panic)}). Name "
+                    "another tokenizer, or mend its files.",
+                )
+            ]
+        except Exception as error:  # of the library `datasets`
             filtered = [
                 not_looked_at(FILTER, f"true: the first prompts cannot be filtered here ({in_one_line(error)})")
             ]
@@ -190,6 +210,13 @@ def _of_items(
             setting,
             f"{told}: has a column {taken[0]!r}, a name that verl's agent loop workers use themselves: every "
             "session fails. Rename it.",
+        )
+        return
+    if not own_manager(config) and setting == "data.train_files" and VALIDATE in items[0]:
+        yield wrong(
+            setting,
+            f"{told}: has a column {VALIDATE!r}, by which verl's agent loop workers know prompts of a validation: no "
+            "row would come to the trainer, and the first step would never end. Rename it.",
         )
         return
     if problem := _refusal_of_batch(items):

@@ -43,6 +43,8 @@ IGNORED = {
 }
 """Setting -> what is read in its place. Told where a job sets it to another value than verl's own config does."""
 
+WITHOUT_TIMING = "no file of laps is written. Set padding.timing=true, or leave it out"
+
 SECTION_OF_ENGINE = {"fsdp2": "fsdp"}
 """Strategy of a critic -> section of its engine, where they differ."""
 
@@ -183,6 +185,9 @@ def ignored_settings(config: DictConfig) -> Iterator[Finding]:
         value = OmegaConf.select(config, key)
         if value is not None and _is_read(config, key) and value != OmegaConf.select(verls, key):
             yield warning(key, f"{value}: has no effect: {instead.format(engine=engine)}")
+    padding = config.get("padding")
+    if isinstance(padding, DictConfig) and padding.get("timing_dir") and not padding.get("timing"):
+        yield warning("padding.timing_dir", f"{padding.timing_dir}: has no effect: {WITHOUT_TIMING}")
 
 
 def misspelt_settings(arguments: JobArguments) -> Iterator[Finding]:

@@ -110,7 +110,7 @@ def read_fields_of_some(keys: Sequence[str], partition_id: str, names: Sequence[
     """Those of some fields that all of these rows have, also in a process that has not met TransferQueue before.
 
     Raises:
-        PaddingDataError: a row is not in TransferQueue.
+        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
     """
     meta = _look_up(keys, partition_id)
     return tq.get_client().get_data(meta.select_fields([name for name in names if name in meta.field_schema]))
@@ -124,22 +124,41 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     returned is for one read or one put of all rows; without tags it cannot be cut.
 
     Raises:
-        PaddingDataError: a row is not in TransferQueue.
+        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
     """
-    # As TransferQueue's own functions do it; its init would make a queue where there is none any more.
-    client = tq_interface._maybe_create_tq_client()
-    meta: BatchMeta = client.kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
-    if len(meta.global_indexes) != len(keys):
+    client = _client()
+    for _ in range(2):  # a row that comes between the two questions is there at the next first one
+        meta: BatchMeta = client.kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
+        if len(meta.global_indexes) == len(keys):
+            meta.custom_meta = []  # a put then leaves those in the controller as they are
+            return meta
         there = tags_of(partition_id)
-        lost = [key for key in keys if key not in there]
-        if not lost:  # put between the two questions
-            return _look_up(keys, partition_id)
+        if lost := [key for key in keys if key not in there]:
+            raise PaddingDataError(
+                f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). "
+                f"Whatever cleared it from partition {partition_id!r} must leave the rows of a step until the step has "
+                "ended."
+            )
+    raise PaddingDataError(
+        f"{counted(len(keys) - len(meta.global_indexes), 'row')} of {len(keys)}: TransferQueue did not find them in "
+        f"partition {partition_id!r}, and then listed them, twice over. Whatever clears rows and puts them again must "
+        "leave those of a step until the step has ended."
+    )
+
+
+def _client() -> Any:
+    """This process's client of the TransferQueue that there is; no queue is made.
+
+    Raises:
+        PaddingDataError: there is no TransferQueue in this Ray cluster.
+    """
+    # TransferQueue's own init would make a queue where there is none any more.
+    if not is_connected() and not tq_interface._init_from_existing():
         raise PaddingDataError(
-            f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). Whatever "
-            f"cleared it from partition {partition_id!r} must leave the rows of a step until the step has ended."
+            "no TransferQueue is running in this Ray cluster, so that rows can be neither read nor put. Call "
+            "transfer_queue.init() first, as verl's trainers do; if it was running, start the job again."
         )
-    meta.custom_meta = []  # a put then leaves those in the controller as they are
-    return meta
+    return tq.get_client()
 
 
 @dataclass(frozen=True)
@@ -160,7 +179,7 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     """Looks rows up.
 
     Raises:
-        PaddingDataError: a row is not in TransferQueue.
+        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
     """
     if not keys:
         return Listing({}, {}, {}, {})
@@ -220,7 +239,12 @@ def put_copies(
     tags: Sequence[dict[str, Any]] | None = None,
     per_row: Mapping[str, Any] | None = None,
 ) -> None:
-    """Puts the same row under each key, in one put; ``per_row`` are the fields that differ, one value per row."""
+    """Puts the same row under each key, in one put; ``per_row`` are the fields that differ, one value per row.
+
+    Raises:
+        PaddingDataError: there is no TransferQueue.
+    """
+    _client()
     columns: dict[str, Any] = {
         name: values if isinstance(values, torch.Tensor) else NonTensorStack(*values)
         for name, values in (per_row or {}).items()
@@ -254,7 +278,7 @@ def put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:
     """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as they are.
 
     Raises:
-        PaddingDataError: a row is not in TransferQueue.
+        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
     """
     if not columns:
         return

@@ -1,0 +1,401 @@
+"""``verl-padding doctor`` on agent loops, rewards, tools and data sets of the user's own."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs_for_doctor import (
+    AGENT,
+    LOOP,
+    SCORED,
+    Kind,
+    Machine,
+    Reasons,
+    assert_told,
+    assert_tried_and_well,
+    contents_of,
+    prompts,
+)
+from verl_padding.doctor.named_objects import is_module, refuse_missing_object
+
+pytestmark = pytest.mark.usefixtures("no_ray_cluster")
+
+
+def _tools(machine: Machine, kind: str = "native", schema: str = "") -> list[str]:
+    tool = f"tools:\n- class_name: verl.tools.base_tool.BaseTool\n  config: {{type: {kind}}}\n{schema}"
+    return [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={machine.file('tools.yaml', tool)}"]
+
+
+def a_reward_of_other_arguments(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "def compute_score(text):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_that_imports_what_is_not_there(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "import sympyy\ndef compute_score(**kwargs):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def no_reward_file(machine: Machine) -> list[str]:
+    return ["reward.custom_reward_function.path=/nowhere/reward.py"]
+
+
+def no_reward_function(machine: Machine) -> list[str]:
+    return [f"reward.custom_reward_function.path={machine.file('reward.py', 'def reward(): ...')}"]
+
+
+def no_such_agent_loop(machine: Machine) -> list[str]:
+    return [f"{AGENT}.default_agent_loop=mine"]
+
+
+def a_row_with_another_agent_loop(machine: Machine) -> list[str]:
+    path = machine.folder / "agents.parquet"
+    prompts(8, agent_name=["tool_agent", "mine"] * 4).to_parquet(path)
+    return [f"data.train_files={path}"]
+
+
+def no_agent_loop_file(machine: Machine) -> list[str]:
+    return [f"{AGENT}.agent_loop_config_path=/nowhere/agent.yaml"]
+
+
+def an_agent_loop_without_its_module(machine: Machine) -> list[str]:
+    path = machine.file("agent.yaml", "- name: mine\n  _target_: no_such_package.agent.Mine\n")
+    return [f"{AGENT}.agent_loop_config_path={path}"]
+
+
+def no_tool(machine: Machine) -> list[str]:
+    path = machine.file(
+        "tools.yaml", "tools:\n  - class_name: verl.tools.base_tool.Hammer\n    config: {type: native}\n"
+    )
+    return [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={path}"]
+
+
+def no_external_module(machine: Machine) -> list[str]:
+    machine.patch.setenv("VERL_USE_EXTERNAL_MODULES", "json,my_modul")
+    return []
+
+
+def no_such_reward_manager(machine: Machine) -> list[str]:
+    return ["reward.reward_manager.name=nope"]
+
+
+def no_such_object_of_a_reward_manager(machine: Machine) -> list[str]:
+    path = machine.file("manager.py", "class Mine: ...")
+    return ["reward.reward_manager.source=importlib", f"reward.reward_manager.module.path={path}"]
+
+
+def an_external_module_that_fails(machine: Machine) -> list[str]:
+    machine.file("broken_module.py", "raise ValueError('boom')")
+    machine.patch.syspath_prepend(machine.folder)
+    machine.patch.setenv("VERL_USE_EXTERNAL_MODULES", "broken_module")
+    return []
+
+
+def rewards_that_nobody_computes(machine: Machine) -> list[str]:
+    data = machine.data(prompts(16).drop(columns=["reward_model", "data_source"]))
+    return [*data, *machine.loop(LOOP + SCORED.replace(", reward_score=1.0", ""))]
+
+
+def a_loop_that_does_not_run(machine: Machine) -> list[str]:
+    return machine.loop(LOOP.replace("def run(", "def start(") + SCORED)
+
+
+def a_loop_that_takes_no_more(machine: Machine) -> list[str]:
+    return machine.loop(LOOP.replace("**kwargs", "raw_prompt") + SCORED)
+
+
+def a_loop_that_cannot_be_made(machine: Machine) -> list[str]:
+    made = "    def __init__(self, tokenizer):\n        self.tokenizer = tokenizer\n"
+    return machine.loop(LOOP.replace("    async", f"{made}    async") + SCORED)
+
+
+def a_loop_that_looks_around(machine: Machine) -> list[str]:
+    return machine.loop("from .rewards import score\n" + LOOP + SCORED)
+
+
+def a_loop_that_is_misspelt(machine: Machine) -> list[str]:
+    return [f"{AGENT}.default_agent_loop=singel_turn_agent"]
+
+
+def a_reward_that_looks_around(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "from .sums import add\ndef compute_score(**kwargs):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_that_is_none(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "def compute_score(**kwargs):\n    score = 1.0\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_that_needs_more(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "def compute_score(data_source, weight, **kwargs):\n    return weight\n")
+    return [f"reward.custom_reward_function.path={path}"]
+
+
+def a_reward_of_more_than_it_takes(machine: Machine) -> list[str]:
+    text = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+    path = machine.file("rewards.py", text)
+    return [
+        f"reward.custom_reward_function.path={path}",
+        "+reward.custom_reward_function.reward_kwargs.weight=2",
+    ]
+
+
+def a_reward_that_cannot_wait(machine: Machine) -> list[str]:
+    path = machine.file("rewards.py", "async def compute_score(**kwargs):\n    return 0.0\n")
+    return [f"reward.custom_reward_function.path={path}", "reward.reward_manager.name=remote"]
+
+
+def rewards_of_no_worker(machine: Machine) -> list[str]:
+    return ["reward.num_workers=0"]
+
+
+def a_data_set_that_is_none(machine: Machine) -> list[str]:
+    path = machine.file("mine.py", "class Mine:\n    def __getitem__(self, number): ...\n")
+    return [f"data.custom_cls.path={path}", "data.custom_cls.name=Mine"]
+
+
+def a_tool_of_no_type(machine: Machine) -> list[str]:
+    return _tools(machine, kind="mcp")
+
+
+def a_tool_with_half_a_schema(machine: Machine) -> list[str]:
+    return _tools(machine, schema="  tool_schema: {type: function}\n")
+
+
+def a_function_without_types(machine: Machine) -> list[str]:
+    text = '@function_tool\ndef add(a, b):\n    """Adds.\n\n    Args:\n        a: one.\n        b: another.\n    """\n'
+    path = machine.file("tools.py", "from verl.tools.function_tool import function_tool\n\n" + text)
+    return [f"actor_rollout_ref.rollout.multi_turn.function_tool_path={path}"]
+
+
+def tool_calls_in_no_format(machine: Machine) -> list[str]:
+    return [f"{AGENT}.default_agent_loop=tool_agent", "actor_rollout_ref.rollout.multi_turn.format=hermess"]
+
+
+CANNOT_START: Reasons = {
+    no_reward_file: ("reward.custom_reward_function.path", "there is no such file"),
+    no_reward_function: ("reward.custom_reward_function.path", "has no 'compute_score'"),
+    no_such_agent_loop: (f"{AGENT}.default_agent_loop", "mine: no agent loop of this name"),
+    a_row_with_another_agent_loop: ("data.train_files", "its column agent_name names mine. Choices: "),
+    no_agent_loop_file: (f"{AGENT}.agent_loop_config_path", "there is no such file"),
+    an_agent_loop_without_its_module: (
+        f"{AGENT}.agent_loop_config_path",
+        "_target_: no_such_package.agent.Mine: there is no module 'no_such_package' on Python's path",
+    ),
+    no_tool: ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "has no 'Hammer'"),
+    no_external_module: ("VERL_USE_EXTERNAL_MODULES", "json,my_modul: there is no module 'my_modul' here"),
+    a_reward_of_other_arguments: (
+        "reward.custom_reward_function.path",
+        "compute_score() takes no argument 'data_source': it is called with data_source, solution_str, ground_truth",
+    ),
+    a_reward_that_imports_what_is_not_there: (
+        "reward.custom_reward_function.path",
+        "imports 'sympyy', and there is no such module on Python's path",
+    ),
+    no_such_reward_manager: ("reward.reward_manager.name", "nope: no reward manager of this name. Choices: "),
+    no_such_object_of_a_reward_manager: ("reward.reward_manager.name", "has no 'naive'"),
+    an_external_module_that_fails: (
+        "VERL_USE_EXTERNAL_MODULES",
+        "importing 'broken_module' ends with ValueError: boom",
+    ),
+    rewards_that_nobody_computes: (
+        "data.train_files",
+        "has no column 'data_source', which verl's reward managers read",
+    ),
+    a_loop_that_does_not_run: (f"{AGENT}.agent_loop_config_path", "Mine has no method 'run', which verl awaits"),
+    a_loop_that_takes_no_more: (f"{AGENT}.agent_loop_config_path", "run() takes no argument 'index'"),
+    a_loop_that_cannot_be_made: (f"{AGENT}.agent_loop_config_path", "__init__() takes no argument 'trainer_config'"),
+    a_loop_that_looks_around: (
+        f"{AGENT}.agent_loop_config_path",
+        "imports '.rewards', which needs a package around it",
+    ),
+    a_loop_that_is_misspelt: (
+        f"{AGENT}.default_agent_loop",
+        "singel_turn_agent: no agent loop of this name. Did you mean single_turn_agent? Choices: ",
+    ),
+    a_reward_that_looks_around: (
+        "reward.custom_reward_function.path",
+        "imports '.sums', which needs a package around it",
+    ),
+    a_reward_that_is_none: (
+        "reward.custom_reward_function.path",
+        "compute_score() returns nothing, and a score is needed",
+    ),
+    a_reward_that_needs_more: (
+        "reward.custom_reward_function.path",
+        "compute_score() needs an argument 'weight', which nobody gives it",
+    ),
+    a_reward_of_more_than_it_takes: (
+        "reward.custom_reward_function.path",
+        "compute_score() takes no argument 'weight'",
+    ),
+    a_reward_that_cannot_wait: (
+        "reward.custom_reward_function.path",
+        "is an async function, which verl's reward manager 'remote' does not take",
+    ),
+    rewards_of_no_worker: ("reward.num_workers", "0: nobody is left to compute the rewards"),
+    a_data_set_that_is_none: ("data.custom_cls.path", "Mine is no torch.utils.data.Dataset"),
+    a_tool_of_no_type: ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "config.type is mcp, but verl has"),
+    a_tool_with_half_a_schema: (
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+        "tool_schema.function is no schema of a tool (Field required)",
+    ),
+    a_function_without_types: (
+        "actor_rollout_ref.rollout.multi_turn.function_tool_path",
+        "add(): its argument 'a' has no type",
+    ),
+    tool_calls_in_no_format: ("actor_rollout_ref.rollout.multi_turn.format", "hermess: verl reads tool calls in no"),
+}
+"""Why a job cannot start, or cannot end its first step -> the setting that is told, and part of what is."""
+
+
+@pytest.mark.parametrize("reason", CANNOT_START, ids=lambda reason: reason.__name__)
+def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reason, composed, machine):
+    assert_told(contents_of(composed, reason(machine)), *CANNOT_START[reason])
+
+
+def plain_texts_for_a_loop_of_ones_own(machine: Machine) -> list[str]:
+    return [*machine.data(prompts(16, prompt=["1+1"] * 16)), *machine.loop(LOOP + SCORED)]
+
+
+def no_truth_where_the_loop_scores(machine: Machine) -> list[str]:
+    return [*machine.data(prompts(16)[["prompt"]]), *machine.loop(LOOP + SCORED)]
+
+
+def no_truth_where_the_loop_may_score(machine: Machine) -> list[str]:
+    text = LOOP.replace("import AgentLoopBase", "import AgentLoopBase as Base").replace("AgentLoopBase)", "Base)")
+    return [*machine.data(prompts(16)[["prompt"]]), *machine.loop(text + "        return await episode(**kwargs)\n")]
+
+
+def a_loop_that_extends_verls(machine: Machine) -> list[str]:
+    text = "from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop\n"
+    return machine.loop(f"{text}\nclass Mine(SingleTurnAgentLoop):\n    greeting = 'hi'\n")
+
+
+def a_loop_for_each_prompt(machine: Machine) -> list[str]:
+    data = prompts(16, agent_name=["mine"] * 16).drop(columns=["reward_model"])
+    overrides = machine.loop(LOOP + SCORED)
+    return [*machine.data(data), f"data.val_files={machine.folder}/data.parquet", overrides[0]]
+
+
+def a_default_loop_that_no_prompt_takes(machine: Machine) -> list[str]:
+    data = prompts(16, agent_name=["mine"] * 16)
+    return [
+        *machine.data(data),
+        f"data.val_files={machine.folder}/data.parquet",
+        machine.loop(LOOP + SCORED)[0],
+        f"{AGENT}.default_agent_loop=nobodys",
+    ]
+
+
+def a_reward_that_waits(machine: Machine) -> list[str]:
+    text = "async def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, k=1):\n    return k\n"
+    return [
+        *machine.data(prompts(16, data_source=["sums"] * 16)),
+        f"data.val_files={machine.folder}/data.parquet",
+        f"reward.custom_reward_function.path={machine.file('rewards.py', text)}",
+        "+reward.custom_reward_function.reward_kwargs.k=2",
+    ]
+
+
+def a_package_that_imports_its_own(machine: Machine) -> list[str]:
+    package = machine.folder / "my_rewards_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sums.py").touch()
+    (package / "rewards.py").write_text("from .sums import add\n\ndef compute_score(**given):\n    return add(given)\n")
+    machine.patch.syspath_prepend(machine.folder)
+    return ["reward.custom_reward_function.path=pkg://my_rewards_package.rewards"]
+
+
+def a_tool_of_verls(machine: Machine) -> list[str]:
+    schema = "{type: function, function: {name: add, description: adds, parameters: {type: object, properties: {}}}}"
+    text = '@function_tool(schema=ADD)\ndef add(a, b): ...\n\n@function_tool\ndef now() -> str:\n    """The time."""\n'
+    path = machine.file("tools.py", "from verl.tools.function_tool import function_tool\n\n" + text)
+    return [
+        *_tools(machine, schema=f"  tool_schema: {schema}\n"),
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={path}",
+        f"{AGENT}.default_agent_loop=tool_agent",
+    ]
+
+
+def loops_with_rewards_of_their_own(machine: Machine) -> list[str]:
+    return [*machine.loop(LOOP + SCORED), "reward.num_workers=0"]
+
+
+LEGAL: list[Kind] = [
+    plain_texts_for_a_loop_of_ones_own,
+    no_truth_where_the_loop_scores,
+    no_truth_where_the_loop_may_score,
+    a_loop_that_extends_verls,
+    a_loop_for_each_prompt,
+    a_default_loop_that_no_prompt_takes,
+    a_reward_that_waits,
+    a_package_that_imports_its_own,
+    a_tool_of_verls,
+    loops_with_rewards_of_their_own,
+]
+
+
+@pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
+def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, machine):
+    assert_tried_and_well(contents_of(composed, kind(machine)))
+
+
+def a_manager_of_loops_of_ones_own(machine: Machine) -> list[str]:
+    machine.loop("class Manager: ...\n")
+    return [
+        *machine.data(prompts(16, responses=["2"] * 16)),
+        f"{AGENT}.agent_loop_manager_class=loops_of_{machine.folder.name}.Manager",
+    ]
+
+
+def a_module_that_may_register_anything(machine: Machine) -> list[str]:
+    machine.loop("")
+    return [
+        f"actor_rollout_ref.model.external_lib=loops_of_{machine.folder.name}",
+        "actor_rollout_ref.rollout.multi_turn.format=mine",
+        *machine.data(prompts(16, agent_name=["tool_agent"] * 8 + ["mine"] * 8)),
+    ]
+
+
+UNKNOWN: list[Kind] = [a_manager_of_loops_of_ones_own, a_module_that_may_register_anything]
+
+
+@pytest.mark.parametrize("kind", UNKNOWN, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_known_is_not_called_wrong(kind, composed, machine):
+    found = contents_of(composed, kind(machine))
+    assert {finding.verdict for finding in found} == {"ok", "not looked at"}, found
+
+
+def test_code_of_the_users_is_not_run_though_the_model_and_the_prompts_are_read(composed, machine):
+    ends = "raise SystemExit('run')\n"
+    (machine.folder / "data.py").write_text("from verl.utils.dataset.rl_dataset import RLHFDataset as Mine\n" + ends)
+    (machine.folder / "tools.py").write_text(ends)
+    overrides = [
+        *machine.loop(LOOP + SCORED + ends),
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={machine.folder / 'tools.py'}",
+    ]
+    found = contents_of(composed, overrides)
+    assert {each.verdict for each in found} == {"ok"}, found
+    own = [f"data.custom_cls.path={machine.folder / 'data.py'}", "data.custom_cls.name=Mine"]
+    left = [each for each in contents_of(composed, [*overrides, *own]) if each.verdict != "ok"]
+    assert [(each.subject, each.verdict) for each in left] == [("data.custom_cls.path", "not looked at")]
+
+
+def test_a_module_of_a_package_that_is_installed_elsewhere_is_found():
+    import verl_padding.recipes
+
+    assert Path(verl_padding.__file__).parent not in Path(verl_padding.recipes.__file__).parents
+    assert is_module("verl_padding.recipes.every_call.agent_loop")
+    assert not is_module("verl_padding.recipes.every_call.nothing")
+
+
+def test_a_name_that_a_module_only_uses_is_not_one_that_it_has(tmp_path):
+    source = tmp_path / "rewards.py"
+    source.write_text("from math import inf\nwith open('x') as file:\n    print(compute_score)\n")
+    for name in ("inf", "file"):
+        refuse_missing_object(str(source), name)
+    with pytest.raises(LookupError, match="has no 'compute_score'"):
+        refuse_missing_object(str(source), "compute_score")

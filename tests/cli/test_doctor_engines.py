@@ -1,0 +1,304 @@
+"""``verl-padding doctor`` on rollouts, engines, devices and the values that are passed on to them."""
+
+import pytest
+
+from tests.support.jobs_for_doctor import (
+    AGENT,
+    FLAG,
+    Machine,
+    Reasons,
+    assert_told,
+    contents_of,
+    findings_of,
+    with_settings,
+)
+from verl_padding.doctor import packages
+from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
+from verl_padding.verl_job import engines_on_cpu
+
+pytestmark = pytest.mark.usefixtures("no_ray_cluster")
+
+
+ON_GPUS = (
+    "trainer.device=cuda",
+    "trainer.n_gpus_per_node=8",
+    "ray_kwargs.ray_init.num_gpus=null",
+    "ray_kwargs.ray_init.num_cpus=null",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+)
+
+
+def no_vllm(machine: Machine) -> list[str]:
+    machine.lacks("vllm")
+    return ["actor_rollout_ref.rollout.name=vllm"]
+
+
+def no_such_rollout(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.name=vlllm"]
+
+
+def no_megatron(machine: Machine) -> list[str]:
+    machine.lacks("megatron")
+    return ["actor_rollout_ref.actor.strategy=megatron"]
+
+
+def no_logger(machine: Machine) -> list[str]:
+    return ["trainer.logger=[console,clearml]"]
+
+
+def no_cuda(machine: Machine) -> list[str]:
+    machine.patch.delenv("VERL_PLATFORM")
+    return ["trainer.device=cuda"]
+
+
+def no_platform(machine: Machine) -> list[str]:
+    machine.patch.delenv("VERL_PLATFORM")
+    return []
+
+
+def fewer_cpus_than_verl_asks_for(machine: Machine) -> list[str]:
+    return ["ray_kwargs.ray_init.num_cpus=6"]
+
+
+def a_logger_without_its_key(machine: Machine) -> list[str]:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        machine.patch.delenv(name, raising=False)
+    machine.patch.setenv("NETRC", f"{machine.folder}/netrc")
+    return ["trainer.logger=[console,wandb]"]
+
+
+def a_rollout_of_more_devices_than_there_are(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.tensor_model_parallel_size=4", "actor_rollout_ref.rollout.data_parallel_size=2"]
+
+
+def a_ray_cluster_of_another_size(machine: Machine) -> list[str]:
+    machine.patch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    return []
+
+
+def no_such_format_of_numbers(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.fsdp_config.model_dtype=float23"]
+
+
+def lora_that_the_rollout_does_not_take(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.model.lora_rank=8"]
+
+
+def an_optimizer_that_torch_lacks(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.optimizer=AdamW8bit"]
+
+
+def an_optimizer_of_no_module(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.optimizer_impl=bitsandbytes_.optim"]
+
+
+def one_beta(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.optim.betas=[0.9]"]
+
+
+def fewer_than_no_loaders(machine: Machine) -> list[str]:
+    return ["data.dataloader_num_workers=-1"]
+
+
+def no_agent_loop_worker(machine: Machine) -> list[str]:
+    return [f"{AGENT}.num_workers=0"]
+
+
+def a_number_in_the_environment(machine: Machine) -> list[str]:
+    return ["+ray_kwargs.ray_init.runtime_env.env_vars.MY_RETRIES=3"]
+
+
+def flash_attention_on_a_cpu(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"]
+
+
+def heads_that_ranks_cannot_share(machine: Machine) -> list[str]:
+    machine.patch.setattr(packages, "is_module", lambda name: True)
+    return [
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=4",
+        "trainer.n_gpus_per_node=4",
+        "ray_kwargs.ray_init.num_cpus=20",
+        "data.train_batch_size=8",
+    ]
+
+
+def prompts_longer_than_the_rollout_takes(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.max_model_len=8"]
+
+
+def a_carrier_of_weights_that_is_misspelt(machine: Machine) -> list[str]:
+    return [
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=ncclx",
+    ]
+
+
+CANNOT_START: Reasons = {
+    a_carrier_of_weights_that_is_misspelt: (
+        "actor_rollout_ref.rollout.checkpoint_engine.backend",
+        "ncclx: verl cannot use it here (Checkpoint engine ncclx not registered, registered backends: ",
+    ),
+    no_vllm: ("actor_rollout_ref.rollout.name", "vllm: vllm is not installed here"),
+    no_such_rollout: ("actor_rollout_ref.rollout.name", "vlllm: "),
+    no_megatron: ("actor_rollout_ref.actor.strategy", "megatron: megatron-core is not installed here"),
+    no_logger: ("trainer.logger", "clearml: clearml is not installed here"),
+    no_cuda: ("trainer.device", "cuda: torch "),
+    no_platform: ("VERL_PLATFORM", "not set, but trainer.device=cpu"),
+    a_logger_without_its_key: ("WANDB_API_KEY", "not set, and there is no key of `wandb login`"),
+    fewer_cpus_than_verl_asks_for: (
+        "ray_kwargs.ray_init.num_cpus",
+        "6: verl asks Ray for at least 7 CPUs (3 for each of 2 ranks, and one)",
+    ),
+    a_rollout_of_more_devices_than_there_are: (
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "a replica of the rollout takes 8 devices, and the job has",
+    ),
+    a_ray_cluster_of_another_size: ("ray_kwargs.ray_init.num_cpus", "joins a Ray cluster (10.0.0.1:6379) cannot say"),
+    no_such_format_of_numbers: (
+        "actor_rollout_ref.actor.fsdp_config.model_dtype",
+        "float23: no format of numbers that verl knows. Choose fp32, bf16 or fp16.",
+    ),
+    lora_that_the_rollout_does_not_take: (
+        "actor_rollout_ref.model.lora.merge",
+        "False: the rollout 'transformers' takes whole weights, no adapters. Set actor_rollout_ref.model.lora.merge",
+    ),
+    an_optimizer_that_torch_lacks: (
+        "actor_rollout_ref.actor.optim.optimizer",
+        "AdamW8bit: torch.optim has no such optimizer",
+    ),
+    an_optimizer_of_no_module: (
+        "actor_rollout_ref.actor.optim.optimizer_impl",
+        "bitsandbytes_.optim: there is no such module",
+    ),
+    one_beta: ("actor_rollout_ref.actor.optim.betas", "[0.9]: must be two numbers"),
+    fewer_than_no_loaders: ("data.dataloader_num_workers", "-1: too few. Set it to 0 or more."),
+    no_agent_loop_worker: (f"{AGENT}.num_workers", "0: too few. Set it to 1 or more."),
+    a_number_in_the_environment: (
+        "ray_kwargs.ray_init.runtime_env.env_vars.MY_RETRIES",
+        "3: Ray takes texts only. Put it in quotes",
+    ),
+    flash_attention_on_a_cpu: (
+        "actor_rollout_ref.model.override_config.attn_implementation",
+        "flash_attention_2: it has no kernels for a CPU. Set it to sdpa.",
+    ),
+    heads_that_ranks_cannot_share: (
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "4: so many ranks share the attention heads of the model, and the model has 2",
+    ),
+    prompts_longer_than_the_rollout_takes: ("actor_rollout_ref.rollout.max_model_len", "8: each of the first prompts"),
+}
+"""Why a job cannot start, or cannot end its first step -> the setting that is told, and part of what is."""
+
+
+@pytest.mark.parametrize("reason", CANNOT_START, ids=lambda reason: reason.__name__)
+def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reason, composed, machine):
+    assert_told(contents_of(composed, reason(machine)), *CANNOT_START[reason])
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=50", "50: a share of a GPU's memory"),
+        ("actor_rollout_ref.rollout.dtype=float23", "float23: no format of numbers of the rollout. Choose auto, half"),
+    ],
+)
+def test_a_value_that_vllm_refuses_is_told(override, told, composed):
+    found = list(values_for_rollout(with_settings(composed, ["actor_rollout_ref.rollout.name=vllm", override])))
+    setting = override.split("=")[0]
+    assert [each for each in found if (each.verdict, each.subject) == ("wrong", setting) and told in each.told], found
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("actor_rollout_ref.rollout.n=0", "0: too few. Set it to 1 or more."),
+        ("actor_rollout_ref.rollout.temperature=-1", "-1: too few. Set it to 0 or more."),
+        ("actor_rollout_ref.rollout.top_p=1.2", "1.2: must be above 0 and at most 1"),
+        ("actor_rollout_ref.actor.optim.lr=-0.001", "-0.001: too few"),
+        ("data.max_response_length=0", "0: too few"),
+        ("data.val_batch_size=-1", "-1: too few"),
+        ("trainer.total_epochs=0", "0: the job would end before its first step"),
+        ("trainer.total_training_steps=0", "0: the job would end before its first step"),
+        ("+ray_kwargs.ray_init.runtime_env.working_dir=/nowhere", "/nowhere: there is no such folder, and Ray copies"),
+    ],
+)
+def test_a_value_that_no_job_can_have_is_told(override, told, composed):
+    found = list(values_passed_on(with_settings(composed, [override])))
+    setting = override.lstrip("+").split("=")[0]
+    assert [each for each in found if (each.verdict, each.subject) == ("wrong", setting) and told in each.told], found
+
+
+@pytest.fixture
+def gpus(monkeypatch) -> None:
+    """A machine of eight GPUs with all packages, as far as the doctor can see."""
+    import torch
+
+    monkeypatch.delenv("VERL_PLATFORM")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(packages, "is_module", lambda module: True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "matter"),
+    [
+        ([], []),
+        (["trainer.n_gpus_per_node=16"], ["trainer.n_gpus_per_node"]),
+        (
+            [
+                "reward.reward_model.enable=true",
+                "reward.reward_model.enable_resource_pool=true",
+                "reward.reward_model.nnodes=1",
+                "reward.reward_model.n_gpus_per_node=8",
+                "reward.reward_model.rollout.name=vllm",
+                "reward.reward_model.model_path=${actor_rollout_ref.model.path}",
+            ],
+            ["trainer.n_gpus_per_node"],
+        ),
+    ],
+    ids=["eight", "sixteen", "eight, and eight of a reward model"],
+)
+@pytest.mark.usefixtures("composed_once")
+def test_devices_of_all_pools_are_counted(overrides, matter, job, gpus):
+    found = findings_of(*job, FLAG, *ON_GPUS, *overrides)
+    assert [finding.subject for finding in found if finding.verdict == "wrong"] == matter, found
+
+
+def test_verls_loggers_are_known():
+    from verl.utils.tracking import Tracking
+
+    from verl_padding.doctor.packages import LOGGERS
+
+    assert set(LOGGERS) == {*Tracking.supported_backend, "tracking"}
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan"])
+def test_a_job_of_another_engine_is_looked_at_to_its_end(engine, job):
+    found = findings_of(*job, FLAG, f"model_engine={engine}")
+    assert not [finding.subject for finding in found if finding.told == "could not be looked at"]
+    subjects = {finding.subject for finding in found}
+    assert subjects >= {"actor_rollout_ref.actor.strategy", "data.train_batch_size", "verl's trainer"}
+
+
+@pytest.mark.parametrize(
+    ("installed", "told"),
+    [
+        (None, "veomni: veomni is not installed here. In an environment of its own: pip install --no-deps veomni=="),
+        ("9.9", "veomni: veomni 9.9: on a CPU, parts of it are replaced by others that were written for "),
+        (engines_on_cpu.TRIED["veomni"]["veomni"], "veomni"),
+    ],
+)
+def test_veomni_on_a_cpu_is_looked_for_and_its_version_is_one_that_was_tried(installed, told, job, monkeypatch):
+    is_module = packages.is_module
+    monkeypatch.setattr(packages, "is_module", lambda name: bool(installed) if name == "veomni" else is_module(name))
+    monkeypatch.setattr(engines_on_cpu, "version", lambda package: installed)
+    on_veomni = ["+local=cpu_veomni" if override.startswith("+local=") else override for override in job]
+    found = {finding.subject: finding for finding in findings_of(*on_veomni, FLAG)}
+    finding = found["actor_rollout_ref.actor.strategy"]
+    assert finding.told.startswith(told)
+    assert finding.verdict == ("ok" if told == "veomni" else "wrong")
+    assert found["engine of the actor"].told == "veomni, 2 ranks"

@@ -1,0 +1,354 @@
+"""``verl-padding doctor`` on files of prompts, folders that a job writes to, and checkpoints."""
+
+import errno
+
+import pytest
+
+from tests.support.jobs_for_doctor import (
+    FLAG,
+    LFS_POINTER,
+    LOOP,
+    SCORED,
+    Kind,
+    Machine,
+    Reasons,
+    assert_told,
+    assert_tried_and_well,
+    contents_of,
+    findings_of,
+    matters,
+    prompts,
+)
+from verl_padding.doctor.finding import Finding
+from verl_padding.doctor.folders import folders_of_job
+from verl_padding.doctor.prompts import MOST_BYTES
+
+pytestmark = pytest.mark.usefixtures("no_ray_cluster")
+
+
+def _checkpoint(machine: Machine, *files: str) -> list[str]:
+    folder = machine.folder / "global_step_7"
+    folder.mkdir()
+    for name in files:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}"]
+
+
+def no_training_file(machine: Machine) -> list[str]:
+    return ["data.train_files=/nowhere/train.parquet"]
+
+
+def no_validation_file(machine: Machine) -> list[str]:
+    return ["data.val_files=/nowhere/val.parquet"]
+
+
+def a_training_file_that_is_none(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.file('train.parquet', 'no parquet')}"]
+
+
+def too_few_prompts(machine: Machine) -> list[str]:
+    return ["data.train_batch_size=64"]
+
+
+def another_prompt_column(machine: Machine) -> list[str]:
+    return ["data.prompt_key=question"]
+
+
+def prompts_of_plain_text(machine: Machine) -> list[str]:
+    return machine.data(prompts(16, prompt=["1+1"] * 16))
+
+
+def prompts_of_another_form(machine: Machine) -> list[str]:
+    return machine.data(prompts(16, prompt=[[{"from": "human", "value": "hi"}]] * 16))
+
+
+def no_ground_truth(machine: Machine) -> list[str]:
+    return machine.data(prompts(16).drop(columns="reward_model"))
+
+
+def a_folder_of_data(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.folder}"]
+
+
+def a_checkpoint_folder_that_is_a_file(machine: Machine) -> list[str]:
+    return [f"trainer.default_local_dir={machine.file('checkpoints')}"]
+
+
+def no_folder_for_the_log(machine: Machine) -> list[str]:
+    machine.patch.setenv("VERL_FILE_LOGGER_PATH", f"{machine.folder}/runs/metrics.jsonl")
+    return []
+
+
+def checkpoints_below_a_file(machine: Machine) -> list[str]:
+    return [f"trainer.default_local_dir={machine.file('checkpoints')}/run"]
+
+
+def no_checkpoint(machine: Machine) -> list[str]:
+    return ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_7"]
+
+
+def no_such_resume_mode(machine: Machine) -> list[str]:
+    return ["trainer.resume_mode=always"]
+
+
+def a_checkpoint_that_is_none(machine: Machine) -> list[str]:
+    return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={machine.folder}"]
+
+
+def a_latest_checkpoint_of_no_step(machine: Machine) -> list[str]:
+    machine.file("latest_checkpointed_iteration.txt", "seven")
+    return [f"trainer.default_local_dir={machine.folder}"]
+
+
+def laps_in_a_file(machine: Machine) -> list[str]:
+    return ["padding.timing=true", f"padding.timing_dir={machine.file('timing')}"]
+
+
+def files_that_do_not_go_together(machine: Machine) -> list[str]:
+    for name, index in (("a", 1), ("b", "one")):
+        prompts(8, extra_info=[{"index": index}] * 8).to_parquet(machine.folder / f"{name}.parquet")
+    return [f"data.train_files={machine.folder}/*.parquet"]
+
+
+def extra_info_of_text(machine: Machine) -> list[str]:
+    return machine.data(prompts(16, extra_info=["hard"] * 16))
+
+
+def lines_of_which_one_is_cut_off(machine: Machine) -> list[str]:
+    whole = prompts(16).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', whole + whole[:20])}"]
+
+
+def lines_without_prompts(machine: Machine) -> list[str]:
+    lines = prompts(16).rename(columns={"prompt": "question"}).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
+def lines_that_are_too_few(machine: Machine) -> list[str]:
+    lines = prompts(7).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
+def a_file_of_data_that_is_a_pointer(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.file('train.parquet', LFS_POINTER)}"]
+
+
+def nothing_to_validate_on(machine: Machine) -> list[str]:
+    prompts(16).iloc[:0].to_parquet(machine.folder / "val.parquet")
+    return [f"data.val_files={machine.folder}/val.parquet"]
+
+
+def a_source_that_verl_has_no_score_for(machine: Machine) -> list[str]:
+    return machine.data(prompts(16, data_source=["sums"] * 16))
+
+
+def no_ground_truth_in_its_column(machine: Machine) -> list[str]:
+    return machine.data(prompts(16, reward_model=[{"style": "rule", "answer": "2"}] * 16))
+
+
+def parts_that_make_no_batch(machine: Machine) -> list[str]:
+    return ["data.gen_batch_size=3"]
+
+
+def an_experiment_in_a_folder(machine: Machine) -> list[str]:
+    machine.patch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    return ["trainer.logger=[file]", "trainer.experiment_name=sums/first"]
+
+
+def a_checkpoint_that_is_empty(machine: Machine) -> list[str]:
+    return _checkpoint(machine)
+
+
+def a_checkpoint_of_more_ranks(machine: Machine) -> list[str]:
+    return _checkpoint(machine, *(f"actor/model_world_size_4_rank_{rank}.pt" for rank in range(4)))
+
+
+CANNOT_START: Reasons = {
+    no_training_file: ("data.train_files", "/nowhere/train.parquet: there is no such file"),
+    no_validation_file: ("data.val_files", "/nowhere/val.parquet: there is no such file"),
+    a_training_file_that_is_none: ("data.train_files", "cannot be read"),
+    too_few_prompts: ("data.train_batch_size", "64: the data set has 16 prompts"),
+    another_prompt_column: ("data.train_files", "has no column 'question' (data.prompt_key), only prompt"),
+    no_folder_for_the_log: ("VERL_FILE_LOGGER_PATH", "its folder is not there"),
+    checkpoints_below_a_file: ("trainer.default_local_dir", "checkpoints is a file"),
+    no_checkpoint: ("trainer.resume_from_path", "/nowhere/global_step_7: there is no such folder"),
+    prompts_of_plain_text: ("data.train_files", "its column 'prompt' holds text, and verl's agent loops take lists"),
+    prompts_of_another_form: ("data.train_files", "its column 'prompt' holds lists of objects with from, value, and"),
+    no_ground_truth: ("data.train_files", "has no column 'reward_model', which verl's reward managers read"),
+    a_folder_of_data: ("data.train_files", "is a folder. Name the files in it: "),
+    a_checkpoint_folder_that_is_a_file: ("trainer.default_local_dir", "is a file. Name another folder"),
+    no_such_resume_mode: (
+        "trainer.resume_mode",
+        "always: verl resumes in no such way. Choices: auto, disable, resume_path",
+    ),
+    a_latest_checkpoint_of_no_step: ("trainer.default_local_dir", "'seven' is no step. Write the number of a"),
+    a_checkpoint_that_is_none: ("trainer.resume_from_path", "not a checkpoint of verl"),
+    laps_in_a_file: ("padding.timing_dir", "is a file. Name another folder"),
+    files_that_do_not_go_together: ("data.train_files", "verl's data set cannot read them together (ValueError: "),
+    extra_info_of_text: ("data.train_files", "verl's data set cannot make prompt 0 (AttributeError: "),
+    lines_of_which_one_is_cut_off: ("data.train_files", "train.jsonl: cannot be read ("),
+    lines_without_prompts: ("data.train_files", "cannot make prompt 0 (KeyError: 'prompt')"),
+    lines_that_are_too_few: ("data.train_batch_size", "8: the data set has 7 prompts"),
+    a_file_of_data_that_is_a_pointer: ("data.train_files", "is a pointer of Git LFS, not the file itself"),
+    nothing_to_validate_on: ("data.val_files", "there is no prompt, and verl makes a data loader"),
+    a_source_that_verl_has_no_score_for: (
+        "data.train_files",
+        "its data_source is sums, and verl has no score for that",
+    ),
+    no_ground_truth_in_its_column: (
+        "data.train_files",
+        "prompt 0 has no data_source, or no reward_model with a ground_truth",
+    ),
+    parts_that_make_no_batch: ("data.gen_batch_size", "3: does not divide data.train_batch_size=8"),
+    an_experiment_in_a_folder: ("trainer.experiment_name", "sums/first: verl's file logger takes it for a file in"),
+    a_checkpoint_that_is_empty: ("trainer.resume_from_path", "has no folder named actor, which verl loads"),
+    a_checkpoint_of_more_ranks: ("trainer.resume_from_path", "is of a job of 4 ranks, and this one has 2"),
+}
+"""Why a job cannot start, or cannot end its first step -> the setting that is told, and part of what is."""
+
+
+@pytest.mark.parametrize("reason", CANNOT_START, ids=lambda reason: reason.__name__)
+def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reason, composed, machine):
+    assert_told(contents_of(composed, reason(machine)), *CANNOT_START[reason])
+
+
+def other_columns_in_each_file(machine: Machine) -> list[str]:
+    prompts(8, level=[1] * 8).to_parquet(machine.folder / "a.parquet")
+    prompts(8, topic=["sums"] * 8, level=[None] * 8).to_parquet(machine.folder / "b.parquet")
+    return [f"data.train_files={machine.folder}/*.parquet"]
+
+
+def lines_of_json(machine: Machine) -> list[str]:
+    lines = prompts(16).to_json(orient="records", lines=True)
+    return [f"data.train_files={machine.file('train.jsonl', lines)}"]
+
+
+def one_array_of_json(machine: Machine) -> list[str]:
+    return [f"data.train_files={machine.file('train.json', prompts(16).to_json(orient='records'))}"]
+
+
+def lines_that_name_their_loop(machine: Machine) -> list[str]:
+    data = prompts(16, agent_name=["mine"] * 16, prompt=["1+1"] * 16).drop(columns=["reward_model"])
+    lines = machine.file("train.jsonl", data.to_json(orient="records", lines=True))
+    return [f"data.train_files={lines}", f"data.val_files={lines}", machine.loop(LOOP + SCORED)[0]]
+
+
+def another_loop_for_files_that_are_never_used(machine: Machine) -> list[str]:
+    prompts(16, agent_name=["nobodys"] * 16).to_parquet(machine.folder / "val.parquet")
+    return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+
+
+def many_files(machine: Machine) -> list[str]:
+    for number in range(20):
+        prompts(100).to_parquet(machine.folder / f"{number}.parquet")
+    return [f"data.train_files={machine.folder}/*.parquet", "data.filter_overlong_prompts=true"]
+
+
+def a_checkpoint_of_as_many_ranks(machine: Machine) -> list[str]:
+    return _checkpoint(machine, *(f"actor/model_world_size_2_rank_{rank}.pt" for rank in range(2)))
+
+
+def validation_files_that_are_never_used(machine: Machine) -> list[str]:
+    prompts(16, prompt=[[{"role": "user", "content": None}]] * 16).to_parquet(machine.folder / "val.parquet")
+    return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+
+
+LEGAL: list[Kind] = [
+    other_columns_in_each_file,
+    lines_of_json,
+    one_array_of_json,
+    lines_that_name_their_loop,
+    another_loop_for_files_that_are_never_used,
+    many_files,
+    a_checkpoint_of_as_many_ranks,
+    validation_files_that_are_never_used,
+]
+
+
+@pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
+def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, machine):
+    assert_tried_and_well(contents_of(composed, kind(machine)))
+
+
+def files_that_are_elsewhere(machine: Machine) -> list[str]:
+    return ["data.train_files=hdfs://data/train.parquet", *machine.loop(LOOP + SCORED)]
+
+
+def a_large_array_of_json(machine: Machine) -> list[str]:
+    text = prompts(1000, notes=["1" * 17_000] * 1000).to_json(orient="records")
+    assert len(text) > MOST_BYTES
+    return [f"data.train_files={machine.file('train.json', text)}"]
+
+
+def a_large_file_of_other_types_than_a_small_one(machine: Machine) -> list[str]:
+    for name, levels in (("a", ["easy"] * 16), ("b", [{"of": "1" * 17_000}] * 1000)):
+        lines = prompts(len(levels), level=levels).to_json(orient="records", lines=True)
+        machine.file(f"{name}.jsonl", lines)
+    return [f"data.train_files={machine.folder}/*.jsonl"]
+
+
+UNKNOWN: list[Kind] = [files_that_are_elsewhere, a_large_array_of_json, a_large_file_of_other_types_than_a_small_one]
+
+
+@pytest.mark.parametrize("kind", UNKNOWN, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_known_is_not_called_wrong(kind, composed, machine):
+    found = contents_of(composed, kind(machine))
+    assert {finding.verdict for finding in found} == {"ok", "not looked at"}, found
+
+
+@pytest.mark.usefixtures("composed_once")
+def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_anew(job, tmp_path):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    overrides = [*job, FLAG, f"trainer.default_local_dir={tmp_path}"]
+    (warned,) = [each for each in findings_of(*overrides) if each.verdict == "warning"]
+    assert warned.subject == "trainer.default_local_dir"
+    assert "names step 7, but there is no global_step_7, so the job begins anew" in warned.told
+    (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
+    assert {each.verdict for each in findings_of(*overrides)} == {"ok"}
+
+
+def test_a_damaged_page_is_told_with_its_file(composed, tmp_path):
+    file = tmp_path / "data.parquet"
+    prompts(16).to_parquet(file)
+    damaged = bytearray(file.read_bytes())
+    damaged[4:200] = bytes(196)
+    file.write_bytes(damaged)
+    found = contents_of(composed, [f"data.train_files={file}"])
+    (told,) = [each for each in found if each.verdict != "ok"]
+    assert (told.subject, told.verdict, told.details) == ("data.train_files", "wrong", "")
+    assert f"{file}: cannot be read (" in told.told
+
+
+def test_a_full_disk_is_no_fault_of_the_files(composed, monkeypatch):
+    def full(*_given, **_named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    (told,) = [each for each in contents_of(composed, []) if each.verdict != "ok"]
+    assert told.verdict == "not looked at"
+    assert "No space left on device" in told.told
+
+
+def test_datasets_is_left_as_it_was_and_asks_no_hub(composed, monkeypatch):
+    import datasets.config
+
+    before, counts = vars(datasets.config).copy(), []
+    real = datasets.load_dataset
+    monkeypatch.setattr(
+        "datasets.load_dataset",
+        lambda *given, **named: counts.append(datasets.config.HF_UPDATE_DOWNLOAD_COUNTS) or real(*given, **named),
+    )
+    contents_of(composed, [])
+    assert counts
+    assert not any(counts)
+    assert vars(datasets.config) == before
+
+
+def test_a_folder_that_cannot_be_read_stops_no_look(composed, monkeypatch):
+    def refuses(config) -> list[Finding]:
+        raise PermissionError("Permission denied")
+
+    monkeypatch.setattr("verl_padding.doctor.folders._disk", refuses)
+    (matter,) = matters(folders_of_job(composed))
+    assert (matter.verdict, "Permission denied" in matter.told) == ("not looked at", True)
