@@ -24,6 +24,8 @@ from tests.support.jobs_for_doctor import (
 from verl_padding.cli.app import app
 from verl_padding.cli.doctor import diagnose
 from verl_padding.doctor import installation
+from verl_padding.doctor.finding import wrong
+from verl_padding.doctor.hidden_modules import hidden_modules
 from verl_padding.plan import STRATEGIES
 from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.known_verl import KNOWN_VERL
@@ -437,3 +439,22 @@ def test_a_narrow_terminal_breaks_no_key(job):
     said = console.export_text()
     assert f"{key}=4: has no effect" in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_file_that_hides_a_module_of_pythons_own_is_named(tmp_path, monkeypatch):
+    package = tmp_path / "queue"
+    package.mkdir()
+    for file in (package / "__init__.py", tmp_path / "os.py", tmp_path / "letters.py"):
+        file.touch()
+    (tmp_path / "json").mkdir()  # a folder that is no package hides nothing
+    monkeypatch.chdir(tmp_path)
+    failure = wrong("entry point", "failed", details="AttributeError: module 'queue' has no attribute 'LifoQueue'")
+    (found,) = hidden_modules([failure])
+    assert found.verdict == "wrong"
+    assert f"{package / '__init__.py'}: has the name of a module of Python's own, 'queue'" in found.told
+    (found,) = hidden_modules([])
+    assert found.verdict == "warning"
+    monkeypatch.chdir("/")
+    assert not list(hidden_modules([failure]))
+    monkeypatch.setenv("PYTHONPATH", f"/nowhere:{tmp_path}")
+    assert [each.verdict for each in hidden_modules([failure])] == ["wrong"]

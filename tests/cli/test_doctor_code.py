@@ -60,7 +60,7 @@ def no_agent_loop_file(machine: Machine) -> list[str]:
 
 def an_agent_loop_without_its_module(machine: Machine) -> list[str]:
     path = machine.file("agent.yaml", "- name: mine\n  _target_: no_such_package.agent.Mine\n")
-    return [f"{AGENT}.agent_loop_config_path={path}"]
+    return [f"{AGENT}.agent_loop_config_path={path}", f"{AGENT}.default_agent_loop=mine"]
 
 
 def no_tool(machine: Machine) -> list[str]:
@@ -104,6 +104,27 @@ def a_loop_that_takes_no_more(machine: Machine) -> list[str]:
     return machine.loop(LOOP.replace("**kwargs", "raw_prompt") + SCORED)
 
 
+def a_loop_that_is_not_awaited(machine: Machine) -> list[str]:
+    return machine.loop(LOOP.replace("async def", "def") + "        made, outputs = 0, []\n        return outputs\n")
+
+
+def a_loop_that_yields(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + SCORED.replace("return ", "yield "))
+
+
+def outputs_without_turns(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + SCORED.replace("num_turns=2, ", ""))
+
+
+def outputs_without_metrics(machine: Machine) -> list[str]:
+    text = LOOP.replace("class Mine(AgentLoopBase)", "class Ours(AgentLoopBase): ...\n\nclass Mine(Ours)")
+    return machine.loop(text + SCORED.replace("metrics={}, ", ""))
+
+
+def outputs_of_no_known_step(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + SCORED.replace("extra_fields=", "multi_modal_data="))
+
+
 def a_loop_that_cannot_be_made(machine: Machine) -> list[str]:
     made = "    def __init__(self, tokenizer):\n        self.tokenizer = tokenizer\n"
     return machine.loop(LOOP.replace("    async", f"{made}    async") + SCORED)
@@ -125,6 +146,23 @@ def a_reward_that_looks_around(machine: Machine) -> list[str]:
 def a_reward_that_is_none(machine: Machine) -> list[str]:
     path = machine.file("rewards.py", "def compute_score(**kwargs):\n    score = 1.0\n")
     return [f"reward.custom_reward_function.path={path}"]
+
+
+def _reward(machine: Machine, *lines: str) -> list[str]:
+    text = "\n".join(["def compute_score(**kwargs):", *(f"    {line}" for line in lines), ""])
+    return [f"reward.custom_reward_function.path={machine.file('rewards.py', text)}"]
+
+
+def a_reward_of_two(machine: Machine) -> list[str]:
+    return _reward(machine, "if not kwargs:", "    return 0.0, {}", "return 1.0, {'right': True}")
+
+
+def a_reward_of_text(machine: Machine) -> list[str]:
+    return _reward(machine, "told = f'{1.0}'", "return told")
+
+
+def a_reward_of_another_key(machine: Machine) -> list[str]:
+    return _reward(machine, "return {'reward': 1.0} if kwargs else dict(right=True)")
 
 
 def a_reward_that_needs_more(machine: Machine) -> list[str]:
@@ -205,6 +243,11 @@ CANNOT_START: Reasons = {
     ),
     a_loop_that_does_not_run: (f"{AGENT}.agent_loop_config_path", "Mine has no method 'run', which verl awaits"),
     a_loop_that_takes_no_more: (f"{AGENT}.agent_loop_config_path", "run() takes no argument 'index'"),
+    a_loop_that_is_not_awaited: (f"{AGENT}.agent_loop_config_path", "Mine.run is no async function, and verl awaits"),
+    a_loop_that_yields: (f"{AGENT}.agent_loop_config_path", "Mine.run has a yield, and verl awaits what it returns"),
+    outputs_without_turns: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add num_turns=2."),
+    outputs_without_metrics: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add metrics={}."),
+    outputs_of_no_known_step: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add extra_fields="),
     a_loop_that_cannot_be_made: (f"{AGENT}.agent_loop_config_path", "__init__() takes no argument 'trainer_config'"),
     a_loop_that_looks_around: (
         f"{AGENT}.agent_loop_config_path",
@@ -221,6 +264,12 @@ CANNOT_START: Reasons = {
     a_reward_that_is_none: (
         "reward.custom_reward_function.path",
         "compute_score() returns nothing, and a score is needed",
+    ),
+    a_reward_of_two: ("reward.custom_reward_function.path", "compute_score() returns a tuple, and verl takes a number"),
+    a_reward_of_text: ("reward.custom_reward_function.path", "compute_score() returns a text, and verl takes a number"),
+    a_reward_of_another_key: (
+        "reward.custom_reward_function.path",
+        "returns a mapping of reward, a mapping of right, and verl takes a number, or a mapping with the key 'score'",
     ),
     a_reward_that_needs_more: (
         "reward.custom_reward_function.path",
@@ -324,7 +373,40 @@ def loops_with_rewards_of_their_own(machine: Machine) -> list[str]:
     return [*machine.loop(LOOP + SCORED), "reward.num_workers=0"]
 
 
+def a_loop_that_leaves_awaiting_to_verl(machine: Machine) -> list[str]:
+    text = LOOP.replace("async def", "def") + "        begun = self.play(**kwargs)\n        return begun\n"
+    return machine.loop(f"{text}\n    async def play(self, **kwargs):\n{SCORED}")
+
+
+def outputs_that_get_their_turns_later(machine: Machine) -> list[str]:
+    made = SCORED.replace("num_turns=2, ", "").replace("return ", "made = ")
+    return machine.loop(f"{LOOP}{made}        made.num_turns = 3\n        return made\n")
+
+
+def outputs_made_of_a_mapping(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + "        return AgentLoopOutput(**self.output())\n")
+
+
+def outputs_of_a_class_of_ones_own(machine: Machine) -> list[str]:
+    text = LOOP.replace("import AgentLoopBase, AgentLoopOutput", "import AgentLoopBase")
+    return machine.loop(f"from __main__ import AgentLoopOutput\n{text}{SCORED.replace('num_turns=2, ', '')}")
+
+
+def a_reward_that_is_put_into_a_mapping(machine: Machine) -> list[str]:
+    return _reward(machine, "found = {'right': True}", "found['score'] = 1.0", "return found")
+
+
+def a_reward_of_more_keys(machine: Machine) -> list[str]:
+    return _reward(machine, "return {'right': True, **score(kwargs)} if kwargs else {'score': 0}")
+
+
 LEGAL: list[Kind] = [
+    a_loop_that_leaves_awaiting_to_verl,
+    outputs_that_get_their_turns_later,
+    outputs_made_of_a_mapping,
+    outputs_of_a_class_of_ones_own,
+    a_reward_that_is_put_into_a_mapping,
+    a_reward_of_more_keys,
     plain_texts_for_a_loop_of_ones_own,
     no_truth_where_the_loop_scores,
     no_truth_where_the_loop_may_score,
@@ -341,6 +423,41 @@ LEGAL: list[Kind] = [
 @pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
 def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, machine):
     assert_tried_and_well(contents_of(composed, kind(machine)))
+
+
+def a_loop_that_no_prompt_takes(machine: Machine) -> list[str]:
+    overrides = machine.loop(LOOP.replace("class Mine", "class Ours") + f"{SCORED}\nclass Mine(Ours): ...\n")
+    module = f"loops_of_{machine.folder.name}"
+    others = f"- name: base\n  _target_: {module}.Base\n- name: gone\n  _target_: {module}.Gone\n"
+    machine.file(f"{module}.py", (machine.folder / f"{module}.py").read_text() + "\nclass Base: ...\n")
+    machine.file("agent.yaml", (machine.folder / "agent.yaml").read_text() + others)
+    return overrides
+
+
+def outputs_of_which_one_lacks_its_turns(machine: Machine) -> list[str]:
+    lacking = SCORED.replace("num_turns=2, ", "").replace(
+        "        return", "        if not kwargs:\n            return"
+    )
+    return machine.loop(LOOP + lacking + SCORED)
+
+
+def a_reward_that_is_sometimes_none(machine: Machine) -> list[str]:
+    return _reward(machine, "if not kwargs:", "    return None", "return 1.0")
+
+
+UNLIKELY: dict[Kind, tuple[str, ...]] = {
+    a_loop_that_no_prompt_takes: ("no prompt is known to name 'base'", "no prompt is known to name 'gone'"),
+    outputs_of_which_one_lacks_its_turns: ("in some place, without a field that a step ends without. Add num_turns=2",),
+    a_reward_that_is_sometimes_none: ("in some place compute_score() returns None, of which verl makes no score",),
+}
+"""What a job may get through its first step with -> parts of what is said."""
+
+
+@pytest.mark.parametrize("kind", UNLIKELY, ids=lambda kind: kind.__name__)
+def test_what_only_some_session_may_meet_is_a_warning(kind, composed, machine):
+    left = [each for each in contents_of(composed, kind(machine)) if each.verdict != "ok"]
+    assert [each.verdict for each in left] == ["warning"] * len(UNLIKELY[kind]), left
+    assert all(told in each.told for each, told in zip(left, UNLIKELY[kind], strict=True)), left
 
 
 def a_manager_of_loops_of_ones_own(machine: Machine) -> list[str]:

@@ -74,6 +74,11 @@ def a_rollout_of_more_devices_than_there_are(machine: Machine) -> list[str]:
 
 
 def a_ray_cluster_of_another_size(machine: Machine) -> list[str]:
+    machine.patch.delenv("RAY_ADDRESS")
+    return ["+ray_kwargs.ray_init.address=10.0.0.1:6379"]
+
+
+def a_ray_cluster_that_the_environment_names(machine: Machine) -> list[str]:
     machine.patch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     return []
 
@@ -158,6 +163,10 @@ CANNOT_START: Reasons = {
         "a replica of the rollout takes 8 devices, and the job has",
     ),
     a_ray_cluster_of_another_size: ("ray_kwargs.ray_init.num_cpus", "joins a Ray cluster (10.0.0.1:6379) cannot say"),
+    a_ray_cluster_that_the_environment_names: (
+        "RAY_ADDRESS",
+        "10.0.0.1:6379: the job joins this Ray cluster, and cannot say how large it is (ray_kwargs.ray_init.num_cpus=",
+    ),
     no_such_format_of_numbers: (
         "actor_rollout_ref.actor.fsdp_config.model_dtype",
         "float23: no format of numbers that verl knows. Choose fp32, bf16 or fp16.",

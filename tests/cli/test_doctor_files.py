@@ -8,6 +8,7 @@ from tests.support.jobs_for_doctor import (
     FLAG,
     LFS_POINTER,
     LOOP,
+    MESSAGES,
     SCORED,
     Kind,
     Machine,
@@ -22,6 +23,8 @@ from tests.support.jobs_for_doctor import (
 from verl_padding.doctor.finding import Finding
 from verl_padding.doctor.folders import folders_of_job
 from verl_padding.doctor.prompts import MOST_BYTES
+
+NO_VALIDATION = ("trainer.val_before_train=false", "trainer.test_freq=-1")
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 
@@ -75,6 +78,25 @@ def a_checkpoint_folder_that_is_a_file(machine: Machine) -> list[str]:
     return [f"trainer.default_local_dir={machine.file('checkpoints')}"]
 
 
+def a_long_folder_for_ray(machine: Machine) -> list[str]:
+    machine.patch.setenv("RAY_TMPDIR", f"{machine.folder}/{'x' * 40}")
+    return []
+
+
+def a_long_folder_for_all_that_is_temporary(machine: Machine) -> list[str]:
+    machine.patch.delenv("RAY_TMPDIR", raising=False)
+    machine.patch.setenv("TMPDIR", f"{machine.folder}/{'x' * 40}")
+    return []
+
+
+def a_long_folder_in_the_settings_for_ray(machine: Machine) -> list[str]:
+    return [f"+ray_kwargs.ray_init._temp_dir={machine.folder}/{'x' * 40}"]
+
+
+def a_folder_for_ray_that_is_a_file(machine: Machine) -> list[str]:
+    return [f"+ray_kwargs.ray_init._temp_dir={machine.file('ray')}"]
+
+
 def no_folder_for_the_log(machine: Machine) -> list[str]:
     machine.patch.setenv("VERL_FILE_LOGGER_PATH", f"{machine.folder}/runs/metrics.jsonl")
     return []
@@ -113,6 +135,14 @@ def files_that_do_not_go_together(machine: Machine) -> list[str]:
 
 def extra_info_of_text(machine: Machine) -> list[str]:
     return machine.data(prompts(16, extra_info=["hard"] * 16))
+
+
+def truths_of_text(machine: Machine) -> list[str]:
+    return machine.data(prompts(16, reward_model=['{"ground_truth": "2"}'] * 16))
+
+
+def null_prompts_at_the_end(machine: Machine) -> list[str]:
+    return machine.data(prompts(2000, prompt=[MESSAGES] * 1999 + [None]))
 
 
 def lines_of_which_one_is_cut_off(machine: Machine) -> list[str]:
@@ -170,6 +200,10 @@ CANNOT_START: Reasons = {
     a_training_file_that_is_none: ("data.train_files", "cannot be read"),
     too_few_prompts: ("data.train_batch_size", "64: the data set has 16 prompts"),
     another_prompt_column: ("data.train_files", "has no column 'question' (data.prompt_key), only prompt"),
+    a_long_folder_for_ray: ("RAY_TMPDIR", "xx: too long a path for Ray, which makes sockets below it: theirs would"),
+    a_long_folder_for_all_that_is_temporary: ("TMPDIR", "xx: too long a path for Ray, which makes sockets below it"),
+    a_long_folder_in_the_settings_for_ray: ("ray_kwargs.ray_init._temp_dir", "xx: too long a path for Ray"),
+    a_folder_for_ray_that_is_a_file: ("ray_kwargs.ray_init._temp_dir", "is a file. Name another folder"),
     no_folder_for_the_log: ("VERL_FILE_LOGGER_PATH", "its folder is not there"),
     checkpoints_below_a_file: ("trainer.default_local_dir", "checkpoints is a file"),
     no_checkpoint: ("trainer.resume_from_path", "/nowhere/global_step_7: there is no such folder"),
@@ -186,7 +220,9 @@ CANNOT_START: Reasons = {
     a_checkpoint_that_is_none: ("trainer.resume_from_path", "not a checkpoint of verl"),
     laps_in_a_file: ("padding.timing_dir", "is a file. Name another folder"),
     files_that_do_not_go_together: ("data.train_files", "verl's data set cannot read them together (ValueError: "),
-    extra_info_of_text: ("data.train_files", "verl's data set cannot make prompt 0 (AttributeError: "),
+    extra_info_of_text: ("data.train_files", "prompt 0 has a text in its column 'extra_info', and verl takes a"),
+    truths_of_text: ("data.train_files", "prompt 0 has a text in its column 'reward_model', and verl's reward"),
+    null_prompts_at_the_end: ("data.train_files", "1 of 2000 prompts are null, and verl's data set ends with the job"),
     lines_of_which_one_is_cut_off: ("data.train_files", "train.jsonl: cannot be read ("),
     lines_without_prompts: ("data.train_files", "cannot make prompt 0 (KeyError: 'prompt')"),
     lines_that_are_too_few: ("data.train_batch_size", "8: the data set has 7 prompts"),
@@ -254,7 +290,23 @@ def validation_files_that_are_never_used(machine: Machine) -> list[str]:
     return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
 
 
+def nulls_that_do_no_harm(machine: Machine) -> list[str]:
+    messages = [{"role": "assistant", "content": None}, {"role": "user", "content": "1+1"}]
+    truths = [{"style": "rule", "ground_truth": "2"}] * 1999 + [{"style": None, "ground_truth": None}]
+    path = machine.file("rewards.py", "def compute_score(**kwargs):\n    return 1.0\n")
+    columns = {"data_source": [*["sums"] * 1999, None], "level": [1.0, *[None] * 1999]}
+    data = machine.data(prompts(2000, prompt=[MESSAGES] * 1999 + [messages], reward_model=truths, **columns))
+    return [*data, f"reward.custom_reward_function.path={path}"]
+
+
+def null_prompts_that_are_left_out(machine: Machine) -> list[str]:
+    data = machine.data(prompts(2000, prompt=[MESSAGES] * 1999 + [None]))
+    return [*data, "data.filter_overlong_prompts=true"]
+
+
 LEGAL: list[Kind] = [
+    nulls_that_do_no_harm,
+    null_prompts_that_are_left_out,
     other_columns_in_each_file,
     lines_of_json,
     one_array_of_json,
@@ -269,6 +321,30 @@ LEGAL: list[Kind] = [
 @pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
 def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, machine):
     assert_tried_and_well(contents_of(composed, kind(machine)))
+
+
+def null_prompts_that_may_not_be_met(machine: Machine) -> list[str]:
+    data = machine.data(prompts(2000, prompt=[MESSAGES] * 1999 + [None]))
+    return [*data, "trainer.total_training_steps=1", f"data.val_files={machine.folder}/data.parquet", *NO_VALIDATION]
+
+
+def truths_that_some_lack(machine: Machine) -> list[str]:
+    truth = {"style": "rule", "ground_truth": "2"}
+    return [*machine.data(prompts(2000, reward_model=[truth] * 1998 + [None] * 2)), *NO_VALIDATION]
+
+
+UNLIKELY: dict[Kind, str] = {
+    null_prompts_that_may_not_be_met: "1 of 2000 prompts are null: where verl's data set comes to one, it ends",
+    truths_that_some_lack: "2 of 2000 rows have no reward_model, which verl's reward managers read of each",
+}
+"""What a job may get through its first step with -> part of what is said."""
+
+
+@pytest.mark.parametrize("kind", UNLIKELY, ids=lambda kind: kind.__name__)
+def test_what_only_some_step_may_meet_is_a_warning(kind, composed, machine):
+    (found,) = matters(contents_of(composed, kind(machine)))
+    assert (found.verdict, found.subject) == ("warning", "data.train_files")
+    assert UNLIKELY[kind] in found.told
 
 
 def files_that_are_elsewhere(machine: Machine) -> list[str]:

@@ -99,6 +99,14 @@ def a_loop_that_wants_a_template(machine: Machine) -> list[str]:
     ]
 
 
+def a_template_of_tokens_that_the_model_lacks(machine: Machine) -> list[str]:
+    make_byte_tokenizer(["<|more|>"]).save_pretrained(machine.folder / "tokenizer")
+    return [
+        f"actor_rollout_ref.model.tokenizer_path={machine.folder / 'tokenizer'}",
+        "actor_rollout_ref.model.custom_chat_template='<|more|>{{ messages[0].content }}'",
+    ]
+
+
 CANNOT_START: Reasons = {
     a_template_that_is_cut_off: ("actor_rollout_ref.model.custom_chat_template", "no template of Jinja ("),
     a_tokenizer_without_template: (
@@ -109,12 +117,16 @@ CANNOT_START: Reasons = {
         "actor_rollout_ref.model.custom_chat_template",
         "null: data.filter_overlong_prompts=true puts",
     ),
+    a_template_of_tokens_that_the_model_lacks: (MODEL, "its tokenizer makes token 259 of a prompt, and the model has"),
     tokens_that_the_model_lacks: (MODEL, "its tokenizer makes token 259 of a prompt, and the model has 259"),
     a_template_that_refuses_the_prompts: (
         "data.train_files",
         "cannot be put through the chat template (TemplateError: System role",
     ),
-    images_that_nobody_looks_at: ("data.train_files", "cannot make prompt 0 (AssertionError: processor is needed"),
+    images_that_nobody_looks_at: (
+        "data.train_files",
+        "prompt 0 has something in its column 'images', and the model reads text alone",
+    ),
     messages_without_content: (
         "data.train_files",
         "16 of the first 16 prompts cannot be put through the chat template",
@@ -326,3 +338,16 @@ def test_who_interrupts_the_doctor_while_prompts_are_tried_ends_it(composed, mon
         contents_of(composed, [])
     with pytest.raises(SystemExit), panics_as_errors():
         raise SystemExit
+
+
+def test_tokens_of_the_template_are_a_warning_where_a_loop_of_ones_own_seems_to_make_them(composed, machine):
+    overrides = a_template_of_tokens_that_the_model_lacks(machine)
+    calls = "        ids = await self.ct_build_initial_tokens(kwargs['raw_prompt'])\n"
+    left = [
+        each
+        for each in contents_of(composed, [*overrides, *machine.loop(LOOP + calls + SCORED)])
+        if each.verdict != "ok"
+    ]
+    assert [(each.verdict, each.subject) for each in left] == [("warning", MODEL)]
+    assert "make token 259 of any message, and the model has 259 (vocab_size)" in left[0].told
+    assert_tried_and_well(contents_of(composed, [*overrides, *machine.loop(LOOP + SCORED)]))

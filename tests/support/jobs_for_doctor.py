@@ -37,7 +37,12 @@ class Mine(AgentLoopBase):
     async def run(self, sampling_params, **kwargs):
 """
 """The beginning of an agent loop of a user's own."""
-SCORED = "        return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], reward_score=1.0)\n"
+SCORED = """\
+        return AgentLoopOutput(
+            prompt_ids=[1], response_ids=[2], response_mask=[1], num_turns=2, metrics={}, reward_score=1.0,
+            extra_fields={"min_global_steps": 1, "max_global_steps": 1},
+        )
+"""
 
 
 def prompts(number: int, **columns: list) -> pandas.DataFrame:

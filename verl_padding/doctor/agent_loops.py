@@ -9,11 +9,14 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_padding.doctor.data_files import names_in_column
-from verl_padding.doctor.entries import entries_of, refuse_bad_entry
+from verl_padding.doctor.entries import entries_of, refuse_bad_entry, refuse_missing_keys
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.loop_outputs import OUTPUT, fields_left_out
 from verl_padding.doctor.named_objects import file_of, module_and_name, parsed
+from verl_padding.doctor.returned import gives_nothing_to_await, is_generator
 from verl_padding.doctor.signatures import class_of_target, lacks_attribute, method, refuse_call
 
 AGENT = "actor_rollout_ref.rollout.agent"
@@ -30,6 +33,8 @@ WITH_TOOLS = "tool_agent"
 OF_VERL = "verl."
 """Beginning of the dotted path of a class of verl's own."""
 
+NEEDED = ("name", "_target_")
+"""Keys of an entry in the job's file of loops."""
 MADE_WITH = (
     "trainer_config",
     "server_manager",
@@ -125,26 +130,32 @@ class Loop:
 def _is_made_in_full(returned: ast.expr | None) -> bool:
     """Whether it is ``AgentLoopOutput(..)`` with all that it gets in plain sight."""
     match returned:
-        case ast.Call(func=ast.Name(id="AgentLoopOutput") | ast.Attribute(attr="AgentLoopOutput")):
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name == OUTPUT:
             return not any(keyword.arg is None for keyword in returned.keywords)
     return False
 
 
 def known_loops(config: DictConfig) -> dict[str, str]:
-    """Name -> dotted path of verl's loops and of those in the job's file.
+    """Name -> dotted path of verl's loops and of those in the job's file, whether they are there or not.
 
     Raises:
-        LookupError: the file or an entry of it is wrong, with a sentence.
+        LookupError: the file cannot be read, or an entry of it is none, with a sentence.
     """
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     known = {name: str(entry["_target_"]) for name, entry in _agent_loop_registry.items()}
     if path := OmegaConf.select(config, LOOPS):
         for entry in entries_of(path):
-            refuse_bad_entry(entry, "_target_", needed=("name", "_target_"))
-            _refuse_uncallable(entry)
-            known[str(entry.name)] = str(entry["_target_"])
+            refuse_missing_keys(entry, *NEEDED)
+            known[str(entry.name)] = _target(entry)
     return known
+
+
+def _target(entry: DictConfig) -> str:
+    try:
+        return str(entry["_target_"])
+    except OmegaConfBaseException:  # a reference to what the workers may have, and this machine has not
+        return ""
 
 
 def loops_of_job(config: DictConfig) -> list[Loop]:
@@ -199,6 +210,7 @@ def agent_loops_of_job(config: DictConfig) -> Iterator[Finding]:
             yield warning(LOOPS, f"{path}: names {twice[0]} twice; verl takes the last one. Give each its own name.")
         else:
             yield ok(LOOPS, str(path))
+        yield from _entries(config, path)
     yield _default(config, known)
     registers = OmegaConf.select(config, EXTERNAL)
     for column in names_in_column(config, AGENT_COLUMN):
@@ -210,6 +222,39 @@ def agent_loops_of_job(config: DictConfig) -> Iterator[Finding]:
             yield wrong(column.setting, f"{column.file}: its column {AGENT_COLUMN} names {', '.join(unknown)}. {told}")
     if any(loop.name == WITH_TOOLS and loop.is_verls for loop in loops_of_job(config)):
         yield from _parser(config)
+
+
+def _entries(config: DictConfig, path: str) -> Iterator[Finding]:
+    """What is the matter with loops of the job's file; verl makes only those that prompts name, or that is for all."""
+    started = _started(config) or set()
+    for entry in entries_of(path):
+        name = str(entry.name)
+        try:
+            refuse_bad_entry(entry, "_target_", needed=NEEDED)
+            _refuse_uncallable(entry)
+        except LookupError as problem:
+            if name in started:
+                yield wrong(LOOPS, f"{path}: {problem}. Correct the setting, or the file.")
+            else:
+                yield warning(
+                    LOOPS, f"{path}: {problem}; no prompt is known to name {name!r}, but one that does fails."
+                )
+            continue
+        if name in started:
+            yield from _outputs(path, _target(entry))
+
+
+def _outputs(path: str, target: str) -> Iterator[Finding]:
+    """What the outputs of a loop lack."""
+    found = class_of_target(target) if target else None
+    if found is None or target.startswith(OF_VERL):
+        return
+    for field, is_certain in fields_left_out(parsed(found[0]), found[1]):
+        told = f"{path}: {target}: makes AgentLoopOutput"
+        if is_certain:
+            yield wrong(LOOPS, f"{told} without a field that a step ends without. Add {field}.")
+        else:
+            yield warning(LOOPS, f"{told}, in some place, without a field that a step ends without. Add {field}.")
 
 
 def _default(config: DictConfig, known: dict[str, str]) -> Finding:
@@ -254,8 +299,8 @@ def _refuse_uncallable(entry: DictConfig) -> None:
     Raises:
         LookupError: verl's workers cannot make the loop of an entry, or not run it, with a sentence.
     """
-    target = str(entry["_target_"])
-    found = class_of_target(target)
+    target = _target(entry)
+    found = class_of_target(target) if target else None
     if found is None:
         return
     source, loop = found
@@ -272,6 +317,8 @@ def _refuse_other_class(entry: DictConfig, source: Path, loop: ast.ClassDef) -> 
         own = [str(key) for key in entry if not str(key).startswith("_")]  # those are Hydra's
         refuse_call(made, [*MADE_WITH, *own], positional=1)
     if run := method(loop, "run"):
-        if isinstance(run, ast.FunctionDef) and not any(isinstance(node, ast.Return) for node in ast.walk(run)):
+        if is_generator(run):
+            raise LookupError(f"{loop.name}.run has a yield, and verl awaits what it returns")
+        if isinstance(run, ast.FunctionDef) and gives_nothing_to_await(run, (OUTPUT,)):
             raise LookupError(f"{loop.name}.run is no async function, and verl awaits it")
         refuse_call(run, RUN_WITH, positional=2, or_more=True)

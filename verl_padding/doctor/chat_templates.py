@@ -19,6 +19,7 @@ SECONDS = 0.5
 SEVERAL = 8
 """Prompts that have to fail before all are said to, where there are as many."""
 FILTER = "data.filter_overlong_prompts"
+ANY_MESSAGE = {"role": "user", "content": "1+1"}
 MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 
@@ -54,7 +55,7 @@ def _is_written_by_verl(config: DictConfig, model: LoadedModel) -> bool:
     """Whether verl's agent loops make tokens of a message without a chat template."""
     try:
         with panics_as_errors():
-            return bool(_builder(config, model).build_initial_tokens([{"role": "user", "content": "1+1"}]))
+            return bool(_builder(config, model).build_initial_tokens([ANY_MESSAGE]))
     except Exception:  # of verl or of transformers, which has no template to apply
         return False
 
@@ -133,6 +134,22 @@ def rendered_prompts(
             yield warning(setting, f"{of_them} ({first}); their sessions fail.")
     if rendered.lengths:
         yield from _lengths(config, told, rendered, several=several)
+
+
+def tokens_of_template(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
+    """Whether the model knows the tokens of any message, which an agent loop of the user's own seems to make of some."""
+    known = size_of_embedding(model) if model.processor is None else None
+    try:
+        with panics_as_errors():
+            ids = _builder(config, model).build_initial_tokens([ANY_MESSAGE])
+    except Exception:  # of a template that takes other messages alone, which the loop may give it
+        return
+    if known is not None and max(ids, default=0) >= known:
+        yield warning(
+            "actor_rollout_ref.model.path",
+            f"its tokenizer and chat template make token {max(ids)} of any message, and the model has {known} "
+            "(vocab_size). If the agent loop uses them, name a tokenizer and a model that belong together.",
+        )
 
 
 def _builder(config: DictConfig, model: LoadedModel) -> Any:

@@ -100,14 +100,22 @@ def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
     yield not_looked_at(
         setting, f"{config.trainer.n_gpus_per_node}: the devices are those of the Ray cluster {address}"
     )
-    for name in ("num_cpus", "num_gpus"):
-        value = OmegaConf.select(config, f"{RAY_INIT}.{name}")
-        if value is not None:
-            yield wrong(
-                f"{RAY_INIT}.{name}",
-                f"{value}: a job that joins a Ray cluster ({address}) cannot say how large it is. Set it to null, or "
-                f"{RAY_INIT}.address=local for a cluster of its own.",
-            )
+    sizes = {name: OmegaConf.select(config, f"{RAY_INIT}.{name}") for name in ("num_cpus", "num_gpus")}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if given and os.environ.get(RAY_ADDRESS):
+        told = ", ".join(f"{RAY_INIT}.{name}={size}" for name, size in given.items())
+        yield wrong(
+            RAY_ADDRESS,
+            f"{address}: the job joins this Ray cluster, and cannot say how large it is ({told}). unset {RAY_ADDRESS}, "
+            "for a cluster of its own, or set these to null.",
+        )
+        return
+    for name, size in given.items():
+        yield wrong(
+            f"{RAY_INIT}.{name}",
+            f"{size}: a job that joins a Ray cluster ({address}) cannot say how large it is. Set it to null, or "
+            f"{RAY_INIT}.address=local for a cluster of its own.",
+        )
 
 
 def _replicas(config: DictConfig) -> Iterator[Finding]:

@@ -36,15 +36,23 @@ def entries_of(path: str) -> Any:
         raise LookupError(f"it cannot be read ({' '.join(str(error).split())})") from error
 
 
+def refuse_missing_keys(entry: Any, *needed: str) -> None:
+    """
+    Raises:
+        LookupError: an entry is without one of some keys, with a sentence.
+    """
+    if not isinstance(entry, DictConfig) or any(key not in entry for key in needed):
+        told = OmegaConf.to_container(entry) if isinstance(entry, DictConfig | ListConfig) else entry
+        raise LookupError(f"an entry is {told}, but {' and '.join(needed)} are needed")
+
+
 def refuse_bad_entry(entry: Any, target: str, *, needed: tuple[str, ...]) -> None:
     """Looks whether an entry has some keys, and the class or function that one of them names is there.
 
     Raises:
         LookupError: it is not so, with a sentence.
     """
-    if not isinstance(entry, DictConfig) or any(key not in entry for key in needed):
-        told = OmegaConf.to_container(entry) if isinstance(entry, DictConfig | ListConfig) else entry
-        raise LookupError(f"an entry is {told}, but {' and '.join(needed)} are needed")
+    refuse_missing_keys(entry, *needed)
     try:
         named = str(entry[target])
     except OmegaConfBaseException:  # a reference to what the workers may have, and this machine has not

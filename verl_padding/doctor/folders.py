@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.doctor.devices import RAY_INIT, ray_cluster
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.models import WEIGHTS, folder_of_model
 
@@ -17,6 +18,15 @@ LOG_FILE = "VERL_FILE_LOGGER_PATH"
 LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
 RESUME_MODES = ("auto", "disable", "resume_path")
 MADE_BY_VERL = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+RAY_FOLDER = f"{RAY_INIT}._temp_dir"
+RAY_FOLDERS = ("RAY_TMPDIR", "TMPDIR")
+"""Environment variables with the folder above that of Ray, the first of which counts."""
+SOCKET = "session_2000-01-01_00-00-00_000000_{process}/sockets/plasma_store"
+"""The longest path in Ray's folder that it cannot do without; {process} is the number of the job's."""
+MOST_OF_SOCKET = 107
+"""Bytes of the path of a socket, by Linux."""
+LONGEST_PROCESS = 7
+"""Digits of the number of a process, at most."""
 
 
 def folders_of_job(config: DictConfig) -> Iterator[Finding]:
@@ -25,6 +35,7 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
         ("trainer.default_local_dir", _written),
         ("trainer.default_local_dir", _disk),
         ("trainer.resume_mode", _resumed),
+        (RAY_FOLDER, _of_ray),
     ):
         try:
             yield from findings(config)
@@ -42,6 +53,39 @@ def _written(config: DictConfig) -> Iterator[Finding]:
     loggers = config.trainer.logger
     if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
         yield _log_file(config)
+
+
+def _of_ray(config: DictConfig) -> Iterator[Finding]:
+    """The folder of a Ray cluster that the job starts, as Ray finds it."""
+    if ray_cluster(config):
+        return
+    variable = next((name for name in RAY_FOLDERS if name in os.environ), None)
+    if named := OmegaConf.select(config, RAY_FOLDER):
+        setting, folder, fix = RAY_FOLDER, str(named), f"{RAY_FOLDER}=/tmp/ray"
+    elif variable:
+        setting, named, fix = variable, os.environ[variable], "export RAY_TMPDIR=/tmp"
+        folder = os.path.join(named, "ray")
+    else:
+        return
+    found = _writable(setting, folder, is_folder=True)
+    if found.verdict == "wrong":
+        yield found
+        return
+    shortest, longest = (
+        len(os.fsencode(os.path.join(folder, SOCKET.format(process="1" * digits)))) for digits in (1, LONGEST_PROCESS)
+    )
+    if shortest > MOST_OF_SOCKET:
+        yield wrong(
+            setting,
+            f"{named}: too long a path for Ray, which makes sockets below it: theirs would have {shortest} bytes or "
+            f"more, and {MOST_OF_SOCKET} are the most. {fix}",
+        )
+    elif longest > MOST_OF_SOCKET:
+        yield warning(
+            setting,
+            f"{named}: perhaps too long a path for Ray, which makes sockets below it: theirs may have {longest} bytes, "
+            f"and {MOST_OF_SOCKET} are the most. {fix}",
+        )
 
 
 def _disk(config: DictConfig) -> Iterator[Finding]:

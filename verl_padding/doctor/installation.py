@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from verl_padding.doctor.finding import Finding, ok, tried, wrong
+from verl_padding.doctor.hidden_modules import hidden_modules
 from verl_padding.doctor.named_objects import is_module
 
 PACKAGE = "verl_padding"
@@ -72,7 +73,10 @@ def _installed(name: str) -> str | None:
 def plug_in() -> Iterator[Finding]:
     """What verl and Hydra find of the plug-in, and the modules that verl is to import beside itself."""
     named = os.environ.pop(EXTERNAL_MODULES, "")  # verl would import them all at once, and end at the first that fails
-    yield from registrations()
+    found = list(registrations())
+    yield from found
+    # verl cannot be imported where they failed for want of a module
+    yield from hidden_modules([each for each in found if each.verdict == "wrong"])
     if named:
         yield from _external_modules(named)
 

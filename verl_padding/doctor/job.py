@@ -16,6 +16,7 @@ from verl_padding.doctor.folders import folders_of_job
 from verl_padding.doctor.loaded_model import SETTINGS_OF_PATHS, LoadedModel, loaded_model, model_of_job
 from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
+from verl_padding.doctor.null_rows import null_rows_of_job
 from verl_padding.doctor.packages import packages_of_job
 from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
 from verl_padding.doctor.penalties import penalties_of_job
@@ -102,6 +103,7 @@ def _files(config: DictConfig) -> Iterator[Finding]:
     asked = bool(loops) and not own_manager and all(loop.leaves_rewards() for loop in loops)
     needs = Needs(messages=bool(loops) and all(loop.is_verls for loop in loops), rewards=asked and read_by_verl(config))
     yield from data_files_of_job(config, needs)
+    yield from null_rows_of_job(config, needs)
     yield from code_of_job(config)
     yield from rewards_of_job(config, asked=asked)
     yield from tools_of_job(config)

@@ -25,6 +25,7 @@ from verl_padding.doctor.chat_templates import (
     rendered_prompts,
     shows_something,
     template_of_job,
+    tokens_of_template,
 )
 from verl_padding.doctor.data_files import BUFFER, SETTINGS, enough_prompts, files_of, validates
 from verl_padding.doctor.finding import (
@@ -53,6 +54,8 @@ TRIED = 64
 """Prompts that are taken through the data loader and the chat template, at most, as long as time allows."""
 TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "trace", "sampling_params", "output")
 """Names that a column may not have: verl's workers call functions with it, or put it over their own field."""
+SHOWN = ("image_key", "video_key", "audio_key")
+"""Settings of the data with the column of what a prompt has beside text."""
 VALIDATE = "validate"
 """What verl's trainer adds to prompts of a validation, and its workers look for in all; whatever it holds."""
 
@@ -150,7 +153,7 @@ def _of_files(
         try:
             items.append(data_set[len(items)])
         except Exception as error:  # of verl's data set, or of what reads images
-            yield wrong(setting, f"{told}: verl's data set cannot make prompt {len(items)} ({in_one_line(error)}).")
+            yield _no_prompt(config, model, setting, told, data_set.dataframe[len(items)], len(items), error)
             return
     matter = list(_of_items(config, model, setting, told, items, len(data_set), without_template=without_template))
     yield from matter
@@ -173,6 +176,26 @@ def _of_files(
         yield from filtered
     if not matter:
         yield ok(setting, f"{counted(len(items), 'prompt')} tried")
+
+
+def _no_prompt(
+    config: DictConfig, model: LoadedModel, setting: str, told: str, row: dict[str, Any], number: int, error: Exception
+) -> Finding:
+    """Why verl's data set makes no prompt of a row."""
+    if isinstance(row.get("extra_info"), str):
+        return wrong(
+            setting,
+            f"{told}: prompt {number} has a text in its column 'extra_info', and verl takes a mapping. Write it as one, "
+            "a struct of Parquet or an object of JSON, not as text.",
+        )
+    shown = [key for key in (config.data.get(name) for name in SHOWN) if key and row.get(key)]
+    if shown and model.processor is None:
+        return wrong(
+            setting,
+            f"{told}: prompt {number} has something in its column {shown[0]!r}, and the model reads text alone. Name a "
+            "model that takes more than text, or leave the column out, and its marks (<image>) in the prompts.",
+        )
+    return wrong(setting, f"{told}: verl's data set cannot make prompt {number} ({in_one_line(error)}).")
 
 
 def _told(files: list[str]) -> str:
@@ -227,8 +250,12 @@ def _of_items(
     if read_by_verl(config):
         yield from _rewards(config, setting, told, [item for item, loop in for_loops if loop and loop.leaves_rewards()])
     by_verl = [item for item, loop in for_loops if loop and loop.is_verls and not is_costly(item)]
-    if by_verl and not without_template:
+    if without_template:
+        return
+    if by_verl:
         yield from rendered_prompts(config, model, setting, told, by_verl, prompts=prompts)
+    elif any(loop.seems_to_apply_template() for loop in {loop for _, loop in for_loops if loop}):
+        yield from tokens_of_template(config, model)
 
 
 def _copy_parquet(setting: str, source: Path, target: Path, beginnings: Beginnings) -> Finding | None:
@@ -334,6 +361,13 @@ def _refusal_of_batch(items: list[dict[str, Any]]) -> str | None:
 def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, Any]]) -> Iterator[Finding]:
     for number, item in enumerate(items):
         truth = item.get("reward_model")
+        if isinstance(truth, str):
+            yield wrong(
+                setting,
+                f"{told}: prompt {number} has a text in its column 'reward_model', and verl's reward managers take a "
+                "mapping with a ground_truth. Write it as one, not as text.",
+            )
+            return
         if "data_source" not in item or not isinstance(truth, dict) or "ground_truth" not in truth:
             yield wrong(
                 setting,

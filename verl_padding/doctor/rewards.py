@@ -9,9 +9,10 @@ from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, looked_for, not_looked_at, ok, wrong
+from verl_padding.doctor.finding import Finding, looked_for, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.named_objects import file_of, refuse_missing_object
-from verl_padding.doctor.signatures import Function, defined_in, never_returns, refuse_other_parameters
+from verl_padding.doctor.returned import SCORE, Function, never_returns, no_scores
+from verl_padding.doctor.signatures import defined_in, refuse_other_parameters
 
 FUNCTION = "reward.custom_reward_function"
 MANAGER = "reward.reward_manager.name"
@@ -60,7 +61,20 @@ def _function(config: DictConfig) -> Iterator[Finding]:
     found = looked_for(setting, told, partial(refuse_missing_object, path, name))
     if found.verdict == "ok" and _is_of_verl(config):
         found = looked_for(setting, told, partial(_refuse_as_verl_calls, config, path, name))
+        kinds, is_all = _no_scores_of(path, name)
+        if found.verdict == "ok" and kinds and not is_all:
+            found = warning(
+                setting,
+                f"{told}: in some place {name}() returns {', '.join(sorted(kinds))}, of which verl makes no score: it "
+                f"takes a number, or a mapping with the key {SCORE!r}. Correct the return.",
+            )
     yield found
+
+
+def _no_scores_of(path: str, name: str) -> tuple[set[str], bool]:
+    """As `no_scores` of a function that is plainly there; nothing of any other."""
+    function = defined_in(file_of(path), name)
+    return no_scores(function) if isinstance(function, Function) else (set(), False)
 
 
 def _refuse_as_verl_calls(config: DictConfig, path: str, name: str) -> None:
@@ -74,6 +88,11 @@ def _refuse_as_verl_calls(config: DictConfig, path: str, name: str) -> None:
     function = defined_in(file_of(path), name)
     if isinstance(function, Function) and never_returns(function):
         raise LookupError(f"{name}() returns nothing, and a score is needed")
+    kinds, is_all = _no_scores_of(path, name)
+    if kinds and is_all:
+        raise LookupError(
+            f"{name}() returns {', '.join(sorted(kinds))}, and verl takes a number, or a mapping with the key {SCORE!r}"
+        )
     manager = config.reward.reward_manager.name
     if isinstance(function, ast.AsyncFunctionDef) and manager in WAITS_FOR_NONE:
         raise LookupError(f"{name}() is an async function, which verl's reward manager {manager!r} does not take")

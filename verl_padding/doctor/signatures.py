@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from verl_padding.doctor.named_objects import file_of, module_and_name, parsed
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+from verl_padding.doctor.returned import Function
 
 
 def defined_in(source: Path | None, name: str) -> ast.stmt | None:
@@ -181,27 +180,6 @@ def _file_of_verl(source: Path, imported: ast.ImportFrom) -> Path | None:
         return None
     place = source.parents[imported.level - 1].joinpath(*filter(None, module.split(".")))
     return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
-
-
-def never_returns(function: Function) -> bool:
-    """Whether a function can give back nothing but None."""
-    own = list(_own_nodes(function))
-    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
-        return False
-    given_back = [node.value for node in own if isinstance(node, ast.Return)]
-    if any(value is not None and not (isinstance(value, ast.Constant) and value.value is None) for value in given_back):
-        return False
-    return not isinstance(function.body[-1], ast.Raise)  # a stub, which says so itself
-
-
-def _own_nodes(function: Function) -> Iterator[ast.AST]:
-    """All that a function does itself, and not the functions inside of it."""
-    waiting: list[ast.AST] = list(function.body)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
 
 
 def class_of_target(target: str) -> tuple[Path, ast.ClassDef] | None:
