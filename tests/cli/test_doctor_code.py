@@ -435,9 +435,7 @@ def a_loop_that_no_prompt_takes(machine: Machine) -> list[str]:
 
 
 def outputs_of_which_one_lacks_its_turns(machine: Machine) -> list[str]:
-    lacking = SCORED.replace("num_turns=2, ", "").replace(
-        "        return", "        if not kwargs:\n            return"
-    )
+    lacking = SCORED.replace("num_turns=2, ", "").replace("return", "if not kwargs: return")
     return machine.loop(LOOP + lacking + SCORED)
 
 
@@ -446,7 +444,7 @@ def a_reward_that_is_sometimes_none(machine: Machine) -> list[str]:
 
 
 UNLIKELY: dict[Kind, tuple[str, ...]] = {
-    a_loop_that_no_prompt_takes: ("no prompt is known to name 'base'", "no prompt is known to name 'gone'"),
+    a_loop_that_no_prompt_takes: ("No prompt is known to name 'base'", "No prompt is known to name 'gone'"),
     outputs_of_which_one_lacks_its_turns: ("in some place, without a field that a step ends without. Add num_turns=2",),
     a_reward_that_is_sometimes_none: ("in some place compute_score() returns None, of which verl makes no score",),
 }

@@ -17,6 +17,7 @@ from tests.support.jobs_for_doctor import (
     assert_told,
     assert_tried_and_well,
     contents_of,
+    matters,
     prompts,
 )
 from verl_padding.doctor.agent_loops import loops_of_job
@@ -343,11 +344,7 @@ def test_who_interrupts_the_doctor_while_prompts_are_tried_ends_it(composed, mon
 def test_tokens_of_the_template_are_a_warning_where_a_loop_of_ones_own_seems_to_make_them(composed, machine):
     overrides = a_template_of_tokens_that_the_model_lacks(machine)
     calls = "        ids = await self.ct_build_initial_tokens(kwargs['raw_prompt'])\n"
-    left = [
-        each
-        for each in contents_of(composed, [*overrides, *machine.loop(LOOP + calls + SCORED)])
-        if each.verdict != "ok"
-    ]
-    assert [(each.verdict, each.subject) for each in left] == [("warning", MODEL)]
-    assert "make token 259 of any message, and the model has 259 (vocab_size)" in left[0].told
+    (found,) = matters(contents_of(composed, [*overrides, *machine.loop(LOOP + calls + SCORED)]))
+    assert (found.verdict, found.subject) == ("warning", MODEL)
+    assert "make token 259 of any message, and the model has 259 (vocab_size)" in found.told
     assert_tried_and_well(contents_of(composed, [*overrides, *machine.loop(LOOP + SCORED)]))

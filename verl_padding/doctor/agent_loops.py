@@ -236,9 +236,7 @@ def _entries(config: DictConfig, path: str) -> Iterator[Finding]:
             if name in started:
                 yield wrong(LOOPS, f"{path}: {problem}. Correct the setting, or the file.")
             else:
-                yield warning(
-                    LOOPS, f"{path}: {problem}; no prompt is known to name {name!r}, but one that does fails."
-                )
+                yield warning(LOOPS, f"{path}: {problem}. No prompt is known to name {name!r}; one that does fails.")
             continue
         if name in started:
             yield from _outputs(path, _target(entry))

@@ -38,8 +38,8 @@ def null_rows_of_job(config: DictConfig, needs: Needs) -> Iterator[Finding]:
                 if nulls:
                     yield warning(
                         setting,
-                        f"{name}: {nulls} of {counted(rows, 'row')} have no {column}, which verl's reward managers read "
-                        "of each; their sessions fail. Fill them in, or leave these rows out.",
+                        f"{name}: {nulls} of {counted(rows, 'row')} have no {column}, which verl's reward managers "
+                        "read of each; their sessions fail. Fill them in, or leave these rows out.",
                     )
 
 

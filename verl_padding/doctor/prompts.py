@@ -185,8 +185,8 @@ def _no_prompt(
     if isinstance(row.get("extra_info"), str):
         return wrong(
             setting,
-            f"{told}: prompt {number} has a text in its column 'extra_info', and verl takes a mapping. Write it as one, "
-            "a struct of Parquet or an object of JSON, not as text.",
+            f"{told}: prompt {number} has a text in its column 'extra_info', and verl takes a mapping. Write it as "
+            "one, a struct of Parquet or an object of JSON, not as text.",
         )
     shown = [key for key in (config.data.get(name) for name in SHOWN) if key and row.get(key)]
     if shown and model.processor is None:
