@@ -137,7 +137,7 @@ def rendered_prompts(
 
 
 def tokens_of_template(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
-    """Whether the model knows the tokens of any message, for an agent loop of the user's own that seems to make some."""
+    """Whether the model knows the tokens of any message; an agent loop of the user's own seems to make such."""
     known = size_of_embedding(model) if model.processor is None else None
     try:
         with panics_as_errors():
