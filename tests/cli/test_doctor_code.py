@@ -125,6 +125,10 @@ def outputs_of_no_known_step(machine: Machine) -> list[str]:
     return machine.loop(LOOP + SCORED.replace("extra_fields=", "multi_modal_data="))
 
 
+def outputs_of_ones_own_fields(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + SCORED.replace('"min_global_steps": 1, "max_global_steps": 1', '"right": True'))
+
+
 def a_loop_that_cannot_be_made(machine: Machine) -> list[str]:
     made = "    def __init__(self, tokenizer):\n        self.tokenizer = tokenizer\n"
     return machine.loop(LOOP.replace("    async", f"{made}    async") + SCORED)
@@ -248,6 +252,7 @@ CANNOT_START: Reasons = {
     outputs_without_turns: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add num_turns=2."),
     outputs_without_metrics: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add metrics={}."),
     outputs_of_no_known_step: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add extra_fields="),
+    outputs_of_ones_own_fields: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add extra_fields="),
     a_loop_that_cannot_be_made: (f"{AGENT}.agent_loop_config_path", "__init__() takes no argument 'trainer_config'"),
     a_loop_that_looks_around: (
         f"{AGENT}.agent_loop_config_path",

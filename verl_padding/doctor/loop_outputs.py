@@ -59,7 +59,15 @@ def _calls(nodes: list[ast.AST]) -> list[ast.Call]:
 
 
 def _given(call: ast.Call) -> set[str | None]:
-    return {keyword.arg for keyword in call.keywords}
+    """Fields of an output, without `extra_fields` that certainly have nothing of the server's."""
+    return {each.arg for each in call.keywords if each.arg != "extra_fields" or not _lacks_weights(each.value)}
+
+
+def _lacks_weights(extra: ast.expr) -> bool:
+    if not isinstance(extra, ast.Dict):
+        return False
+    keys = [key.value if isinstance(key, ast.Constant) else None for key in extra.keys]
+    return None not in keys and "min_global_steps" not in keys
 
 
 def _gets_more(call: ast.Call) -> bool:
