@@ -249,10 +249,10 @@ CANNOT_START: Reasons = {
     a_loop_that_takes_no_more: (f"{AGENT}.agent_loop_config_path", "run() takes no argument 'index'"),
     a_loop_that_is_not_awaited: (f"{AGENT}.agent_loop_config_path", "Mine.run is no async function, and verl awaits"),
     a_loop_that_yields: (f"{AGENT}.agent_loop_config_path", "Mine.run has a yield, and verl awaits what it returns"),
-    outputs_without_turns: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add num_turns=2."),
-    outputs_without_metrics: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add metrics={}."),
-    outputs_of_no_known_step: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add extra_fields="),
-    outputs_of_ones_own_fields: (f"{AGENT}.agent_loop_config_path", "a step ends without. Add extra_fields="),
+    outputs_without_turns: (f"{AGENT}.agent_loop_config_path", "a step ends for want of it. Add num_turns=2."),
+    outputs_without_metrics: (f"{AGENT}.agent_loop_config_path", "a step ends for want of it. Add metrics={}."),
+    outputs_of_no_known_step: (f"{AGENT}.agent_loop_config_path", "a step ends for want of it. Add extra_fields="),
+    outputs_of_ones_own_fields: (f"{AGENT}.agent_loop_config_path", "a step ends for want of it. Add extra_fields="),
     a_loop_that_cannot_be_made: (f"{AGENT}.agent_loop_config_path", "__init__() takes no argument 'trainer_config'"),
     a_loop_that_looks_around: (
         f"{AGENT}.agent_loop_config_path",
@@ -393,8 +393,8 @@ def outputs_made_of_a_mapping(machine: Machine) -> list[str]:
 
 
 def outputs_of_a_class_of_ones_own(machine: Machine) -> list[str]:
-    text = LOOP.replace("import AgentLoopBase, AgentLoopOutput", "import AgentLoopBase")
-    return machine.loop(f"from __main__ import AgentLoopOutput\n{text}{SCORED.replace('num_turns=2, ', '')}")
+    text = LOOP.replace("class Mine", "class AgentLoopOutput(AgentLoopOutput):\n    num_turns: int\n\nclass Mine")
+    return machine.loop(text + SCORED.replace("num_turns=2, ", ""))
 
 
 def a_reward_that_is_put_into_a_mapping(machine: Machine) -> list[str]:
@@ -450,7 +450,7 @@ def a_reward_that_is_sometimes_none(machine: Machine) -> list[str]:
 
 UNLIKELY: dict[Kind, tuple[str, ...]] = {
     a_loop_that_no_prompt_takes: ("No prompt is known to name 'base'", "No prompt is known to name 'gone'"),
-    outputs_of_which_one_lacks_its_turns: ("in some place, without a field that a step ends without. Add num_turns=2",),
+    outputs_of_which_one_lacks_its_turns: ("in some place without num_turns; a step with it ends. Add num_turns=2.",),
     a_reward_that_is_sometimes_none: ("in some place compute_score() returns None, of which verl makes no score",),
 }
 """What a job may get through its first step with -> parts of what is said."""

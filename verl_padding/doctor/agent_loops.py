@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_padding.doctor.data_files import names_in_column
 from verl_padding.doctor.entries import entries_of, refuse_bad_entry, refuse_missing_keys
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
-from verl_padding.doctor.loop_outputs import OUTPUT, fields_left_out
+from verl_padding.doctor.loop_outputs import OUTPUT, WRITTEN, fields_left_out
 from verl_padding.doctor.named_objects import file_of, module_and_name, parsed
 from verl_padding.doctor.returned import gives_nothing_to_await, is_generator
 from verl_padding.doctor.signatures import class_of_target, lacks_attribute, method, refuse_call
@@ -248,11 +248,11 @@ def _outputs(path: str, target: str) -> Iterator[Finding]:
     if found is None or target.startswith(OF_VERL):
         return
     for field, is_certain in fields_left_out(parsed(found[0]), found[1]):
-        told = f"{path}: {target}: makes AgentLoopOutput"
+        told, written = f"{path}: {target}: makes {OUTPUT}(..)", WRITTEN.get(field, field)
         if is_certain:
-            yield wrong(LOOPS, f"{told} without a field that a step ends without. Add {field}.")
+            yield wrong(LOOPS, f"{told} without {field}, and a step ends for want of it. Add {written}.")
         else:
-            yield warning(LOOPS, f"{told}, in some place, without a field that a step ends without. Add {field}.")
+            yield warning(LOOPS, f"{told} in some place without {field}; a step with it ends. Add {written}.")
 
 
 def _default(config: DictConfig, known: dict[str, str]) -> Finding:

@@ -23,7 +23,7 @@ def fields_left_out(module: ast.Module, loop: ast.ClassDef) -> Iterator[tuple[st
     """Fields that a loop gives some of its outputs none of.
 
     Yields:
-        How to give the field, and whether it is certain that all its outputs lack it.
+        The name of the field, and whether it is certain that all its outputs lack it.
     """
     nodes = list(ast.walk(module))
     if not _is_of_verl(nodes, OUTPUT):
@@ -33,7 +33,7 @@ def fields_left_out(module: ast.Module, loop: ast.ClassDef) -> Iterator[tuple[st
     for field in (*_required(), *READ_LATER):
         lacking = [call for call in own if not _gets_more(call) and field not in _given(call)]
         if lacking and not _may_be_set_later(nodes, field):
-            yield WRITTEN.get(field, field), makes_all and all(field not in _given(call) for call in calls)
+            yield field, makes_all and all(field not in _given(call) for call in calls)
 
 
 def _required() -> list[str]:
