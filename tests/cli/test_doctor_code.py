@@ -274,7 +274,7 @@ CANNOT_START: Reasons = {
     a_reward_of_text: ("reward.custom_reward_function.path", "compute_score() returns a text, and verl takes a number"),
     a_reward_of_another_key: (
         "reward.custom_reward_function.path",
-        "returns a mapping of reward, a mapping of right, and verl takes a number, or a mapping with the key 'score'",
+        "returns a mapping of reward, a mapping of right, and verl takes a number, or a mapping with 'score'",
     ),
     a_reward_that_needs_more: (
         "reward.custom_reward_function.path",

@@ -66,7 +66,7 @@ def _function(config: DictConfig) -> Iterator[Finding]:
             found = warning(
                 setting,
                 f"{told}: in some place {name}() returns {', '.join(sorted(kinds))}, of which verl makes no score: it "
-                f"takes a number, or a mapping with the key {SCORE!r}. Correct the return.",
+                f"takes a number, or a mapping with {SCORE!r}. Correct the return.",
             )
     yield found
 
@@ -91,7 +91,7 @@ def _refuse_as_verl_calls(config: DictConfig, path: str, name: str) -> None:
     kinds, is_all = _no_scores_of(path, name)
     if kinds and is_all:
         raise LookupError(
-            f"{name}() returns {', '.join(sorted(kinds))}, and verl takes a number, or a mapping with the key {SCORE!r}"
+            f"{name}() returns {', '.join(sorted(kinds))}, and verl takes a number, or a mapping with {SCORE!r}"
         )
     manager = config.reward.reward_manager.name
     if isinstance(function, ast.AsyncFunctionDef) and manager in WAITS_FOR_NONE:
