@@ -447,6 +447,7 @@ def test_a_file_that_hides_a_module_of_pythons_own_is_named(tmp_path, monkeypatc
     for file in (package / "__init__.py", tmp_path / "os.py", tmp_path / "letters.py"):
         file.touch()
     (tmp_path / "json").mkdir()  # a folder that is no package hides nothing
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
     failure = wrong("entry point", "failed", details="AttributeError: module 'queue' has no attribute 'LifoQueue'")
     (found,) = hidden_modules([failure])
