@@ -133,13 +133,14 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_g
     engine = Engine()
     share_in(engine)
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
-    engine.prepare_model_inputs(micro_batch=micro_batch)
+    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
     weight = torch.tensor(2.0, requires_grad=True)
     outputs = engine.prepare_model_outputs(
-        output=weight, output_args={}, micro_batch=micro_batch, logits_processor_func=None
+        output=weight, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
     )
-    for seen in engine.seen:
-        assert [row.tolist() for row in seen["input_ids"].unbind()] == [CHAIN[1], CHAIN[3], CHAIN[4]]
+    of_inputs, of_outputs = engine.seen
+    assert of_inputs is of_outputs, "selecting rows takes as long as the loss"
+    assert [row.tolist() for row in of_inputs["input_ids"].unbind()] == [CHAIN[1], CHAIN[3], CHAIN[4]]
     assert [row.tolist() for row in outputs["log_probs"].unbind()] == [[2.0 * id for id in row] for row in CHAIN]
     assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
     assert outputs["log_probs_of_nothing"] is None
@@ -164,9 +165,9 @@ def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
         share_in(engine)
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
     for engine in (actor, critic):
-        engine.prepare_model_inputs(micro_batch=micro_batch)
+        _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
         outputs = engine.prepare_model_outputs(
-            output=torch.tensor(1.0), output_args={}, micro_batch=micro_batch, logits_processor_func=None
+            output=torch.tensor(1.0), output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
         )
         assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
 

@@ -82,17 +82,14 @@ def attention_of_packed_rows(
 
     Returns: (1, tokens, heads, size of a head).
     """
-    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
     ends = [*(position_ids.flatten() == 0).nonzero().flatten().tolist(), query_length]
-    rows = [
+    lengths = [end - start for start, end in pairwise(ends)]
+    # Not slices: the gradient of each would be as long as all rows together.
+    rows = zip(*(states.transpose(1, 2).split(lengths, dim=2) for states in (query, key, value)), strict=True)
+    attended = [
         torch.nn.functional.scaled_dot_product_attention(
-            query[:, :, start:end],
-            key[:, :, start:end],
-            value[:, :, start:end],
-            is_causal=True,
-            scale=softmax_scale,
-            enable_gqa=query.shape[1] != key.shape[1],
+            *row, is_causal=True, scale=softmax_scale, enable_gqa=query.shape[2] != key.shape[2]
         )
-        for start, end in pairwise(ends)
+        for row in rows
     ]
-    return torch.cat(rows, dim=2).transpose(1, 2).contiguous()
+    return torch.cat(attended, dim=2).transpose(1, 2).contiguous()

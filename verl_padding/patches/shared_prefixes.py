@@ -31,6 +31,8 @@ SHARES = "_verl_padding_shares"
 """Attribute of an engine's method that is wrapped already."""
 TIPS = "tip_of_rows"
 """Non-tensor data of a micro-batch: the number of each row's tip in it."""
+COMPUTED = "computed_rows"
+"""Key of what an engine keeps of a micro-batch's inputs for its outputs: the rows that are computed, selected once."""
 
 
 def tips_of(data: TensorDict) -> tuple[int, ...]:
@@ -107,7 +109,12 @@ def _of_tips(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
         tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
-        return prepare(self, micro_batch=micro_batch if tip_R is None else _tips(micro_batch, tip_R))
+        if tip_R is None:
+            return prepare(self, micro_batch=micro_batch)
+        tips = _tips(micro_batch, tip_R)
+        inputs, output_args = prepare(self, micro_batch=tips)
+        output_args[COMPUTED] = tips
+        return inputs, output_args
 
     return prepare_model_inputs
 
@@ -118,7 +125,7 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, Any]:
         tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
-        computed = micro_batch if tip_R is None else _tips(micro_batch, tip_R)
+        computed = micro_batch if tip_R is None else output_args[COMPUTED]
         outputs: dict[str, Any] = prepare(self, output, output_args, computed, logits_processor_func)
         if tip_R is None:
             return outputs
