@@ -266,7 +266,7 @@ def _measured_costs(it: Figures) -> Iterator[Quote]:
     shares = [
         it["clock_s"] * took["micro_batches"] / took["update"]
         for sides in it["mixes"].values()
-        for took in sides["plan's packer, timed"]
+        for took in sides["plan's packer, measured costs"]
     ]
     yield Quote(
         "docs/timing.md",
