@@ -5,6 +5,8 @@ Everything that deals rows reckons with costs that add up. Where a micro-batch o
 known. So a few fills T are tried, from the token budget down by halves. For each, rows are priced for a micro-batch of
 T tokens and dealt with T in the place of the budget; what the layout really costs decides. A row longer than T is alone
 in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits beside it.
+
+A cost that does not know yet what depends on the fill may ask for one: then that fill alone is planned.
 """
 
 from __future__ import annotations
