@@ -18,6 +18,8 @@ LETTERS = 8
 """A part of a message with fewer letters of its own would be found anywhere."""
 
 TOLD_BY = {
+    "Ping failed, invalid value returned from server": None,  # torch's, in C++
+    "EADDRINUSE": None,
     "Token authentication is enabled for this Ray cluster": "ray/_private/authentication/authentication_token_setup.py",
     "Disabled critic as algorithm.adv_estimator != gae": "verl/trainer/ppo/utils.py",
     "<> engine is not available": "verl/workers/engine/__init__.py",

@@ -72,6 +72,8 @@ def _read_for_certain(config: DictConfig, setting: str, rows: int) -> int:
         return 0
     if setting == "data.val_files":
         return rows
+    if data.train_batch_size < 1:
+        return 0  # told as a setting
     steps, epoch = config.trainer.total_training_steps, rows // data.train_batch_size
     return int(data.train_batch_size * (epoch if steps is None else min(steps, epoch)))
 
