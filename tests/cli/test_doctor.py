@@ -179,12 +179,9 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
 @pytest.fixture(scope="module")
 def broken(job) -> dict[str, tuple[int, str]]:
     """Module that cannot be imported -> what a padded job is told. Each process of its own takes seconds."""
-    early, late = "wrapt", ("verl_padding.entry.hydra_search_path", "verl_padding.verl_job.job_reader")
-    found = {}
-    for modules in ((early,), late):
-        without = "".join(f"sys.modules[{module!r}] = None\n" for module in modules)
-        found |= dict.fromkeys(modules, run_doctor(*job, FLAG, before=f"import sys\n{without}", RAY_ADDRESS="local"))
-    return found
+    modules = ("wrapt", "verl_padding.entry.hydra_search_path", "verl_padding.verl_job.job_reader")
+    before = "import sys\nsys.modules[{!r}] = None\n"
+    return {each: run_doctor(*job, FLAG, before=before.format(each), RAY_ADDRESS="local") for each in modules}
 
 
 @pytest.mark.parametrize(
