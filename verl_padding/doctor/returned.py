@@ -112,7 +112,7 @@ def _values(function: Function, value: ast.expr) -> list[ast.expr]:
 def _set_to(node: ast.AST, name: str) -> list[ast.expr]:
     """Values that a plain assignment gives a name."""
     match node:
-        case ast.AnnAssign(target=ast.Name(id=target), value=value) if target == name and value is not None:
+        case ast.AnnAssign(target=ast.Name(id=annotated), value=value) if annotated == name and value is not None:
             return [value]
         case ast.Assign(targets=targets, value=value):
             found: list[ast.expr] = []
