@@ -206,7 +206,7 @@ def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_and_says
     monkeypatch.setattr(tq_interface, "_TQ_CONTROLLER", None)
     monkeypatch.setattr(tq_interface, "TransferQueueController", new)
     monkeypatch.setattr(tq_interface.ray, "get_actor", ended)
-    with pytest.raises(PaddingDataError, match=r"^no TransferQueue is running in this Ray cluster.*start the job"):
+    with pytest.raises(PaddingDataError, match=r"^no TransferQueue is running in the Ray cluster at .*start the job"):
         asks()
 
 

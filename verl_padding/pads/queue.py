@@ -155,8 +155,9 @@ def _client() -> Any:
     # TransferQueue's own init would make a queue where there is none any more.
     if not is_connected() and not tq_interface._init_from_existing():
         raise PaddingDataError(
-            "no TransferQueue is running in this Ray cluster, so that rows can be neither read nor put. Call "
-            "transfer_queue.init() first, as verl's trainers do; if it was running, start the job again."
+            f"no TransferQueue is running in the Ray cluster at {ray.get_runtime_context().gcs_address}, so that rows "
+            "can be neither read nor put. Call init() of transfer_queue first, as verl's trainers do; if it was running, "
+            "start the job again."
         )
     return tq.get_client()
 
