@@ -156,8 +156,8 @@ def _client() -> Any:
     if not is_connected() and not tq_interface._init_from_existing():
         raise PaddingDataError(
             f"no TransferQueue is running in the Ray cluster at {ray.get_runtime_context().gcs_address}, so that rows "
-            "can be neither read nor put. Call init() of transfer_queue first, as verl's trainers do; if it was running, "
-            "start the job again."
+            "can be neither read nor put. Call init() of transfer_queue first, as verl's trainers do; if it was "
+            "running, start the job again."
         )
     return tq.get_client()
 
