@@ -66,11 +66,12 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:
-    """Prompts of a batch and of a mini-batch, and sessions of a prompt."""
+    """Prompts of a batch and of a mini-batch, sessions of a prompt, and the token budget of a micro-batch."""
 
     prompts: int = PROMPTS
     sessions: int = SESSIONS
     mini_prompts: int = MINI_PROMPTS
+    budget: int = BUDGET
 
     @property
     def mini_rows(self) -> int:
@@ -134,7 +135,8 @@ def put_lengths(lengths: Sequence[tuple[int, int]], keys: list[str]) -> KVBatchM
     )
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, hidden: int = HIDDEN, context: int = BUDGET) -> Path:
+    """A Qwen2 of two layers of random weights, for rows of at most so many tokens."""
     import transformers
 
     from verl_padding.local.tiny_models import make_byte_tokenizer
@@ -142,12 +144,12 @@ def make_model(folder: Path) -> Path:
     tokenizer = make_byte_tokenizer()
     config = transformers.Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=4 * HIDDEN,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
         num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=4,
-        max_position_embeddings=BUDGET,
+        max_position_embeddings=context,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -292,7 +294,7 @@ def planned_update(
         updates={
             "actor": Update(
                 dp_size=RANKS,
-                token_budget=BUDGET,
+                token_budget=size.budget,
                 prompts_per_mini_batch=size.mini_prompts,
                 cost_model=cost_model,
             )
