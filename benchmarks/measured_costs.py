@@ -4,12 +4,13 @@
 
 Three mixes of rows on two ranks of a CPU, where torch's attention computes all pairs of tokens of a micro-batch and
 verl's formula is wrong: the long-tailed rows of ``long_tailed.jsonl``, short ones, and short ones with a few as long as
-the budget. Sides: stock verl with its trainer's own balancing and pads; ``padding=prompt`` with verl's packer, with the
-plan's, and with the plan's and measured costs. The last one learns in updates before those that are reported. The sides
-take turns, each on the same rows, put anew.
+the budget. Sides: stock verl with its trainer's own balancing and pads, at the number of optimizer steps that the same
+settings give it there, twice the plan's; ``padding=prompt`` with verl's packer, with the plan's, and with the plan's
+and measured costs. The last one learns in updates before those that are reported. Two more show what fuller and emptier
+micro-batches take, whatever was learned: those of half and of a quarter of the token budget. The sides take turns, each
+on the same rows, put anew.
 
-*The clock*: what it takes for a micro-batch, on an engine that computes nothing, by the seconds of a micro-batch; and
-the plan's side once more, with ``padding.timing=true``: its update over the one without, mostly noise.
+*The clock*: what it takes for a micro-batch, on an engine that computes nothing, by the seconds of a micro-batch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -46,6 +48,7 @@ from tests.support.cluster import ray_and_queue
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.patches import micro_batch_clock
 from verl_padding.plan import COST_MODELS
+from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.row_keys import row_key
 from verl_padding.timing.laps import TimedStep
 from verl_padding.timing.learned_costs import LearnedCosts
@@ -53,10 +56,14 @@ from verl_padding.timing.learned_costs import LearnedCosts
 STOCK = Side(name="stock verl", strategy=None)
 VERLS = Side(name="verl's packer", strategy="prompt")
 PLANS = Side(name="plan's packer", strategy="prompt", packer="plan")
-TIMED = Side(name="plan's packer, timed", strategy="prompt", packer="plan")
+HALF = Side(name="plan's packer, half fill", strategy="prompt", packer="plan")
+QUARTER = Side(name="plan's packer, quarter fill", strategy="prompt", packer="plan")
 MEASURED = Side(name="plan's packer, measured costs", strategy="prompt", packer="plan")
-SIDES = (STOCK, VERLS, PLANS, TIMED, MEASURED)
-LEARNING = 4
+SIDES = (STOCK, VERLS, PLANS, HALF, QUARTER, MEASURED)
+ABOUT = MeasuredCost(handling_s=0.02, per_token_s=2e-4, per_square_s=0.0, per_pair_s=5e-8)
+"""What rows are priced by where the fill is given: it only balances the ranks."""
+FIXED = {HALF: replace(ABOUT, trial_fill=BUDGET // 2), QUARTER: replace(ABOUT, trial_fill=BUDGET // 4)}
+LEARNING = 5
 """Updates of the last side before those that are reported."""
 
 
@@ -127,7 +134,7 @@ def clock_seconds(rows: int = 64, micro_batches: int = 100, repeats: int = 9) ->
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 3,
     keep: Keep = False,
     as_json: AsJson = False,
 ) -> None:
@@ -160,7 +167,7 @@ def main(
     clock_s = clock_seconds()
     for mix, sides in told.items():
         _show(mix, sides, costs[mix])
-        timed = sides[TIMED.name]
+        timed = sides[MEASURED.name]
         share = clock_s * timed[-1]["micro_batches"] / statistics.median(took["update"] for took in timed)
         console.print(f"the clock's own seconds: {share:.3%} of an update")
     tell({"mixes": told, "costs": costs, "clock_s": clock_s}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
@@ -174,10 +181,7 @@ def _update(workers: Any, batch: KVBatchMeta, side: Side, learned: LearnedCosts,
         return stock_update(workers, batch, SIZE)
     if side is MEASURED:
         return _learning_update(workers, batch, learned, step)
-    took = planned_update(workers, batch, side, SIZE, timed=side is TIMED)
-    if side is TIMED:
-        workers.execute_with_func_generator(micro_batch_clock.read_in_worker)
-    return took
+    return planned_update(workers, batch, side, SIZE, FIXED.get(side))
 
 
 def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, step: int) -> dict[str, float]:
@@ -185,7 +189,9 @@ def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, st
     took = planned_update(workers, batch, MEASURED, SIZE, _cost(learned), timed=True)
     answer = workers.execute_with_func_generator(micro_batch_clock.read_in_worker)
     laps = list(answer.non_tensor_batch[micro_batch_clock.LAPS])
-    learned.learn(TimedStep(step=step, keys=keys, laps=laps), {"actor": COST_MODELS["attention"]})
+    timed = TimedStep(step=step, keys=keys, laps=laps)
+    for said in learned.learn(timed, {"actor": COST_MODELS["attention"]}, ["actor"]):
+        console.print(said)
     return took
 
 
@@ -215,7 +221,7 @@ def _show(mix: str, sides: dict[str, list[dict[str, float]]], cost: dict[str, fl
             for name, rounds in sides.items()
         ],
     )
-    console.print(f"the clock: {ratios(TIMED.name, PLANS.name)} of an update without it; learned: {cost}")
+    console.print(f"learned: {cost}")
 
 
 if __name__ == "__main__":

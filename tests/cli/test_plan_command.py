@@ -298,7 +298,7 @@ def test_the_cost_may_be_what_a_job_has_measured(tmp_path):
     write_rows(path)
     costs = LearnedCosts()
     laps = [lap(rank, 0, 1.0 + tokens, 1.0 + tokens, (tokens,)) for rank in (0, 1) for tokens in range(1, 9)]
-    costs.learn(TimedStep(step=1, keys=[], laps=laps), {"actor": COST_MODELS["attention"]})
+    costs.learn(TimedStep(step=1, keys=[], laps=laps), {"actor": COST_MODELS["attention"]}, [])
     costs.write(checkpoint)
     by_clock, by_formula = (plan_of(path, *SHAPE, "--cost-model", name) for name in (checkpoint, "attention"))
     assert by_clock["figures"]["over_lower_bound"] != by_formula["figures"]["over_lower_bound"]

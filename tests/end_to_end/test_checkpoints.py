@@ -124,7 +124,7 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
     if LEARNS in mode:
         for step in (SAVED, KILLED, LAST):
             said = json.loads((checkpoints / f"global_step_{step}" / COSTS).read_text())
-            assert {name: len(call["seen"]) for name, call in said.items()} == dict.fromkeys(LEARNED, step), (
+            assert {name: len(call["steps"]) for name, call in said.items()} == dict.fromkeys(LEARNED, step), (
                 "a resumed job goes on with what was learned before"
             )
         learned = LearnedCosts.read(checkpoints / f"global_step_{LAST}" / COSTS)

@@ -47,6 +47,18 @@ def test_coefficients_are_found_from_noisy_seconds_with_stragglers(true: Measure
     assert max(errors) < 0.15
 
 
+def test_a_slow_rank_is_told_from_costly_rows_where_only_the_slowest_ranks_seconds_are_known():
+    true, draw = MeasuredCost(handling_s=0.01, per_token_s=1e-5, per_square_s=2e-9, per_pair_s=0.0), random.Random(5)
+    seen = []
+    for _ in range(200):
+        tokens_D = tuple(drawn_micro_batches(draw, 4))
+        seconds_D = true.seconds(tokens_D) * [1.0, 1.5, 1.0, 1.0]
+        seen.append(Measurement.of(noisy(max(seconds_D), draw, 0.03), tokens_D))
+    found = fit_cost(seen)
+    assert found is not None
+    assert found.per_square_s / found.per_token_s == pytest.approx(true.per_square_s / true.per_token_s, rel=0.1)
+
+
 def test_the_same_measurements_give_the_same_coefficients():
     draw = random.Random(0)
     seen = [Measurement.of(draw.random(), [rows]) for rows in drawn_micro_batches(draw, 50)]
@@ -105,6 +117,26 @@ def test_a_plan_for_costs_that_do_not_add_up_is_a_whole_plan_within_the_budget(s
         for rank in range(ranks):
             for held in layout.micro_batches(mini_batch, rank):
                 assert sum(rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in held) <= 8192
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), ranks=st.sampled_from([1, 2, 4]), fill=st.integers(1, 20000))
+def test_micro_batches_of_a_trial_are_as_full_as_it_says_but_for_long_rows_and_never_over_the_budget(seed, ranks, fill):
+    draw = random.Random(seed)
+    rows = drawn_rows(draw, draw.randint(ranks, 60))
+    job = job_of(replace(ON_A_GPU, trial_fill=fill), ranks=ranks, budget=8192)
+    layout = plan_batch(rows, job).layouts["actor"]
+    most = min(max(fill, int(np.mean(rows.tokens_R))), 8192)
+    counts = set()
+    for mini_batch in range(layout.n_mini_batches):
+        counts.add(tuple(len(layout.micro_batches(mini_batch, rank)) for rank in range(ranks)))
+        for rank in range(ranks):
+            for held in layout.micro_batches(mini_batch, rank):
+                tokens = [rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in held]
+                # A row longer than the fill counts as long as it, and a pad may have to stand beside it.
+                assert sum(min(each, most) for each in tokens) <= most
+                assert sum(tokens) <= 8192
+    assert all(len(set(count)) == 1 for count in counts), "ranks meet at each micro-batch"
 
 
 def test_where_tokens_of_a_micro_batch_meet_it_is_kept_small_and_the_step_is_shorter():

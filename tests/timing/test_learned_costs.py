@@ -103,7 +103,7 @@ def learn(seconds: Seconds, steps: int, *, told_apart: bool = True) -> tuple[Lea
     for step in range(1, steps + 1):
         rows = rows_of_step(step)
         plan = plan_batch(rows, job_of(costs.cost_of("actor")))
-        told += costs.learn(timed_step(step, plan, rows, seconds, told_apart=told_apart), FORMULAS)
+        told += costs.learn(timed_step(step, plan, rows, seconds, told_apart=told_apart), FORMULAS, FORMULAS)
     return costs, told
 
 
@@ -144,8 +144,63 @@ def test_after_ten_steps_the_plan_is_within_three_percent_of_one_that_knows_the_
 def test_the_plan_changes_over_when_the_fit_has_been_better_and_says_so_once():
     costs, told = learn(TRUE["quadratic"], 4)
     assert costs.cost_of("actor") is not None
-    assert len(told) == 1
-    assert told[0].startswith("from step 3 on, actor is planned by measured costs: over the last 1 step measured costs")
+    changed = [each for each in told if "is planned by" in each]
+    assert len(changed) == 1
+    assert changed[0].startswith("from step 3 on, actor is planned by measured costs: over 2 steps measured costs were")
+
+
+def micro_batches_beside_the_formulas(seconds: Seconds, steps: int, cut_by_plan=FORMULAS) -> tuple[list[float], str]:
+    """How many times as many micro-batches each step had as by the formula, and what was said."""
+    costs, ratios, told = LearnedCosts(), [], []
+    for step in range(1, steps + 1):
+        rows = rows_of_step(step)
+        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor"), None))
+        ratios.append(plan.layouts["actor"].n_micro_batches / by_formula.layouts["actor"].n_micro_batches)
+        told += costs.learn(timed_step(step, plan, rows, seconds, told_apart=True), FORMULAS, cut_by_plan)
+    return ratios, "\n".join(told)
+
+
+def test_where_all_micro_batches_were_as_full_one_step_tries_half_of_it_and_says_so_and_no_later_one_does():
+    ratios, told = micro_batches_beside_the_formulas(TRUE["dense"], 20)
+    assert [step for step, ratio in enumerate(ratios, start=1) if ratio > 1.2] == [3]
+    assert told.count(" tries ") == 1
+    assert "step 3 tries micro-batches of " in told
+
+
+def test_what_a_step_has_tried_is_not_forgotten_when_all_others_are_as_full_again():
+    ratios, _ = micro_batches_beside_the_formulas(TRUE["quadratic"], 20)
+    assert min(ratios[3:]) > 1.8
+
+
+def test_where_the_plan_does_not_cut_micro_batches_no_step_tries_another_fill():
+    _, told = micro_batches_beside_the_formulas(TRUE["dense"], 4, cut_by_plan=())
+    assert " tries " not in told
+
+
+def test_where_micro_batches_differ_in_fill_no_step_needs_to_try():
+    costs, told = LearnedCosts(), []
+    for step in range(1, 4):
+        rows = rows_of_step(step)
+        plans = [plan_batch(rows, job_of(cost)) for cost in (None, QUARTER_FILL)]
+        timed = [timed_step(step, plan, rows, TRUE["dense"], told_apart=True) for plan in plans]
+        both = replace(timed[0], laps=[lap for each in timed for lap in each.laps])
+        told += costs.learn(both, FORMULAS, FORMULAS)
+    assert " tries " not in "\n".join(told)
+
+
+QUARTER_FILL = MeasuredCost(
+    handling_s=0.01, per_token_s=1e-5, per_square_s=2e-9, per_pair_s=0.0, trial_fill=BUDGET // 4
+)
+
+
+def test_a_step_that_is_to_try_another_fill_does_so_after_a_restart(tmp_path: Path):
+    costs, _ = learn(TRUE["dense"], 2)
+    costs.write(tmp_path / FILE)
+    resumed = LearnedCosts.read(tmp_path / FILE)
+    cost = resumed.cost_of("actor")
+    assert cost == costs.cost_of("actor")
+    assert cost is not None
+    assert cost.trial_fill > 0
 
 
 def test_where_the_formula_is_right_it_stays():
@@ -159,7 +214,7 @@ def test_where_the_formula_is_right_it_stays():
         rows = rows_of_step(step)
         timed = timed_step(step, plan_batch(rows, job_of(None)), rows, as_foretold, told_apart=True)
         exact = replace(timed, laps=[replace(lap, busy_s=as_foretold(lap.computed_tokens)) for lap in timed.laps])
-        costs.learn(exact, FORMULAS)
+        costs.learn(exact, FORMULAS, FORMULAS)
     cost = costs.cost_of("actor")
     if cost is not None:  # as good as the formula, to rounding
         tokens = np.arange(2, 4096, 100)
@@ -175,7 +230,7 @@ def test_costs_are_the_same_after_they_were_saved(tmp_path: Path):
         for step in range(4, 7):
             rows = rows_of_step(step)
             plan = plan_batch(rows, job_of(each.cost_of("actor")))
-            each.learn(timed_step(step, plan, rows, TRUE["quadratic"], told_apart=True), FORMULAS)
+            each.learn(timed_step(step, plan, rows, TRUE["quadratic"], told_apart=True), FORMULAS, FORMULAS)
     assert costs.cost_of("actor") == resumed.cost_of("actor") is not None
     assert costs.fitted() == resumed.fitted()
 
@@ -197,8 +252,10 @@ def test_no_step_is_much_slower_than_by_the_formula_and_what_was_gained_stays(ra
         rows = rows_of_step(step, n_rows)
         plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor"), None))
         ratios.append(time_of(plan, rows, TRUE[name]) / time_of(by_formula, rows, TRUE[name]))
-        costs.learn(timed_step(step, plan, rows, TRUE[name], told_apart=False), FORMULAS)
-    # Equally full micro-batches tell little: one step may try others that are too empty, and show that they are.
-    assert max(ratios) < 1.12
+        costs.learn(timed_step(step, plan, rows, TRUE[name], told_apart=False), FORMULAS, FORMULAS)
+    # Equally full micro-batches tell little: one step tries half as full ones, whatever a micro-batch takes by itself.
+    tried = max(ratios)
+    assert tried < 1.55
+    assert max(ratio for ratio in ratios if ratio != tried) < 1.12
     assert ratios[-1] < 1.02
     assert ratios[-1] < min(ratios) + 0.15, "a gain was given up"

@@ -19,6 +19,8 @@ OUTLIER = 1.5
 """Residuals beyond this many times the typical one count less, the farther the less (Huber 1964)."""
 FEW = 0.1
 """Share of the measured micro-batches that are left out of the emptiest ones, such as those of pads alone."""
+STEADY = 4
+"""A rank's pace is held to be the others', as firmly as this many micro-batches would say it."""
 LEAST_LAPS = 8
 """Fewer say too little for four coefficients."""
 
@@ -48,6 +50,9 @@ class MeasuredCost:
 
     least_fill: int = 0
     """Half the tokens of the emptiest micro-batches that were measured: of emptier ones nothing is known."""
+
+    trial_fill: int = 0
+    """Tokens of the micro-batches that a plan is to try, whatever they cost; 0 for a plan that chooses."""
 
     fill: int = 0
     """Tokens of the micro-batch that a row is priced for; 0 for a row alone."""
@@ -83,6 +88,10 @@ class MeasuredCost:
         """Seconds of micro-batches, from the tokens of their computed rows."""
         return _terms([(sum(t), sum(n * n for n in t)) for t in tokens_K]) @ np.array(astuple(self)[:4])
 
+    def foretold(self, measurement: Measurement) -> float:
+        """Seconds of the slowest rank of a measurement."""
+        return float((_terms(measurement.sums_D) @ np.array(astuple(self)[:4])).max())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -100,26 +109,36 @@ class Measurement:
         """From the tokens of each rank's computed rows."""
         return cls(seconds=seconds, sums_D=tuple((sum(t), sum(n * n for n in t)) for t in tokens_D))
 
+    @property
+    def fill(self) -> int:
+        """Tokens of the rank that has most."""
+        return max(tokens for tokens, _ in self.sums_D)
+
 
 def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
     """The coefficients that foretell the measurements best; None if they say too little.
 
     Non-negative least squares of relative residuals. Stragglers count less: weights are Huber's, from the median of the
     absolute residuals. Where only the slowest rank's seconds are known, each round takes them for the rank that the
-    last round holds to be the slowest. The same measurements give the same coefficients.
+    last round holds to be the slowest, by its rows and by its pace: a node may be slower than others, and its seconds
+    are not to be put down to what the rows of another rank cost. The same measurements give the same coefficients.
     """
     known = [each for each in measurements if each.seconds > 0]
     if len(known) < LEAST_LAPS:
         return None
-    seconds = np.array([each.seconds for each in known])
-    terms_ND = [_terms(each.sums_D) for each in known]
-    # At first, the rank with the most tokens.
-    terms = np.array([terms_D[terms_D[:, 1].argmax()] for terms_D in terms_ND])
-    weights, best = np.ones(len(known)), np.zeros(4)
+    seconds, number_N = np.array([each.seconds for each in known]), np.arange(len(known))
+    terms_ND = np.zeros((len(known), max(len(each.sums_D) for each in known), 4))  # ranks that there were not take none
+    for number, each in enumerate(known):
+        terms_ND[number, : len(each.sums_D)] = _terms(each.sums_D)
+    slowest_N = terms_ND[:, :, 1].argmax(axis=1)  # at first, the rank with the most tokens
+    pace_D, weights, best = np.ones(terms_ND.shape[1]), np.ones(len(known)), np.zeros(4)
     for _ in range(ROUNDS):
-        best = _non_negative(terms / seconds[:, None], np.ones(len(known)), weights)
-        terms = np.array([terms_D[(terms_D @ best).argmax()] for terms_D in terms_ND])
-        residual = np.abs(terms @ best / seconds - 1)
+        terms = terms_ND[number_N, slowest_N]
+        best = _non_negative(terms * (pace_D[slowest_N] / seconds)[:, None], np.ones(len(known)), weights)
+        pace_D = _paces(seconds / np.maximum(terms @ best, 1e-12), slowest_N, pace_D)
+        foretold_ND = terms_ND @ best * pace_D
+        slowest_N = foretold_ND.argmax(axis=1)
+        residual = np.abs(foretold_ND[number_N, slowest_N] / seconds - 1)
         typical = OUTLIER * max(float(np.median(residual)) / 0.6745, 1e-9)  # of a normal distribution
         weights = np.minimum(1.0, typical / np.maximum(residual, 1e-12))
     if not best[1:].any():
@@ -130,7 +149,7 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
         per_token_s=per_token,
         per_square_s=per_square,
         per_pair_s=per_pair,
-        least_fill=int(np.quantile([max(tokens for tokens, _ in each.sums_D) for each in known], FEW)) // 2,
+        least_fill=int(np.quantile([each.fill for each in known], FEW)) // 2,
     )
 
 
@@ -141,6 +160,21 @@ def micro_batch_cost(cost_model: CostModel, tokens_I: Sequence[int]) -> int:
     if isinstance(cost_model, MeasuredCost):
         cost += cost_model.together(tokens) + cost_model.handling
     return cost
+
+
+def _paces(ratio_N: Floats, slowest_N: Int64s, pace_D: Floats) -> Floats:
+    """How many times as long as the mean rank each one takes for the same rows.
+
+    Args:
+        ratio_N: of each measurement, its seconds over those foretold for its slowest rank.
+        slowest_N: the slowest rank of each.
+        pace_D: the paces so far, which stay for a rank that is never the slowest.
+    """
+    paces = pace_D.copy()
+    for rank in np.unique(slowest_N):
+        ratios = ratio_N[slowest_N == rank]
+        paces[rank] = (STEADY + len(ratios) * np.median(ratios)) / (STEADY + len(ratios))
+    return paces / paces.mean()
 
 
 def _terms(sums_K: Sequence[tuple[int, int]]) -> Floats:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +15,82 @@ import numpy as np
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
-from verl_padding.plan.measured_cost import NANOSECONDS, MeasuredCost, Measurement, fit_cost, micro_batch_cost
+from verl_padding.plan.measured_cost import FEW, MeasuredCost, Measurement, fit_cost, micro_batch_cost
 from verl_padding.timing.laps import Lap, TimedStep
 
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
 WINDOW = 8
 """Steps that a fit looks back, and over which its errors are compared with the formula's."""
+LEAST_STEPS = 2
+"""Fewer change no plan: the first one also warms up."""
 MOST = 4096
 """Measurements of a call that a fit takes from its window; of more, an even share."""
 
 
-Foretold = tuple[float, float, float]
-"""Seconds of a micro-batch, those that the fit of the steps before foretold, and its cost by the formula."""
+@dataclass(frozen=True)
+class _Seen:
+    """A micro-batch that was measured."""
+
+    measured: Measurement
+    by_formula: float
+    """Its cost by the formula."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The micro-batches of a step that were measured."""
+
+    seen: Sequence[_Seen]
+
+    @cached_property
+    def fullness(self) -> int:
+        """Which power of two the median of the fills has reached."""
+        return int(np.median([each.measured.fill for each in self.seen])).bit_length()
 
 
 @dataclass
 class _Learned:
     """What is known of one call."""
 
-    seen: deque[list[Measurement]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    foretold: deque[list[Foretold]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Of each step, its micro-batches."""
+    steps: list[_Step] = field(default_factory=list)
+    """Those of the window, and before it the newest of each fullness that the window has none of."""
     fitted: MeasuredCost | None = None
     used: bool = False
+    trial_fill: int = 0
+    """Tokens of a micro-batch of the next step, if that one is to try so many; else 0."""
+    tried: bool = False
+    """Whether there was such a step, or is to be one."""
 
-    def errors(self) -> tuple[float, float]:
-        """How wrong the fits were over the window, and the formula, as shares of the measured seconds.
+    def add(self, step: _Step) -> None:
+        """Takes a step in, and lets those go that are no longer looked at."""
+        self.steps.append(step)
+        window = self.steps[-WINDOW:]
+        kept = {before.fullness: before for before in self.steps[:-WINDOW]}
+        self.steps = [before for fullness, before in kept.items() if all(fullness != it.fullness for it in window)]
+        self.steps += window
 
-        The formula knows no seconds: it is granted one scale for the whole window.
+    def seen(self) -> list[_Seen]:
+        """The micro-batches that a fit takes."""
+        all_seen = [each for step in self.steps for each in step.seen]
+        return all_seen[:: -(-len(all_seen) // MOST)]
+
+    def half_fill(self) -> int:
+        """Half the tokens of the fullest micro-batches, if all were about as full as they; else 0.
+
+        What does not depend on a micro-batch's tokens, what grows with them and what grows with their square is then
+        all the same to a fit.
         """
-        seconds, by_fit, by_formula = np.array([each for step in self.foretold for each in step]).T
-        scaled = by_formula * (seconds.sum() / by_formula.sum())
-        fit, formula = (float(np.abs(told - seconds).sum() / seconds.sum()) for told in (by_fit, scaled))
-        return fit, formula
+        emptiest, fullest = np.quantile([each.measured.fill for each in self.seen()], [FEW, 1 - FEW])
+        return int(fullest) // 2 if 2 * emptiest > fullest else 0
 
 
 class LearnedCosts:
     """What micro-batches of each call cost, by the steps seen so far.
 
-    After each step the fit of the steps before it and the formula both foretell the step's seconds. Once the fit has
-    been the better one, over the steps of the window together, the plan uses it; where the formula is better again,
-    that. The same laps give the same costs.
+    After each step a fit to the micro-batches of the steps so far, and the formula, are held against micro-batches that
+    the fit has not seen. While the fit is the better one, the plan uses it; else the formula. Where all micro-batches
+    were about equally full, one step tries half as full ones. The same laps give the same costs.
     """
 
     def __init__(self) -> None:
@@ -64,35 +99,42 @@ class LearnedCosts:
     def cost_of(self, call: str) -> MeasuredCost | None:
         """The cost that the plan of a call is to use; None for the formula."""
         known = self._learned.get(call)
-        return known.fitted if known is not None and known.used else None
+        if known is None or known.fitted is None or not (known.used or known.trial_fill):
+            return None
+        return replace(known.fitted, trial_fill=known.trial_fill)
 
-    def learn(self, timed: TimedStep, formulas: Mapping[str, CostModel]) -> list[str]:
+    def learn(self, timed: TimedStep, formulas: Mapping[str, CostModel], cut_by_plan: Collection[str]) -> list[str]:
         """Learns from a step.
 
         Args:
             formulas: of each call, what the plan uses while nothing better is known.
+            cut_by_plan: calls whose micro-batches are as full as the plan says.
 
-        Returns: a sentence for each call whose plan changes over.
+        Returns: a sentence for each call whose plan changes over, or that is to try another fill.
         """
         told = []
         for call in timed.calls:
-            laps, known = timed.of_call(call), self._learned[call]
-            groups = _told_together(laps)
-            if known.fitted is not None:
-                known.foretold.append([_foretold(group, known.fitted, formulas[call]) for group in groups])
-            known.seen.append([_measurement(group) for group in groups])
-            seen = [each for step in known.seen for each in step]
-            known.fitted = fit_cost(seen[:: -(-len(seen) // MOST)]) or known.fitted
-            if known.fitted is None or not known.foretold:
+            known = self._learned[call]
+            known.add(_Step([_seen(laps, formulas[call]) for laps in _told_together(timed.of_call(call))]))
+            known.fitted = fit_cost([each.measured for each in known.seen()]) or known.fitted
+            known.trial_fill = 0
+            if known.fitted is None or len(known.steps) < LEAST_STEPS:
                 continue
-            fit, formula = known.errors()
-            if known.used != (fit < formula):
+            errors = _errors(known.seen())
+            if errors is not None and known.used != (errors[0] < errors[1]):
                 known.used = not known.used
                 told.append(
                     f"from step {timed.step + 1} on, {call} is planned by "
-                    f"{'measured costs' if known.used else 'the formula'}: over the last "
-                    f"{counted(len(known.foretold), 'step')} measured costs were off by {fit:.3f}, the formula by "
-                    f"{formula:.3f}"
+                    f"{'measured costs' if known.used else 'the formula'}: over "
+                    f"{counted(len(known.steps), 'step')} measured costs were off by {errors[0]:.3f}, the formula by "
+                    f"{errors[1]:.3f}"
+                )
+            fill = known.half_fill()
+            if fill and call in cut_by_plan and not known.tried:
+                known.trial_fill, known.tried = fill, True
+                told.append(
+                    f"step {timed.step + 1} tries micro-batches of {fill} tokens in {call}: all were about twice as "
+                    "full, which hides what depends on how full they are"
                 )
         return told
 
@@ -102,8 +144,12 @@ class LearnedCosts:
             call: {
                 "cost": None if known.fitted is None else asdict(known.fitted),
                 "used": known.used,
-                "foretold": list(known.foretold),
-                "seen": [[(each.seconds, each.sums_D) for each in step] for step in known.seen],
+                "trial_fill": known.trial_fill,
+                "tried": known.tried,
+                "steps": [
+                    [(each.measured.seconds, each.measured.sums_D, each.by_formula) for each in step.seen]
+                    for step in known.steps
+                ],
             }
             for call, known in self._learned.items()
         }
@@ -134,11 +180,35 @@ class LearnedCosts:
 
 
 def _learned(said: dict[str, Any]) -> _Learned:
-    known = _Learned(fitted=None if said["cost"] is None else MeasuredCost(**said["cost"]), used=bool(said["used"]))
-    known.foretold.extend([(s, fit, formula) for s, fit, formula in step] for step in said["foretold"])
-    for step in said["seen"]:
-        known.seen.append([Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)) for s, sums in step])
-    return known
+    return _Learned(
+        steps=[
+            _Step([_Seen(Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), f) for s, sums, f in step])
+            for step in said["steps"]
+        ],
+        fitted=None if said["cost"] is None else MeasuredCost(**said["cost"]),
+        used=bool(said["used"]),
+        trial_fill=int(said["trial_fill"]),
+        tried=bool(said["tried"]),
+    )
+
+
+def _errors(seen: Sequence[_Seen]) -> tuple[float, float] | None:
+    """How wrong fits are, and the formula, as shares of the measured seconds; None where too little is known to fit.
+
+    One half of the measurements is foretold by a fit to the other, and the other way round. The formula knows no
+    seconds: it is granted one scale for all.
+    """
+    halves = seen[::2], seen[1::2]
+    fits = [fit_cost([each.measured for each in half]) for half in halves]
+    pairs: list[tuple[float, float, float]] = []
+    for fit, half in zip(fits, reversed(halves), strict=True):
+        if fit is None:
+            return None
+        pairs += [(each.measured.seconds, fit.foretold(each.measured), each.by_formula) for each in half]
+    seconds, by_fit, by_formula = np.array(pairs).T
+    scaled = by_formula * (seconds.sum() / by_formula.sum())
+    off_fit, off_formula = (float(np.abs(told - seconds).sum() / seconds.sum()) for told in (by_fit, scaled))
+    return off_fit, off_formula
 
 
 def _told_together(laps: Iterable[Lap]) -> list[list[Lap]]:
@@ -152,16 +222,9 @@ def _told_together(laps: Iterable[Lap]) -> list[list[Lap]]:
     return alone + list(by_level.values())
 
 
-def _seconds(laps: Sequence[Lap]) -> float:
-    return max(lap.seconds if lap.busy_s is None else lap.busy_s for lap in laps)
-
-
-def _measurement(laps: Sequence[Lap]) -> Measurement:
-    return Measurement.of(_seconds(laps), [lap.computed_tokens for lap in laps])
-
-
-def _foretold(laps: Sequence[Lap], fitted: MeasuredCost, formula: CostModel) -> Foretold:
-    by_fit, by_formula = (
-        max(micro_batch_cost(cost, lap.computed_tokens) for lap in laps) for cost in (fitted, formula)
+def _seen(laps: Sequence[Lap], formula: CostModel) -> _Seen:
+    seconds = max(lap.seconds if lap.busy_s is None else lap.busy_s for lap in laps)
+    return _Seen(
+        measured=Measurement.of(seconds, [lap.computed_tokens for lap in sorted(laps, key=lambda lap: lap.rank)]),
+        by_formula=float(max(micro_batch_cost(formula, lap.computed_tokens) for lap in laps)),
     )
-    return _seconds(laps), by_fit / NANOSECONDS, float(by_formula)

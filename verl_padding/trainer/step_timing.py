@@ -42,6 +42,7 @@ class StepTiming:
         self._learned = LearnedCosts() if padding.cost_model == "measured" else None
         self._planned: Mapping[str, CostModel] = {}
         self._formulas: dict[str, CostModel] = {}
+        self._cut_by_plan: list[str] = []
 
     @classmethod
     def install(cls, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]) -> StepTiming:
@@ -55,6 +56,9 @@ class StepTiming:
         self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
         if LOG_PROB in self._formulas:  # a LoRA actor is its own reference, by a call that is not planned apart
             self._formulas.setdefault(REF, self._formulas[LOG_PROB])
+        self._cut_by_plan = [
+            name for name, call in job.calls() if job.packer == "plan" and call.token_budget is not None
+        ]
         learned = {name: self._learned.cost_of(name) for name, _ in job.calls()} if self._learned else {}
         self._planned = {name: learned.get(name) or formula for name, formula in self._formulas.items()}
         return replace(
@@ -76,7 +80,7 @@ class StepTiming:
             self._updates = [each for each in self._updates if each.step == step] + [timed]
             self._write(self._folder / f"{step}{SUFFIX}")
         if self._learned is not None:
-            for told in self._learned.learn(timed, self._formulas):
+            for told in self._learned.learn(timed, self._formulas, self._cut_by_plan):
                 logger.warning("verl_padding: %s", told)
         return timing_metrics(timed, self._planned)
 

@@ -5,6 +5,8 @@ Everything that deals rows reckons with costs that add up. Where a micro-batch o
 known. So a few fills T are tried, from the token budget down by halves. For each, rows are priced for a micro-batch of
 T tokens and dealt with T in the place of the budget; what the layout really costs decides. A row longer than T is alone
 in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits beside it.
+
+A cost that does not know yet what depends on the fill may ask for one: then that fill alone is planned.
 """
 
 from __future__ import annotations
@@ -38,17 +40,11 @@ def deal_by_fill(deal: Deal, prices: Prices, packer: Packer, mini_batches: MiniB
     assert isinstance(model, MeasuredCost)
     assert not model.fill
     call = prices.call
-    if call.token_budget is None or packer == "verl" or not model.per_pair_s:
+    if call.token_budget is None or packer == "verl":
         fill = call.token_budget or int(prices.tokens_R.mean()) * call.micro_batch_rows
         return deal(replace(prices, cost_model=model.at(fill)), packer, mini_batches)
-    best: tuple[int, Layout] | None = None
-    for fill in _fills(prices, model.least_fill):
-        layout = deal(_priced_for(fill, prices, model), packer, mini_batches)
-        time = layout_time(layout, prices)
-        if best is None or time < best[0]:
-            best = time, layout
-    assert best is not None
-    return best[1]
+    layouts = [deal(_priced_for(fill, prices, model), packer, mini_batches) for fill in _fills(prices, model)]
+    return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda layout: layout_time(layout, prices))
 
 
 def layout_time(layout: Layout, prices: Prices) -> int:
@@ -69,18 +65,22 @@ def _priced_for(fill: int, prices: Prices, model: MeasuredCost) -> Prices:
     )
 
 
-def _fills(prices: Prices, least_fill: int) -> Iterator[int]:
+def _fills(prices: Prices, model: MeasuredCost) -> Iterator[int]:
     """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length.
 
-    None that is emptier than what was measured allows to foretell.
+    None that is emptier than what was measured allows to foretell. Where a fill is to be tried, that one alone; where
+    rows cost the same in micro-batches of any fill, the token budget alone.
     """
     budget = prices.call.token_budget
     assert budget is not None
     # Of a chain, the longest row is computed: as long as it is, no shorter one may count as the same.
     longest = int(prices.tokens_R.max()) if prices.chain_R is not None else 0
-    least = max(int(prices.tokens_R.mean()), prices.pad_tokens, longest, least_fill)
+    least = max(int(prices.tokens_R.mean()), prices.pad_tokens, longest)
+    if model.trial_fill:
+        yield min(max(model.trial_fill, least), budget)
+        return
     yield budget
-    for halves in range(1, HALVES + 1):
-        if budget >> halves < least:
+    for halves in range(1, HALVES + 1 if model.per_pair_s else 1):
+        if budget >> halves < max(least, model.least_fill):
             return
         yield budget >> halves
