@@ -67,12 +67,13 @@ def test_the_same_measurements_give_the_same_coefficients():
     assert fit_cost(seen) == fit_cost(list(seen))
 
 
-def test_no_coefficient_is_negative_and_seconds_that_no_row_explains_give_no_cost():
+def test_no_coefficient_is_negative_and_seconds_that_no_row_explains_are_shared_by_tokens():
     draw = random.Random(1)
-    seen = [Measurement.of(1.0, [rows]) for rows in drawn_micro_batches(draw, 50)]
-    found = fit_cost(seen)
-    assert found is None or min(found.handling_s, found.per_token_s, found.per_square_s, found.per_pair_s) >= 0
-    assert found is None or found.handling_s > 0.9
+    drawn = drawn_micro_batches(draw, 50)
+    found = fit_cost([Measurement.of(1.0, [rows]) for rows in drawn])
+    assert found is not None
+    assert (found.handling_s, found.per_square_s, found.per_pair_s) == (0, 0, 0)
+    assert found.per_token_s == pytest.approx(50 / sum(map(sum, drawn)))
 
 
 def test_few_measurements_give_no_cost():

@@ -117,7 +117,7 @@ class Measurement:
 
 
 def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
-    """The coefficients that foretell the measurements best; None if they say too little.
+    """The coefficients that foretell the measurements best; None if these are too few.
 
     Non-negative least squares of relative residuals. Stragglers count less: weights are Huber's, from the median of the
     absolute residuals. Where only the slowest rank's seconds are known, each round takes them for the rank that the
@@ -142,8 +142,8 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
         residual = np.abs(foretold_ND[number_N, slowest_N] / seconds - 1)
         typical = OUTLIER * max(float(np.median(residual)) / 0.6745, 1e-9)  # of a normal distribution
         weights = np.minimum(1.0, typical / np.maximum(residual, 1e-12))
-    if not best[1:].any():
-        return None
+    if not best[1:].any():  # rows have to cost something: where no term of theirs explains the seconds, by their tokens
+        best = np.array([0.0, seconds.sum() / terms_ND[number_N, slowest_N, 1].sum(), 0.0, 0.0])
     handling, per_token, per_square, per_pair = best.tolist()
     return MeasuredCost(
         handling_s=handling,
