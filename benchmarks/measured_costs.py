@@ -60,7 +60,7 @@ HALF = Side(name="plan's packer, half fill", strategy="prompt", packer="plan")
 QUARTER = Side(name="plan's packer, quarter fill", strategy="prompt", packer="plan")
 MEASURED = Side(name="plan's packer, measured costs", strategy="prompt", packer="plan")
 SIDES = (STOCK, VERLS, PLANS, HALF, QUARTER, MEASURED)
-ABOUT = MeasuredCost(handling_s=0.02, per_token_s=2e-4, per_square_s=0.0, per_pair_s=5e-8)
+ABOUT = MeasuredCost(handling_s=0.02, per_token_s=2e-4, per_square_s=5e-8, per_pair_s=5e-8)
 """What rows are priced by where the fill is given: it only balances the ranks."""
 FIXED = {HALF: replace(ABOUT, trial_fill=BUDGET // 2), QUARTER: replace(ABOUT, trial_fill=BUDGET // 4)}
 LEARNING = 5

@@ -121,7 +121,7 @@ class Known:
 def best_known(name: str, rows: Rows) -> float:
     """Seconds of the plan that knows the truth."""
     truth = {
-        "quadratic": MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=0.0, per_pair_s=2e-8),
+        "quadratic": MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=2e-8, per_pair_s=2e-8),
         "dense": MeasuredCost(handling_s=0.01, per_token_s=1e-5, per_square_s=2e-9, per_pair_s=0.0),
         "mixture of experts": MeasuredCost(handling_s=0.05, per_token_s=4e-6, per_square_s=5e-9, per_pair_s=0.0),
     }.get(name, Known(TRUE[name]))

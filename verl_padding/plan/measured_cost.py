@@ -29,14 +29,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCost:
-    """Seconds of a micro-batch whose rows have L_1 .. L_n tokens and T together: a + b T + c sum L_i^2 + d T^2.
+    """Seconds of a micro-batch: a + b T + c Q + d (T^2 - Q), with rows of L_1 .. L_n tokens, T together, Q = sum L_i^2.
 
-    a is what a micro-batch takes whatever it holds, b is for linear layers, c for an attention that keeps rows apart,
-    d for one that does not (a mask over all tokens of the micro-batch, as torch's attention has it on a CPU). With d
-    above 0 a micro-batch costs more than its rows do alone.
+    a is what a micro-batch takes whatever it holds, b is for linear layers, c for attention inside of a row. d is for
+    an attention that does not keep rows apart (a mask over all tokens of the micro-batch, as torch's attention has it
+    on a CPU; a row alone goes without, so c may be below d). With d above 0 a micro-batch costs more than its rows do
+    alone.
 
     As a cost model, it prices rows one by one: alone, or as rows of a micro-batch that has ``fill`` tokens, where the
-    last term is d L T, which sums to d T^2.
+    last term is d L (T - L), which sums to d (T^2 - Q).
     """
 
     handling_s: float
@@ -46,7 +47,7 @@ class MeasuredCost:
     per_square_s: float
     """c: seconds of a pair of tokens of one row."""
     per_pair_s: float
-    """d: seconds of a pair of tokens of one micro-batch."""
+    """d: seconds of a pair of tokens of two rows."""
 
     least_fill: int = 0
     """Half the tokens of the emptiest micro-batches that were measured: of emptier ones nothing is known."""
@@ -60,7 +61,7 @@ class MeasuredCost:
     def __call__(self, tokens_R: Int64s) -> Int64s:
         """Cost of rows (R,), in nanoseconds, at least 1."""
         tokens = tokens_R.astype(np.float64)
-        beside = np.maximum(tokens, float(self.fill))
+        beside = np.maximum(self.fill - tokens, 0.0)
         seconds = self.per_token_s * tokens + self.per_square_s * tokens**2 + self.per_pair_s * tokens * beside
         # Elementwise in float64: the same on every machine.
         return np.maximum(np.rint(seconds * NANOSECONDS), 1).astype(np.int64)
@@ -70,7 +71,7 @@ class MeasuredCost:
         return replace(self, fill=fill)
 
     def together(self, tokens_R: Int64s) -> int:
-        """What the rows of a micro-batch cost beside what each costs alone: d (T^2 - sum L_i^2), in nanoseconds.
+        """What the rows of a micro-batch cost beside what each costs alone: d (T^2 - Q), in nanoseconds.
 
         0 if rows are priced for a micro-batch already.
         """
@@ -116,7 +117,7 @@ class Measurement:
 
 
 def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
-    """The coefficients that foretell the measurements best; None if they say too little.
+    """The coefficients that foretell the measurements best; None if these are too few.
 
     Non-negative least squares of relative residuals. Stragglers count less: weights are Huber's, from the median of the
     absolute residuals. Where only the slowest rank's seconds are known, each round takes them for the rank that the
@@ -141,8 +142,8 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
         residual = np.abs(foretold_ND[number_N, slowest_N] / seconds - 1)
         typical = OUTLIER * max(float(np.median(residual)) / 0.6745, 1e-9)  # of a normal distribution
         weights = np.minimum(1.0, typical / np.maximum(residual, 1e-12))
-    if not best[1:].any():
-        return None
+    if not best[1:].any():  # rows have to cost something: where no term of theirs explains the seconds, by their tokens
+        best = np.array([0.0, seconds.sum() / terms_ND[number_N, slowest_N, 1].sum(), 0.0, 0.0])
     handling, per_token, per_square, per_pair = best.tolist()
     return MeasuredCost(
         handling_s=handling,
@@ -178,8 +179,8 @@ def _paces(ratio_N: Floats, slowest_N: Int64s, pace_D: Floats) -> Floats:
 
 
 def _terms(sums_K: Sequence[tuple[int, int]]) -> Floats:
-    """(1, T, sum of squares, T^2) of each micro-batch."""
-    return np.array([(1, tokens, squares, tokens**2) for tokens, squares in sums_K], dtype=np.float64)
+    """(1, T, Q, T^2 - Q) of each micro-batch."""
+    return np.array([(1, tokens, squares, tokens**2 - squares) for tokens, squares in sums_K], dtype=np.float64)
 
 
 def _non_negative(terms: Floats, target: Floats, weights: Floats) -> Floats:

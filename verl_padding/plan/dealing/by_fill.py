@@ -1,10 +1,11 @@
 """Micro-batches that cost more than their rows do alone: how full they are to be is searched.
 
-Everything that deals rows reckons with costs that add up. Where a micro-batch of T tokens costs d T^2 on top
-(:class:`~verl_padding.plan.measured_cost.MeasuredCost`), a row's share of it is d L T: that adds up too, once T is
-known. So a few fills T are tried, from the token budget down by halves. For each, rows are priced for a micro-batch of
-T tokens and dealt with T in the place of the budget; what the layout really costs decides. A row longer than T is alone
-in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits beside it.
+Everything that deals rows reckons with costs that add up. Where pairs of tokens of two rows cost something, d each
+(:class:`~verl_padding.plan.measured_cost.MeasuredCost`), a row of L tokens takes d L (T - L) of a micro-batch of T
+tokens: that adds up too, once T is known. So a few fills T are tried, from the token budget down by halves. For each,
+rows are priced for a micro-batch of T tokens and dealt with T in the place of the budget; what the layout really costs
+decides. A row longer than T is alone in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits
+beside it.
 
 A cost that does not know yet what depends on the fill may ask for one: then that fill alone is planned.
 """
