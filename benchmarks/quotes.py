@@ -253,8 +253,6 @@ def _scale(it: Figures) -> Iterator[Quote]:
 
 def _measured_costs(it: Figures) -> Iterator[Quote]:
     others = {"plan": "plan's packer", "verl": "verl's packer", "stock": "stock verl"}
-    fills = ("plan's packer", "plan's packer, half fill", "plan's packer, quarter fill")
-    of_fills = []
     for mix, sides in it["mixes"].items():
         figures = {}
         for name, side in others.items():
@@ -262,8 +260,6 @@ def _measured_costs(it: Figures) -> Iterator[Quote]:
             figures |= {name: f"{median(ratios):.2f}", f"{name}_range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}"}
         cells = " | ".join(f"{{{name}}} ({{{name}_range}})" for name in others)
         yield Quote("docs/timing.md", f"| {mix} | {cells} |", figures)
-        of_fills.append((mix, [f"{median(_times_as_fast(sides, side, 'stock verl')):.2f}" for side in fills]))
-    yield _table("docs/timing.md", of_fills)
     shares = [
         it["clock_s"] * took["micro_batches"] / took["update"]
         for sides in it["mixes"].values()

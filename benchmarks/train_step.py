@@ -105,9 +105,11 @@ SIDES = (
 SIZE = StepSize()
 
 
-def put_batch() -> KVBatchMeta:
-    """The rows of the file, as :func:`put_lengths` puts them."""
+def put_batch(prompts: int = PROMPTS) -> KVBatchMeta:
+    """The rows of the first prompts of the file, as :func:`put_lengths` puts them."""
     rows = [json.loads(line) for line in ROWS.read_text().split("\n") if line]
+    first = list(dict.fromkeys(row["prompt"] for row in rows))[:prompts]
+    rows = [row for row in rows if row["prompt"] in first]
     lengths = [(row["prompt_tokens"], row["response_tokens"]) for row in rows]
     seen: dict[tuple[str, int], int] = {}
     keys = []
