@@ -78,7 +78,8 @@ def grown_rows(turns: int) -> tuple[Grown, StepSize]:
             _, context, answer = rows[prompt][-1]
             distinct += len(context) + len(answer)
         sessions += 1
-    return sum(rows, []), StepSize(prompts=PROMPTS, sessions=sessions, mini_prompts=1, budget=BUDGET)
+    in_order = [row for of_prompt in rows for row in of_prompt]
+    return in_order, StepSize(prompts=PROMPTS, sessions=sessions, mini_prompts=1, budget=BUDGET)
 
 
 def _session(draw: random.Random, turns: int, first: list[int], prompt: str, session: int) -> Grown:
