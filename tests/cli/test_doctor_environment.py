@@ -133,7 +133,13 @@ def a_variable_that_is_read_only_if_it_is_there(machine: Machine) -> list[str]:
     return _reward(machine, "\n".join(lines))
 
 
+def a_cluster_of_its_own_for_all_that_the_environment_says(machine: Machine) -> list[str]:
+    machine.patch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    return ["+ray_kwargs.ray_init.address=local"]
+
+
 LEGAL: list[Kind] = [
+    a_cluster_of_its_own_for_all_that_the_environment_says,
     an_interface_that_is_here,
     the_smallest_store,
     shares_and_flags_of_ray,

@@ -100,8 +100,14 @@ def ray_cluster(config: DictConfig) -> str | None:
     """The address of the Ray cluster that the job would join, as ``ray.init`` finds it."""
     from ray._private.utils import read_ray_address
 
-    named = os.environ.get(RAY_ADDRESS) or OmegaConf.select(config, f"{RAY_INIT}.address")
+    named = _own_address(config) or os.environ.get(RAY_ADDRESS)
     return None if named == "local" else named or read_ray_address()
+
+
+def _own_address(config: DictConfig) -> str | None:
+    """The address in the job's settings, which the environment does not change; None for what Ray looks for itself."""
+    named = OmegaConf.select(config, f"{RAY_INIT}.address")
+    return None if named in (None, "auto") else str(named)
 
 
 def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
@@ -111,7 +117,7 @@ def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
     )
     sizes = {name: OmegaConf.select(config, f"{RAY_INIT}.{name}") for name in SIZES}
     given = {name: size for name, size in sizes.items() if size is not None}
-    if given and os.environ.get(RAY_ADDRESS):
+    if given and os.environ.get(RAY_ADDRESS) and not _own_address(config):
         told = ", ".join(f"{RAY_INIT}.{name}={size}" for name, size in given.items())
         yield wrong(
             RAY_ADDRESS,
