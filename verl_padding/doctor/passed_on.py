@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from difflib import get_close_matches
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -89,8 +89,9 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
 
 
 def _storage(config: DictConfig) -> Iterator[Finding]:
-    """Whether TransferQueue has a section for the storage that it is to take."""
-    backend = OmegaConf.select(config, "transfer_queue.backend") or {}
+    """Whether TransferQueue has a section for the storage that it is to take, of its own or of the job's."""
+    of_its_own = OmegaConf.load(str(resources.files("transfer_queue") / "config.yaml"))
+    backend = OmegaConf.merge(of_its_own.backend, OmegaConf.select(config, "transfer_queue.backend") or {})
     name = backend.get("storage_backend")
     choices = [str(each) for each in backend if isinstance(backend.get(each), DictConfig)]
     if name is not None and name not in choices:
