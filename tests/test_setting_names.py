@@ -27,7 +27,8 @@ BY_PLUS = {
 """Settings that verl or the plug-in reads and no YAML has, so that Hydra wants them with a +."""
 
 OWN = re.compile(
-    r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.(num_gpus|address|object_store_memory|_temp_dir)"
+    r"padding\.(fields\.[\w{}]+|\{\}(\.\{\})?)|ray_kwargs\.ray_init\.(num_gpus|address|object_store_memory|_temp_dir"
+    r"|runtime_env\.env_vars(\.\w+)?)"
     r"|data\.apply_chat_template_kwargs\.\w+|(actor_rollout_ref|critic)\.model\.override_config\.\w+"
 )
 """Settings whose last part is a user's own, or what a user has set, Ray's, a chat template's, and a model's."""

@@ -90,6 +90,10 @@ def no_such_kl(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=low_var"]
 
 
+def a_kl_of_no_weight(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=null"]
+
+
 CANNOT_START: Reasons = {
     no_logger_at_all: ("trainer.logger", "null: has to be set"),
     ranks_that_a_row_cannot_be_shared_by: (
@@ -108,6 +112,7 @@ CANNOT_START: Reasons = {
     no_such_estimator: ("verl's estimators and losses", "Unknown advantage estimator simply: grop"),
     no_such_policy_loss: ("verl's estimators and losses", "vanila"),
     no_such_kl: ("actor_rollout_ref.actor.kl_loss_type", "low_var: verl has no such KL penalty"),
+    a_kl_of_no_weight: ("actor_rollout_ref.actor.kl_loss_coef", "null: the actor's loss has a KL term"),
     no_rollout_name: ("actor_rollout_ref.rollout.name", "???: has to be set"),
 }
 """Why a job cannot start, or cannot end its first step -> the setting that is told, and part of what is."""
@@ -239,6 +244,12 @@ def test_a_prefix_grouper_that_verl_ignores_is_told(job):
     assert f"no engine of verl {KNOWN_VERL} reads it; padding.sharing=chains computes shared prefixes once" in said
 
 
+@pytest.mark.usefixtures("composed_once")
+def test_that_code_of_ones_own_was_not_run_is_said_at_the_end(job, machine):
+    own = [f"reward.custom_reward_function.path={machine.file('mine.py', 'def compute_score(**given): return 1.0')}"]
+    assert diagnose_here(*job, FLAG, *own)[1].endswith("Nothing wrong was found; code of your own was read, not run.\n")
+
+
 def test_values_that_hydra_knows_only_as_a_job_runs_are_known(job):
     code, said = diagnose_here(
         *job,
@@ -335,7 +346,7 @@ def test_a_job_that_can_start_has_nothing_wrong_and_nothing_to_be_warned_of(job)
         (["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=true",
           "actor_rollout_ref.model.target_modules=[q_proj,vproj]"],
          "actor_rollout_ref.model.target_modules",
-         "vproj: the model has no such module, the others are adapted. The model has act_fn, "),
+         "vproj: the model has no such module, the others are adapted. Its linear layers are down_proj, "),
         (["actor_rollout_ref.model.custom_chat_template=a.jinja"], "actor_rollout_ref.model.custom_chat_template",
          "a.jinja: a text without any place for messages."),
         (["padding.timing_dir=laps"], "padding.timing_dir",

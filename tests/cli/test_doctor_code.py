@@ -91,6 +91,47 @@ def an_external_module_that_fails(machine: Machine) -> list[str]:
     return []
 
 
+def _with_extra_info(machine: Machine, text: str = "", **keys: object) -> list[str]:
+    data = machine.data(prompts(16, extra_info=[keys] * 16))
+    path = machine.file(
+        "rewards.py", f"def compute_score(data_source, solution_str, ground_truth, extra_info):\n{text}"
+    )
+    return [*data, f"reward.custom_reward_function.path={path}"] if text else data
+
+
+def a_reward_of_a_key_that_no_row_has(machine: Machine) -> list[str]:
+    text = "    limit, turns = extra_info['limit'], extra_info['num_turns']\n    return float(limit > turns)\n"
+    return _with_extra_info(machine, text, index=1, most=3)
+
+
+def a_loop_of_a_key_that_no_row_has(machine: Machine) -> list[str]:
+    tries = "        tries = int(kwargs['extra_info']['tries'])\n"
+    return [*_with_extra_info(machine, index=1, max_tries=4), *machine.loop(LOOP + tries + SCORED)]
+
+
+ASKS = """\
+        return await self.ask(kwargs["raw_prompt"])
+
+    async def ask(self, messages):
+        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        answer = await self.server_manager.generate(request_id="1", prompt_ids=ids, sampling_params={})
+"""
+"""A loop that takes a mapping for token ids."""
+
+
+def a_loop_of_mappings(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + ASKS + SCORED)
+
+
+def an_argument_of_the_template_that_verl_gives(machine: Machine) -> list[str]:
+    return ["+data.apply_chat_template_kwargs.add_generation_prompt=true"]
+
+
+def an_argument_that_verl_gives_in_a_loop_of_ones_own(machine: Machine) -> list[str]:
+    asks = "        while kwargs:\n            ids = await self.ct_build_initial_tokens(kwargs['raw_prompt'])\n"
+    return ["+data.apply_chat_template_kwargs.tools=[]", *machine.loop(LOOP + asks + SCORED)]
+
+
 def rewards_that_nobody_computes(machine: Machine) -> list[str]:
     data = machine.data(prompts(16).drop(columns=["reward_model", "data_source"]))
     return [*data, *machine.loop(LOOP + SCORED.replace(", reward_score=1.0", ""))]
@@ -244,6 +285,20 @@ CANNOT_START: Reasons = {
     rewards_that_nobody_computes: (
         "data.train_files",
         "has no column 'data_source', which verl's reward managers read",
+    ),
+    a_reward_of_a_key_that_no_row_has: (
+        "reward.custom_reward_function.path",
+        "rewards.py: compute_score() reads extra_info['limit'], and the rows of data.train_files have no such key",
+    ),
+    a_loop_of_a_key_that_no_row_has: (f"{AGENT}.agent_loop_config_path", "Mine: run() reads extra_info['tries'], and"),
+    a_loop_of_mappings: (f"{AGENT}.agent_loop_config_path", "line 9: what apply_chat_template returns is a mapping"),
+    an_argument_of_the_template_that_verl_gives: (
+        "data.apply_chat_template_kwargs.add_generation_prompt",
+        "True: verl gives the chat template add_generation_prompt itself, and every session of the agent loop",
+    ),
+    an_argument_that_verl_gives_in_a_loop_of_ones_own: (
+        "data.apply_chat_template_kwargs.tools",
+        "[]: verl gives the chat template tools itself, and every session of the agent loop 'mine' fails",
     ),
     a_loop_that_does_not_run: (f"{AGENT}.agent_loop_config_path", "Mine has no method 'run', which verl awaits"),
     a_loop_that_takes_no_more: (f"{AGENT}.agent_loop_config_path", "run() takes no argument 'index'"),
@@ -405,7 +460,52 @@ def a_reward_of_more_keys(machine: Machine) -> list[str]:
     return _reward(machine, "return {'right': True, **score(kwargs)} if kwargs else {'score': 0}")
 
 
+def a_reward_of_keys_that_may_be_there(machine: Machine) -> list[str]:
+    text = """\
+    first, turns = extra_info["index"], extra_info["num_turns"]
+    limit = extra_info["limit"] if "limit" in extra_info else 3
+    if turns:
+        return extra_info["tries"]
+    return extra_info["later"]
+"""
+    return _with_extra_info(machine, text, index=1)
+
+
+def a_reward_that_adds_keys(machine: Machine) -> list[str]:
+    return _with_extra_info(machine, "    prepare(extra_info)\n    return extra_info['ready']\n", index=1)
+
+
+def a_reward_of_keys_that_the_loop_may_add(machine: Machine) -> list[str]:
+    made = SCORED.replace("reward_score=1.0,", "").replace('"min_global_steps"', '"right": 1, "min_global_steps"')
+    overrides = _with_extra_info(machine, "    return extra_info['right']\n", index=1)
+    return [*overrides, *machine.loop(LOOP + made)]
+
+
+def a_loop_of_keys_that_it_sets(machine: Machine) -> list[str]:
+    sets = "        kwargs['extra_info']['tries'] = 1\n        tries = kwargs['extra_info']['tries']\n"
+    return [*_with_extra_info(machine, index=1), *machine.loop(LOOP + sets + SCORED)]
+
+
+def a_loop_of_lists(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + ASKS.replace("prompt=True)", "prompt=True, return_dict=False)") + SCORED)
+
+
+def an_argument_of_the_template_that_nobody_gives_twice(machine: Machine) -> list[str]:
+    template = "data.apply_chat_template_kwargs"
+    return [
+        f"+{template}.add_generation_prompt=true",
+        f"+{template}.enable_thinking=false",
+        *machine.loop(LOOP + SCORED),
+    ]
+
+
 LEGAL: list[Kind] = [
+    a_reward_of_keys_that_may_be_there,
+    a_reward_that_adds_keys,
+    a_reward_of_keys_that_the_loop_may_add,
+    a_loop_of_keys_that_it_sets,
+    a_loop_of_lists,
+    an_argument_of_the_template_that_nobody_gives_twice,
     a_loop_that_leaves_awaiting_to_verl,
     outputs_that_get_their_turns_later,
     outputs_made_of_a_mapping,
@@ -448,9 +548,14 @@ def a_reward_that_is_sometimes_none(machine: Machine) -> list[str]:
     return _reward(machine, "if not kwargs:", "    return None", "return 1.0")
 
 
+def a_loop_that_may_give_mappings(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + ASKS.replace("return await", "if kwargs: return await") + SCORED)
+
+
 UNLIKELY: dict[Kind, tuple[str, ...]] = {
     a_loop_that_no_prompt_takes: ("No prompt is known to name 'base'", "No prompt is known to name 'gone'"),
     outputs_of_which_one_lacks_its_turns: ("in some place without num_turns; a step with it ends. Add num_turns=2.",),
+    a_loop_that_may_give_mappings: ("line 9: a session that comes here ends, since apply_chat_template returns a",),
     a_reward_that_is_sometimes_none: ("in some place compute_score() returns None, of which verl makes no score",),
 }
 """What a job may get through its first step with -> parts of what is said."""

@@ -111,6 +111,54 @@ def no_agent_loop_worker(machine: Machine) -> list[str]:
     return [f"{AGENT}.num_workers=0"]
 
 
+def an_argument_that_ray_does_not_know(machine: Machine) -> list[str]:
+    return ["+ray_kwargs.ray_init.num_cpu=8", "+ray_kwargs.ray_init._system_config={}"]
+
+
+def traces_without_their_package(machine: Machine) -> list[str]:
+    machine.lacks("weave")
+    return ["actor_rollout_ref.rollout.trace.backend=weave"]
+
+
+def a_queue_without_storage(machine: Machine) -> list[str]:
+    return ["transfer_queue.backend.SimpleStorage.num_data_storage_units=0"]
+
+
+def a_seed_that_is_no_number(machine: Machine) -> list[str]:
+    return ["data.seed=first"]
+
+
+def prompts_ahead_that_are_not_counted(machine: Machine) -> list[str]:
+    mode = "trainer.v1.colocate_async"
+    return ["trainer.v1.trainer_mode=colocate_async", f"{mode}.num_warmup_batches=null"]
+
+
+def groups_of_ranks_that_leave_one_out(machine: Machine) -> list[str]:
+    ray = "ray_kwargs.ray_init"
+    ranks = ["trainer.n_gpus_per_node=4", f"{ray}.num_cpus=16", f"{ray}.num_gpus=4"]
+    return [*ranks, "actor_rollout_ref.actor.fsdp_config.fsdp_size=3"]
+
+
+def a_storage_that_is_misspelt(machine: Machine) -> list[str]:
+    return ["transfer_queue.backend.storage_backend=SimpleStore"]
+
+
+def a_step_to_profile(machine: Machine) -> list[str]:
+    return ["global_profiler.steps=2"]
+
+
+def rewards_of_no_number_of_workers(machine: Machine) -> list[str]:
+    return ["reward.num_workers=null"]
+
+
+def no_number_of_epochs(machine: Machine) -> list[str]:
+    return ["trainer.total_epochs=null"]
+
+
+def weights_that_are_never_carried(machine: Machine) -> list[str]:
+    return ["trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=0"]
+
+
 def a_number_in_the_environment(machine: Machine) -> list[str]:
     return ["+ray_kwargs.ray_init.runtime_env.env_vars.MY_RETRIES=3"]
 
@@ -186,6 +234,26 @@ CANNOT_START: Reasons = {
     one_beta: ("actor_rollout_ref.actor.optim.betas", "[0.9]: must be two numbers"),
     fewer_than_no_loaders: ("data.dataloader_num_workers", "-1: too few. Set it to 0 or more."),
     no_agent_loop_worker: (f"{AGENT}.num_workers", "0: too few. Set it to 1 or more."),
+    an_argument_that_ray_does_not_know: (
+        "ray_kwargs.ray_init.num_cpu",
+        "8: ray.init() takes no such argument. Did you mean num_cpus?",
+    ),
+    traces_without_their_package: ("actor_rollout_ref.rollout.trace.backend", "weave: weave is not installed here"),
+    a_queue_without_storage: ("transfer_queue.backend.SimpleStorage.num_data_storage_units", "0: too few"),
+    a_seed_that_is_no_number: ("data.seed", "first: a whole number is needed"),
+    prompts_ahead_that_are_not_counted: ("trainer.v1.colocate_async.num_warmup_batches", "null: has to be set."),
+    groups_of_ranks_that_leave_one_out: (
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+        "3: does not divide the job's 4 ranks, of which verl makes groups of this size",
+    ),
+    a_storage_that_is_misspelt: (
+        "transfer_queue.backend.storage_backend",
+        "SimpleStore: TransferQueue knows no such storage. Choices: SimpleStorage, ",
+    ),
+    a_step_to_profile: ("global_profiler.steps", "2: verl looks for each step in a list. Write [2]"),
+    rewards_of_no_number_of_workers: ("reward.num_workers", "null: has to be set."),
+    no_number_of_epochs: ("trainer.total_epochs", "null: has to be set."),
+    weights_that_are_never_carried: ("trainer.v1.separate_async.parameter_sync_step", "0: too few. Set it to 1"),
     a_number_in_the_environment: (
         "ray_kwargs.ray_init.runtime_env.env_vars.MY_RETRIES",
         "3: Ray takes texts only. Put it in quotes",

@@ -194,7 +194,30 @@ def a_checkpoint_of_more_ranks(machine: Machine) -> list[str]:
     return _checkpoint(machine, *(f"actor/model_world_size_4_rank_{rank}.pt" for rank in range(4)))
 
 
+def no_folder_for_checkpoints(machine: Machine) -> list[str]:
+    return ["trainer.default_local_dir=null"]
+
+
+def a_log_of_no_project(machine: Machine) -> list[str]:
+    machine.patch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    return ["trainer.logger=[console,file]", "trainer.project_name=null"]
+
+
+def a_board_that_is_a_file(machine: Machine) -> list[str]:
+    machine.patch.setenv("TENSORBOARD_DIR", machine.file("board"))
+    return ["trainer.logger=[console,tensorboard]"]
+
+
+def a_checkpoint_without_its_critic(machine: Machine) -> list[str]:
+    critic = ["critic.enable=true", f"critic.model.path={machine.tiny_model}"]
+    return [*critic, *_checkpoint(machine, "actor/model_world_size_2_rank_0.pt")]
+
+
 CANNOT_START: Reasons = {
+    no_folder_for_checkpoints: ("trainer.default_local_dir", "null: verl looks there for a checkpoint"),
+    a_log_of_no_project: ("trainer.project_name", "null: verl's file logger makes a folder of this name"),
+    a_board_that_is_a_file: ("TENSORBOARD_DIR", "board is a file. Name another folder."),
+    a_checkpoint_without_its_critic: ("trainer.resume_from_path", "has no folder named critic, and the job has one"),
     no_training_file: ("data.train_files", "/nowhere/train.parquet: there is no such file"),
     no_validation_file: ("data.val_files", "/nowhere/val.parquet: there is no such file"),
     a_training_file_that_is_none: ("data.train_files", "cannot be read"),
@@ -285,6 +308,13 @@ def a_checkpoint_of_as_many_ranks(machine: Machine) -> list[str]:
     return _checkpoint(machine, *(f"actor/model_world_size_2_rank_{rank}.pt" for rank in range(2)))
 
 
+def folders_that_nobody_reads(machine: Machine) -> list[str]:
+    machine.patch.setenv("VERL_FILE_LOGGER_PATH", f"{machine.folder}/metrics.jsonl")
+    machine.patch.setenv("TENSORBOARD_DIR", machine.file("board"))
+    unread = ["trainer.default_local_dir=null", "trainer.resume_mode=disable", "trainer.save_freq=-1"]
+    return [*unread, "trainer.logger=[console,file]", "trainer.project_name=null"]
+
+
 def validation_files_that_are_never_used(machine: Machine) -> list[str]:
     prompts(16, prompt=[[{"role": "user", "content": None}]] * 16).to_parquet(machine.folder / "val.parquet")
     return [f"data.val_files={machine.folder}/val.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"]
@@ -314,6 +344,7 @@ LEGAL: list[Kind] = [
     another_loop_for_files_that_are_never_used,
     many_files,
     a_checkpoint_of_as_many_ranks,
+    folders_that_nobody_reads,
     validation_files_that_are_never_used,
 ]
 

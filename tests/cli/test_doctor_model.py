@@ -164,11 +164,11 @@ CANNOT_START: Reasons = {
     no_such_teacher: ("distillation.teacher_models.teacher_model.model_path", "/nowhere/teacher: there is no such"),
     lora_on_modules_of_another_model: (
         "actor_rollout_ref.model.target_modules",
-        "['query_key_value']: the model has no module of this name. The model has act_fn, ",
+        "['query_key_value']: the model has no module of this name. Its linear layers are down_proj, gate_proj, ",
     ),
     lora_on_a_pattern_that_no_module_has: (
         "actor_rollout_ref.model.target_modules",
-        "q_proj: the model has no module of this name. The model has act_fn, ",
+        "q_proj: the model has no module of this name. Its linear layers are down_proj, gate_proj, ",
     ),
     weights_that_are_a_pointer: (
         MODEL,
@@ -188,7 +188,10 @@ CANNOT_START: Reasons = {
     two_architectures: (MODEL, "Expect only one architecture"),
     quantized_weights_without_their_package: (MODEL, "are quantized, and a package for that is missing (ImportError: "),
     an_attention_that_is_misspelt: (MODEL, "the model cannot be made ("),
-    a_layer_to_wrap_that_the_model_lacks: (MODEL, "the model cannot be made (Exception: Could not find"),
+    a_layer_to_wrap_that_the_model_lacks: (
+        "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap",
+        "Leave it out, for those that the model names itself.",
+    ),
     a_tokenizer_without_any_end: (MODEL, "has neither a pad nor an eos token"),
     an_adapter_that_is_none: ("actor_rollout_ref.model.lora_adapter_path", "the folder has no adapter_config.json"),
 }

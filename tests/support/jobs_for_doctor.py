@@ -16,8 +16,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.doctor import packages
 from verl_padding.doctor.devices import devices_of_job
+from verl_padding.doctor.environment import variables_of_job
 from verl_padding.doctor.finding import Finding, Look
 from verl_padding.doctor.installation import plug_in
+from verl_padding.doctor.interfaces import interfaces_of_job
 from verl_padding.doctor.job import look_at_files, look_at_first_step, looks_at_job
 from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.packages import packages_of_job
@@ -108,8 +110,9 @@ def contents_of(composed: DictConfig, overrides: list[str]) -> list[Finding]:
     config = with_settings(composed, overrides)
     settings = chain(missing_settings(config), ignored_settings(config), values_passed_on(config))
     here = chain(packages_of_job(config), values_for_rollout(config), devices_of_job(config, platform()))
+    around = chain(variables_of_job(config), interfaces_of_job(config))
     files = look_at_files(config)
-    return [*plug_in(), *settings, *here, *files.findings, *look_at_first_step(config, files).findings]
+    return [*plug_in(), *settings, *here, *around, *files.findings, *look_at_first_step(config, files).findings]
 
 
 def findings_of(*overrides: str) -> list[Finding]:

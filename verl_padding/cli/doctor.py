@@ -20,6 +20,7 @@ from verl_padding.doctor.devices import choose_platform, platform_of_verl
 from verl_padding.doctor.finding import Finding, Look, Verdict
 from verl_padding.doctor.installation import plug_in, versions
 from verl_padding.doctor.job import NOT_ASKED_FOR, looks_at_job
+from verl_padding.doctor.own_files import READ
 from verl_padding.verl_job.composition import JobArguments
 
 STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not looked at": "dim"}
@@ -88,6 +89,7 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     told = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
+    told += "; code of your own was read, not run" if READ in findings else ""
     for verdict in ("warning", "not looked at"):
         if count := verdicts.count(verdict):
             told += f"; {count} {verdict}" + ("s" if verdict == "warning" and count > 1 else "")

@@ -11,10 +11,11 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_padding.doctor.certain_code import nodes_run_by
 from verl_padding.doctor.data_files import names_in_column
 from verl_padding.doctor.entries import entries_of, refuse_bad_entry, refuse_missing_keys
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
-from verl_padding.doctor.loop_outputs import OUTPUT, WRITTEN, fields_left_out
+from verl_padding.doctor.loop_outputs import OUTPUT, WRITTEN, encodings_as_ids, fields_left_out
 from verl_padding.doctor.named_objects import file_of, module_and_name, parsed
 from verl_padding.doctor.returned import gives_nothing_to_await, is_generator
 from verl_padding.doctor.signatures import class_of_target, lacks_attribute, method, refuse_call
@@ -48,6 +49,7 @@ MADE_WITH = (
 """What verl's workers make an agent loop with, by name, beside what stands in its entry."""
 APPLY = ("self.tokenizer.apply_chat_template", "self.processor.apply_chat_template", "self.ct_build_initial_tokens")
 """Calls that put messages through the model's own chat template."""
+BUILDS = "ct_build_initial_tokens"
 RUN_WITH = ("raw_prompt", "index", "uid", "session_id")
 """What verl's workers always call ``run`` with, by name, beside the columns of the data."""
 
@@ -77,6 +79,13 @@ class Loop:
                 case ast.Call() if ast.unparse(node.func) in APPLY:
                     applied |= not any(keyword.arg is None for keyword in node.keywords)
         return applied
+
+    def builds_tokens(self) -> bool:
+        """Whether a loop of the user's own certainly has verl put messages through the chat template."""
+        loop = self._class()
+        return loop is not None and any(
+            name == BUILDS and not nodes and method(loop, name) is None for name, nodes in nodes_run_by(loop, "run")
+        )
 
     def leaves_rewards(self) -> bool:
         """Whether it certainly leaves them to verl's reward managers: all that ``run`` returns is made without any."""
@@ -247,6 +256,21 @@ def _outputs(path: str, target: str) -> Iterator[Finding]:
     found = class_of_target(target) if target else None
     if found is None or target.startswith(OF_VERL):
         return
+    given = sorted(encodings_as_ids(found[1]), key=lambda each: (not each[1], each[0]))
+    for line, is_certain in given[:1]:
+        told, fix = f"{path}: {target}, line {line}", "Add return_dict=False to apply_chat_template."
+        if is_certain:
+            yield wrong(
+                LOOPS,
+                f"{told}: what apply_chat_template returns is a mapping, as of transformers 5, and prompt_ids are "
+                f"a list of token ids. {fix}",
+            )
+        else:
+            yield warning(
+                LOOPS,
+                f"{told}: a session that comes here ends, since apply_chat_template returns a mapping, as of "
+                f"transformers 5, and prompt_ids are a list of token ids. {fix}",
+            )
     for field, is_certain in fields_left_out(parsed(found[0]), found[1]):
         told, written = f"{path}: {target}: makes {OUTPUT}(..)", WRITTEN.get(field, field)
         if is_certain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -18,6 +19,7 @@ SECONDS = 0.5
 """After which no further prompt is tried."""
 SEVERAL = 8
 """Prompts that have to fail before all are said to, where there are as many."""
+ARGUMENTS = "data.apply_chat_template_kwargs"
 FILTER = "data.filter_overlong_prompts"
 ANY_MESSAGE = {"role": "user", "content": "1+1"}
 MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
@@ -25,9 +27,9 @@ TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 
 
 def template_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]) -> Iterator[Finding]:
-    """Whether there is one, if something of the job needs it."""
+    """Whether there is one, if something of the job needs it, and it can be given the job's own arguments."""
     if has_template(model):
-        yield ok("chat template", "there")
+        yield _arguments(config, model, loops)
         return
     by_filter = [f"{FILTER}=true"] if config.data.filter_overlong_prompts else []
     # verl writes the prompts of some models itself: DeepSeek-V4 has no template.
@@ -44,6 +46,26 @@ def template_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop
             f"null: the agent loop {seem[0]!r} seems to put prompts through a chat template, and the model's tokenizer "
             "has none. If it does, set it, or name a model with one (an instruct model).",
         )
+
+
+def _arguments(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]) -> Finding:
+    """Whether verl can call the template with what the job adds to the call."""
+    try:
+        with panics_as_errors():
+            _builder(config, model).build_initial_tokens([ANY_MESSAGE])
+    except TypeError as error:
+        twice = re.search(r"multiple values for (?:keyword )?argument '(\w+)'", str(error))
+        if twice and (asked := [loop.name for loop in loops if loop.is_verls or loop.builds_tokens()]):
+            setting = f"{ARGUMENTS}.{twice[1]}"
+            value = OmegaConf.select(config, setting)
+            return wrong(
+                setting,
+                f"{value}: verl gives the chat template {twice[1]} itself, and every session of the agent loop "
+                f"{asked[0]!r} fails ({in_one_line(error)}). Leave it out.",
+            )
+    except Exception:  # of a template that does not take any message; prompts are tried themselves
+        pass
+    return ok("chat template", "there")
 
 
 def has_template(model: LoadedModel) -> bool:

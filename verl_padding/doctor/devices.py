@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC
+from verl_padding.verl_job.roles_of_job import has_critic
 
 PLATFORM = "VERL_PLATFORM"
 """Environment variable that names verl's platform."""
@@ -20,8 +22,13 @@ CPUS_A_RANK = 3
 """``max_colocate_count`` of verl's ``ResourcePoolManager``."""
 PARALLEL_SIZES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 """Of a rollout; a replica has as many ranks as their product."""
+SHARDED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.fsdp_config", "critic": "critic.fsdp"}
+"""Role -> section of its engine with the size of FSDP's groups."""
+FSDP = ("fsdp", "fsdp2")
 RAY_ADDRESS = "RAY_ADDRESS"
 RAY_INIT = "ray_kwargs.ray_init"
+SIZES = ("num_cpus", "num_gpus", "object_store_memory")
+"""Settings of how large a Ray cluster is, which only a cluster of the job's own takes."""
 
 
 def choose_platform() -> str:
@@ -76,6 +83,8 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
         )
     yield from _replicas(config)
     yield from _tickets(config)
+    yield from _shards(config)
+    yield from _store(config)
     if cluster:
         yield from _on_cluster(config, cluster)
     elif platform != CPU and device != CPU:
@@ -91,8 +100,14 @@ def ray_cluster(config: DictConfig) -> str | None:
     """The address of the Ray cluster that the job would join, as ``ray.init`` finds it."""
     from ray._private.utils import read_ray_address
 
-    named = os.environ.get(RAY_ADDRESS) or OmegaConf.select(config, f"{RAY_INIT}.address")
+    named = _own_address(config) or os.environ.get(RAY_ADDRESS)
     return None if named == "local" else named or read_ray_address()
+
+
+def _own_address(config: DictConfig) -> str | None:
+    """The address in the job's settings, which the environment does not change; None for what Ray looks for itself."""
+    named = OmegaConf.select(config, f"{RAY_INIT}.address")
+    return None if named in (None, "auto") else str(named)
 
 
 def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
@@ -100,9 +115,9 @@ def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
     yield not_looked_at(
         setting, f"{config.trainer.n_gpus_per_node}: the devices are those of the Ray cluster {address}"
     )
-    sizes = {name: OmegaConf.select(config, f"{RAY_INIT}.{name}") for name in ("num_cpus", "num_gpus")}
+    sizes = {name: OmegaConf.select(config, f"{RAY_INIT}.{name}") for name in SIZES}
     given = {name: size for name, size in sizes.items() if size is not None}
-    if given and os.environ.get(RAY_ADDRESS):
+    if given and os.environ.get(RAY_ADDRESS) and not _own_address(config):
         told = ", ".join(f"{RAY_INIT}.{name}={size}" for name, size in given.items())
         yield wrong(
             RAY_ADDRESS,
@@ -147,6 +162,38 @@ def _tickets(config: DictConfig) -> Iterator[Finding]:
             f"{given}: verl asks Ray for at least {needed} CPUs ({CPUS_A_RANK} for each of {counted(ranks, 'rank')}, "
             "and one), and the job would wait for ever. They are tickets, not cores. Raise it, or leave it out.",
         )
+
+
+def _shards(config: DictConfig) -> Iterator[Finding]:
+    """Whether FSDP's groups of ranks share out all ranks, as verl's engine takes it."""
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    for role, section in SHARDED.items():
+        size = OmegaConf.select(config, f"{section}.fsdp_size")
+        is_trained = role != "critic" or has_critic(config)
+        if not is_trained or OmegaConf.select(config, f"{role}.strategy") not in FSDP or not isinstance(size, int):
+            continue
+        if 0 <= size < ranks and (size == 0 or ranks % size):
+            yield wrong(
+                f"{section}.fsdp_size",
+                f"{size}: does not divide the job's {ranks} ranks, of which verl makes groups of this size. Set it to "
+                "a divisor, or to -1 for a group of all.",
+            )
+
+
+def _store(config: DictConfig) -> Iterator[Finding]:
+    """Whether Ray would make a store of objects of the size that is asked for, in a cluster of the job's own."""
+    from ray._private.services import determine_plasma_store_config
+
+    setting = f"{RAY_INIT}.object_store_memory"
+    given = OmegaConf.select(config, setting)
+    if given is None or ray_cluster(config):
+        return
+    place = OmegaConf.select(config, f"{RAY_INIT}._plasma_directory")
+    try:
+        determine_plasma_store_config(given, tempfile.gettempdir(), plasma_directory=place)
+    except ValueError as refusal:
+        told = in_one_line(refusal)
+        yield wrong(setting, f"{given}: Ray makes no such store of objects ({told}). Give bytes, or leave it out.")
 
 
 def _number(config: DictConfig, device: str) -> Finding:

@@ -11,11 +11,15 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.devices import RAY_INIT, ray_cluster
+from verl_padding.doctor.environment import environment_of_job
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.models import WEIGHTS, folder_of_model
+from verl_padding.verl_job.composition import JobArguments
+from verl_padding.verl_job.roles_of_job import has_critic
 
 LOG_FILE = "VERL_FILE_LOGGER_PATH"
 LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
+BOARD = "TENSORBOARD_DIR"
 RESUME_MODES = ("auto", "disable", "resume_path")
 MADE_BY_VERL = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 RAY_FOLDER = f"{RAY_INIT}._temp_dir"
@@ -43,16 +47,35 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
             yield not_looked_at(setting, f"its folder cannot be read here ({error})")
 
 
+def folder_of_hydra(arguments: JobArguments) -> Iterator[Finding]:
+    """Whether Hydra can make the folder that it is told to; nothing of one that is said by other settings."""
+    for override in arguments.overrides:
+        setting, _, name = override.lstrip("+").partition("=")
+        if setting == "hydra.run.dir" and not {*"${'\""} & {*name}:
+            found = _writable(setting, name, is_folder=True)
+            if found.verdict == "wrong":
+                yield found
+
+
 def _written(config: DictConfig) -> Iterator[Finding]:
+    trainer = config.trainer
+    if trainer.default_local_dir is None and (trainer.resume_mode == "auto" or trainer.save_freq > 0):
+        yield wrong(
+            "trainer.default_local_dir",
+            f"null: verl looks there for a checkpoint (trainer.resume_mode={trainer.resume_mode}) and writes those of "
+            f"trainer.save_freq={trainer.save_freq}. Name a folder.",
+        )
     for setting in MADE_BY_VERL:
         if name := OmegaConf.select(config, setting):
             yield _writable(setting, str(name), is_folder=True)
     padding = config.get("padding")
     if isinstance(padding, DictConfig) and padding.get("timing") and isinstance(padding.get("timing_dir"), str):
         yield _writable("padding.timing_dir", padding.timing_dir, is_folder=True)
-    loggers = config.trainer.logger
-    if "file" in ([loggers] if isinstance(loggers, str) else loggers or ()):
+    loggers = [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger or ()
+    if "file" in loggers:
         yield _log_file(config)
+    if "tensorboard" in loggers:
+        yield _writable(BOARD, environment_of_job(config).get(BOARD, "tensorboard_log"), is_folder=True)
 
 
 def _of_ray(config: DictConfig) -> Iterator[Finding]:
@@ -92,7 +115,7 @@ def _disk(config: DictConfig) -> Iterator[Finding]:
     """Whether the weights alone would fit; a checkpoint has more."""
     setting = "trainer.default_local_dir"
     model, place = folder_of_model(str(config.actor_rollout_ref.model.path)), str(config.trainer.default_local_dir)
-    if config.trainer.save_freq <= 0 or model is None or "://" in place:
+    if config.trainer.save_freq <= 0 or model is None or config.trainer.default_local_dir is None or "://" in place:
         return
     weights = (file for pattern in WEIGHTS for file in model.glob(pattern) if file.is_file())
     needed = sum(file.stat().st_size for file in weights)
@@ -115,7 +138,7 @@ def _resumed(config: DictConfig) -> Iterator[Finding]:
     mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
     if mode not in RESUME_MODES:
         yield wrong("trainer.resume_mode", f"{mode}: verl resumes in no such way. Choices: {', '.join(RESUME_MODES)}.")
-    if mode == "auto":
+    if mode == "auto" and config.trainer.default_local_dir is not None:
         yield from _latest(config, Path(str(config.trainer.default_local_dir)))
     if mode != "resume_path":
         return
@@ -135,6 +158,8 @@ def _checkpoint(config: DictConfig, setting: str, folder: Path) -> Finding:
     actor = folder / "actor"
     if not actor.is_dir():
         return wrong(setting, f"{folder}: has no folder named actor, which verl loads. Name a whole checkpoint.")
+    if has_critic(config) and not (folder / "critic").is_dir():
+        return wrong(setting, f"{folder}: has no folder named critic, and the job has one. Name another checkpoint.")
     if config.actor_rollout_ref.actor.strategy.startswith("fsdp"):
         found = re.findall(r"model_world_size_(\d+)_rank_0\.pt", " ".join(map(str, actor.iterdir())))
         ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
@@ -173,16 +198,21 @@ def _latest(config: DictConfig, checkpoints: Path) -> Iterator[Finding]:
 
 def _log_file(config: DictConfig) -> Finding:
     """verl makes the folder of its own file name, but not that of a file which the environment names."""
-    name = os.environ.get(LOG_FILE)
+    environment = environment_of_job(config)
+    name = environment.get(LOG_FILE)
+    if name is None and config.trainer.project_name is None:
+        return wrong("trainer.project_name", "null: verl's file logger makes a folder of this name. Name one.")
     if name is None:
         experiment = str(config.trainer.experiment_name)
-        folder = Path(os.environ.get(LOG_FOLDER, "."), str(config.trainer.project_name), experiment).expanduser().parent
+        folder = (
+            Path(environment.get(LOG_FOLDER, "."), str(config.trainer.project_name), experiment).expanduser().parent
+        )
         if "/" in experiment and not folder.is_dir():
             return wrong(
                 "trainer.experiment_name",
                 f"{experiment}: verl's file logger takes it for a file in a folder that nobody makes. Leave out the /.",
             )
-        return _writable(LOG_FOLDER, os.environ.get(LOG_FOLDER, "."))
+        return _writable(LOG_FOLDER, environment.get(LOG_FOLDER, "."))
     path = Path(name)
     if not path.absolute().parent.is_dir():
         return wrong(LOG_FILE, f"{name}: its folder is not there, and verl does not make it. mkdir -p {path.parent}")

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, m
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from verl_padding.doctor.environment import variables_of_shell
 from verl_padding.doctor.finding import Finding, ok, tried, wrong
 from verl_padding.doctor.hidden_modules import hidden_modules
 from verl_padding.doctor.named_objects import is_module
@@ -72,6 +73,7 @@ def _installed(name: str) -> str | None:
 
 def plug_in() -> Iterator[Finding]:
     """What verl and Hydra find of the plug-in, and the modules that verl is to import beside itself."""
+    yield from variables_of_shell()
     named = os.environ.pop(EXTERNAL_MODULES, "")  # verl would import them all at once, and end at the first that fails
     found = list(registrations())
     yield from found

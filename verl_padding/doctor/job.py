@@ -11,12 +11,16 @@ from verl_padding.doctor.agent_loops import agent_loops_of_job, loops_of_job
 from verl_padding.doctor.code import code_of_job
 from verl_padding.doctor.data_files import Needs, data_files_of_job
 from verl_padding.doctor.devices import devices_of_job
+from verl_padding.doctor.environment import variables_of_job
+from verl_padding.doctor.extra_info import extra_info_of_job
 from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
-from verl_padding.doctor.folders import folders_of_job
+from verl_padding.doctor.folders import folder_of_hydra, folders_of_job
+from verl_padding.doctor.interfaces import interfaces_of_job
 from verl_padding.doctor.loaded_model import SETTINGS_OF_PATHS, LoadedModel, loaded_model, model_of_job
 from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.null_rows import null_rows_of_job
+from verl_padding.doctor.own_files import own_files_of_job
 from verl_padding.doctor.packages import packages_of_job
 from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
 from verl_padding.doctor.penalties import penalties_of_job
@@ -51,6 +55,7 @@ def looks_at_job(arguments: JobArguments, platform: str) -> Iterator[Look]:
         return
     (config,) = composed
     yield Look.at("packages", lambda: chain(packages_of_job(config), values_for_rollout(config)))
+    yield Look.at("environment", lambda: chain(variables_of_job(config), interfaces_of_job(config)))
     yield Look.at("devices", lambda: devices_of_job(config, platform))
     files = look_at_files(config)
     yield files
@@ -92,6 +97,7 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
     yield from ignored_settings(config)
     yield from misspelt_settings(arguments)
     yield from values_passed_on(config)
+    yield from folder_of_hydra(arguments)
     composed.append(config)
 
 
@@ -106,8 +112,10 @@ def _files(config: DictConfig) -> Iterator[Finding]:
     yield from null_rows_of_job(config, needs)
     yield from code_of_job(config)
     yield from rewards_of_job(config, asked=asked)
+    yield from extra_info_of_job(config, loops, asked=asked)
     yield from tools_of_job(config)
     yield from agent_loops_of_job(config)
+    yield from own_files_of_job(config)
     yield from folders_of_job(config)
 
 
@@ -133,6 +141,7 @@ def _first_step(config: DictConfig, *, without_model: bool, without_data: bool) 
 def _plan(config: DictConfig) -> Iterator[Finding]:
     """What the plug-in will do to the job's batches, or why it refuses."""
     from verl_padding.errors import PaddingError
+    from verl_padding.plan.errors import PlanError
     from verl_padding.trainer.trainers import asks_for_padding, padded_trainer
     from verl_padding.verl_job.summary import planned_job, summary
 
@@ -148,7 +157,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         for subject, told in summary(config, job):
             yield ok(subject, told)
         yield from lengths(config, job)
-    except PaddingError as refusal:
+    except (PaddingError, PlanError) as refusal:
         yield wrong("padding", str(refusal))
 
 

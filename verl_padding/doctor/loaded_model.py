@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, panics_as_errors, warning, wrong
 from verl_padding.doctor.lora import modules_of_lora
@@ -24,6 +24,10 @@ from verl_padding.doctor.weights import refuse_broken_weights, refuse_other_shap
 MODEL = "actor_rollout_ref.model"
 PATH = f"{MODEL}.path"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
+WRAP_POLICY = "actor_rollout_ref.actor.fsdp_config.wrap_policy"
+LAYERS = f"{WRAP_POLICY}.transformer_layer_cls_to_wrap"
+NO_LAYERS = "Could not find any of the transformer layer classes"
+"""How verl's error begins where a model has none of the layers that it is to be cut into."""
 PATHS = ("path", "tokenizer_path", "hf_config_path")
 SETTINGS_OF_PATHS = tuple(f"{MODEL}.{name}" for name in PATHS)
 FSDP = ("fsdp", "fsdp2")
@@ -247,17 +251,22 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
             made: Any = get_hf_auto_model_class(described).from_config(described, trust_remote_code=False)
         if config.actor_rollout_ref.model.get("enable_gradient_checkpointing"):
             made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        get_fsdp_wrap_policy(made, OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.wrap_policy"))
+        get_fsdp_wrap_policy(made, OmegaConf.select(config, WRAP_POLICY))
     except (RuntimeError, OSError, AssertionError) as error:  # of torch, without numbers or a GPU, or of a hub
         yield not_looked_at(PATH, f"{path}: the model cannot be made here without its weights ({in_one_line(error)})")
         return
     except Exception as error:  # of transformers, of the model's own checks, or of verl
+        if NO_LAYERS in str(error):
+            named = OmegaConf.select(config, LAYERS)
+            layers = list(named) if isinstance(named, ListConfig) else named
+            yield wrong(LAYERS, f"{layers}: no layers of {path}. Leave it out, for those that the model names itself.")
+            return
         yield wrong(PATH, f"{path}: the model cannot be made ({in_one_line(error)}).")
         return
     if flash and not getattr(made, "_supports_flash_attn", True):
         yield wrong(ATTENTION, f"{attention}: {type(made).__name__} has no such attention. Set it to sdpa or eager.")
         return
-    yield from modules_of_lora(config, [name for name, _ in made.named_modules() if name])
+    yield from modules_of_lora(config, made)
     if getattr(described, "quantization_config", None) is None:
         yield from _shapes(path, {name: tuple(each.shape) for name, each in made.state_dict().items()})
     yield ok("model", type(made).__name__)

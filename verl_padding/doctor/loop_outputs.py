@@ -1,11 +1,17 @@
-"""What an agent loop of the user's own makes its outputs of, read from its source: fields that a step ends without."""
+"""What an agent loop of the user's own makes its outputs of, read from its source: what a step ends for."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
+from functools import cache
+
+from verl_padding.doctor.certain_code import nodes_run_by
+from verl_padding.doctor.returned import Function
 
 OUTPUT, BASE = "AgentLoopOutput", "AgentLoopBase"
+APPLY = "self.tokenizer.apply_chat_template"
 WRITTEN = {
     "num_turns": "num_turns=2",
     "extra_fields": "extra_fields=dict(answer.extra_fields), which says by which weights the answer was made",
@@ -34,6 +40,52 @@ def fields_left_out(module: ast.Module, loop: ast.ClassDef) -> Iterator[tuple[st
         lacking = [call for call in own if not _gets_more(call) and field not in _given(call)]
         if lacking and not _may_be_set_later(nodes, field):
             yield field, makes_all and all(field not in _given(call) for call in calls)
+
+
+def encodings_as_ids(loop: ast.ClassDef) -> Iterator[tuple[int, bool]]:
+    """Where a loop gives what transformers makes of a chat template, a mapping, as the token ids of a prompt.
+
+    Yields:
+        The line, and whether it is certainly run.
+    """
+    if not _gives_mappings():
+        return
+    certain = {id(node) for _, nodes in nodes_run_by(loop, "run") for node in nodes}
+    for function in ast.walk(loop):
+        made = {name for name, value in _set_once(function).items() if _is_encoding(value)}
+        for node in ast.walk(function) if isinstance(function, Function) else ():
+            match node:
+                case ast.keyword(arg="prompt_ids", value=value):
+                    if _is_encoding(value) or (isinstance(value, ast.Name) and value.id in made):
+                        yield value.lineno, id(node) in certain
+
+
+@cache
+def _gives_mappings() -> bool:
+    """Whether the installed transformers gives a mapping where nothing else is asked for, as of its version 5."""
+    from transformers import PreTrainedTokenizerBase
+
+    asked = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    return all(asked[name].default is True for name in ("return_dict", "tokenize"))
+
+
+def _set_once(function: ast.AST) -> dict[str, ast.expr]:
+    """Names that a function sets in one place, to a value in plain sight."""
+    stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    found = {}
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored.count(name) == 1:
+                found[name] = value
+    return found
+
+
+def _is_encoding(value: ast.expr) -> bool:
+    match value:
+        case ast.Call(func=called, keywords=keywords) if ast.unparse(called) == APPLY:
+            given = {each.arg: ast.unparse(each.value) for each in keywords}
+            return None not in given and all(given.get(name, "True") == "True" for name in ("tokenize", "return_dict"))
+    return False
 
 
 def _required() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,32 +30,36 @@ def lora_of_job(config: DictConfig) -> Iterator[Finding]:
         yield wrong(MERGE, f"{merges}: the rollout {name!r} takes whole weights, no adapters. Set {MERGE}=true.")
 
 
-def modules_of_lora(config: DictConfig, modules: list[str]) -> Iterator[Finding]:
+def modules_of_lora(config: DictConfig, made: Any) -> Iterator[Finding]:
     """Whether the model has what ``target_modules`` names.
 
     Megatron's engine reads ``model.lora`` in its place; ``all-linear`` finds its modules itself.
 
     Args:
-        modules: names of all modules of the model.
+        made: the model, a module of torch.
     """
     model = OmegaConf.select(config, SECTION)
     named, rank = model.target_modules, model.lora_rank
     if not isinstance(rank, int) or rank <= 0 or model.get("lora_adapter_path") or named in (None, "all-linear"):
         return
-    yield from _named(named if isinstance(named, str) else list(named), modules)
+    yield from _named(named if isinstance(named, str) else list(named), made)
 
 
-def _named(named: str | list[str], modules: list[str]) -> Iterator[Finding]:
+def _named(named: str | list[str], made: Any) -> Iterator[Finding]:
     """PEFT takes a text for a regular expression of whole names, and a list for ends of names."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import check_target_module_exists
+    from torch.nn import Linear
+
+    modules = [name for name, _ in made.named_modules() if name]
 
     def is_found(target: str | list[str]) -> bool:
         adapted = LoraConfig(target_modules=target)
         return any(check_target_module_exists(adapted, module) for module in modules)
 
-    ends = sorted({module.rpartition(".")[2] for module in modules if not module.rpartition(".")[2].isdigit()})
-    has = f"The model has {', '.join(ends[:SHOWN])}{', ...' if len(ends) > SHOWN else ''}."
+    ends = sorted({name.rpartition(".")[2] for name, each in made.named_modules() if isinstance(each, Linear)})
+    shown = f"{', '.join(ends[:SHOWN])}{', ...' if len(ends) > SHOWN else ''}"
+    has = f"Its linear layers are {shown}. Name some of them, or set it to all-linear."
     missing = [] if isinstance(named, str) else [name for name in named if not is_found([name])]
     if not is_found(named):
         yield wrong(SETTING, f"{named}: the model has no module of this name. {has}")

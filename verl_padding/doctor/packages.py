@@ -43,6 +43,9 @@ LOGGERS = {
     "rl_insight": "rl_insight",
 }
 """Name in ``trainer.logger`` -> its module. verl imports them after its workers have started."""
+TRACE = "actor_rollout_ref.rollout.trace.backend"
+TRACES = ("weave", "mlflow", "trackio")
+"""What writes traces of sessions, each by the module of its name; verl takes any other name for none."""
 INSTALLED_AS = {
     "megatron.core": "megatron-core",
     "tensorrt_llm": "tensorrt-llm",
@@ -61,6 +64,9 @@ def packages_of_job(config: DictConfig) -> Iterator[Finding]:
         yield _rollout(setting, str(OmegaConf.select(config, setting)))
     yield from _engines(config)
     yield from _carrier_of_weights(config)
+    traced = str(OmegaConf.select(config, TRACE))
+    if traced in TRACES:
+        yield _needed(TRACE, traced, traced)
     model = config.actor_rollout_ref.model
     if model.get("use_liger"):
         yield _needed("actor_rollout_ref.model.use_liger", "True", "liger_kernel")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from importlib import import_module
+from difflib import get_close_matches
+from importlib import import_module, resources
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.data_files import validates
 from verl_padding.doctor.finding import Finding, warning, wrong
+from verl_padding.doctor.settings import is_read
 
 TRAINED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.optim", "critic": "critic.optim"}
 """Section -> that of its optimizer."""
@@ -26,6 +29,8 @@ LEAST = {
     "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
+    "trainer.v1.separate_async.parameter_sync_step": 1,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
 }
 """Setting -> the smallest number that it may be."""
 STEPS = ("trainer.total_epochs", "trainer.total_training_steps")
@@ -40,6 +45,7 @@ VALIDATION = "actor_rollout_ref.rollout.val_kwargs."
 SHARES = ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.val_kwargs.top_p")
 """Settings that are above 0 and at most 1, for every rollout."""
 RAY, ENV_VARS = "ray_kwargs.ray_init", "runtime_env.env_vars"
+PROFILED = "global_profiler.steps"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 FLASH = ("flash_attention_2", "flash_attention_3")
@@ -52,7 +58,7 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
             yield from _optimizer(config, optim)
     unused = () if validates(config) else (VALIDATION,)
     for setting, least in LEAST.items():
-        if setting.startswith(unused):
+        if setting.startswith(unused) or not is_read(config, setting):
             continue
         number = OmegaConf.select(config, setting)
         if isinstance(number, int | float) and number < least:
@@ -68,6 +74,11 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     for name, value in (OmegaConf.select(config, f"{RAY}.{ENV_VARS}") or {}).items():
         if not isinstance(value, str):
             yield wrong(f"{RAY}.{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
+    yield from _arguments_of_ray(config)
+    yield from _storage(config)
+    steps = OmegaConf.select(config, PROFILED)
+    if steps is not None and not isinstance(steps, ListConfig):
+        yield wrong(PROFILED, f"{steps}: verl looks for each step in a list. Write [{steps}], or leave it out.")
     folder = OmegaConf.select(config, f"{RAY}.runtime_env.working_dir")
     if isinstance(folder, str) and "://" not in folder and not Path(folder).expanduser().exists():
         yield wrong(f"{RAY}.runtime_env.working_dir", f"{folder}: there is no such folder, and Ray copies it. Make it.")
@@ -75,6 +86,33 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     attention = OmegaConf.select(config, ATTENTION)
     if config.trainer.device == "cpu" and attention in FLASH:
         yield wrong(ATTENTION, f"{attention}: it has no kernels for a CPU. Set it to sdpa.")
+
+
+def _storage(config: DictConfig) -> Iterator[Finding]:
+    """Whether TransferQueue has a section for the storage that it is to take, of its own or of the job's."""
+    of_its_own = OmegaConf.load(str(resources.files("transfer_queue") / "config.yaml"))
+    backend = OmegaConf.merge(of_its_own.backend, OmegaConf.select(config, "transfer_queue.backend") or {})
+    name = backend.get("storage_backend")
+    choices = [str(each) for each in backend if isinstance(backend.get(each), DictConfig)]
+    if name is not None and name not in choices:
+        setting = "transfer_queue.backend.storage_backend"
+        yield wrong(setting, f"{name}: TransferQueue knows no such storage. Choices: {', '.join(choices)}.")
+
+
+def _arguments_of_ray(config: DictConfig) -> Iterator[Finding]:
+    """What Ray would say of names that it does not know; those of a server elsewhere are not known here."""
+    import ray
+
+    init = inspect.unwrap(ray.init)
+    known, text = inspect.signature(init).parameters, inspect.getsource(init)
+    section = OmegaConf.select(config, RAY) or {}
+    if str(section.get("address")).startswith("ray://"):
+        return
+    for name in map(str, section):
+        if name not in known and f'"{name}"' not in text:
+            near = get_close_matches(name, known, n=1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            yield wrong(f"{RAY}.{name}", f"{section[name]}: ray.init() takes no such argument.{meant}")
 
 
 def values_for_rollout(config: DictConfig) -> Iterator[Finding]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, ok, wrong
+
+COEFFICIENTS = {"actor_rollout_ref.actor.kl_loss_type": "actor_rollout_ref.actor.kl_loss_coef"}
+"""Kind of a penalty -> its weight, where that is a setting of its own."""
 
 
 def penalties_of_job(config: DictConfig) -> Iterator[Finding]:
@@ -22,6 +25,8 @@ def penalties_of_job(config: DictConfig) -> Iterator[Finding]:
     for (setting, is_used), name in zip(used.items(), named, strict=True):
         if not is_used:
             continue
+        if setting in COEFFICIENTS and OmegaConf.select(config, COEFFICIENTS[setting]) is None:
+            yield wrong(COEFFICIENTS[setting], "null: the actor's loss has a KL term, which this multiplies. Set it.")
         try:
             kl_penalty(torch.zeros(1, 1), torch.zeros(1, 1), name)
         except NotImplementedError:

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,6 +15,7 @@ from verl_padding.doctor.finding import Finding, ok, warning, wrong
 from verl_padding.plan import Job
 from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.known_verl import KNOWN_VERL
+from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
 from verl_padding.verl_job.roles_of_job import has_critic
 
 OF_CRITIC = "the critic's engine reads +critic.{engine}."
@@ -48,9 +49,15 @@ WITHOUT_TIMING = "no file of laps is written. Set padding.timing=true, or leave 
 SECTION_OF_ENGINE = {"fsdp2": "fsdp"}
 """Strategy of a critic -> section of its engine, where they differ."""
 
+
+def _is_of_mode(config: DictConfig, mode: str) -> bool:
+    return str(config.trainer.v1.trainer_mode).removeprefix(MODE_PREFIX) == mode
+
+
 USED: dict[str, Callable[[DictConfig], bool]] = {
     "reward.reward_model.": lambda config: bool(config.reward.reward_model.enable),
     "critic.": has_critic,
+    **{f"trainer.v1.{mode}.": partial(_is_of_mode, mode=mode) for mode in STOCK_MODES},
     "distillation.": lambda config: bool((config.get("distillation") or {}).get("enabled")),
 }
 """Beginning of a setting -> whether the job reads what is below it; everything else is read."""
@@ -80,8 +87,9 @@ def missing_settings(config: DictConfig) -> Iterator[Finding]:
             yield wrong(section, "there is no such section. Start from a config of verl.trainer.main_ppo.")
             return
     yield from _mistyped(config)
-    unset = [key for key in (*NEEDED, *WHOLE_NUMBERS) if OmegaConf.select(config, key) is None]
-    missing = [key for key in OmegaConf.missing_keys(config) if _is_read(config, key)]
+    needed = [key for key in (*NEEDED, *WHOLE_NUMBERS) if is_read(config, key)]
+    unset = [key for key in needed if OmegaConf.select(config, key) is None]
+    missing = [key for key in OmegaConf.missing_keys(config) if is_read(config, key)]
     for key in sorted({*unset, *missing}):
         value = "???" if key in missing else "null"
         yield wrong(key, f"{value}: has to be set" + (f". {HINTS[key]}" if key in HINTS else "."))
@@ -89,13 +97,13 @@ def missing_settings(config: DictConfig) -> Iterator[Finding]:
 
 def _mistyped(config: DictConfig) -> Iterator[Finding]:
     """Settings whose value is no whole number where one is needed, or a text where verl's own value is a number."""
-    for key in WHOLE_NUMBERS:
+    for key in (*WHOLE_NUMBERS, *WHOLE_NUMBERS_OR_NULL):
         value = OmegaConf.select(config, key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             yield wrong(key, f"{value}: a whole number is needed.")
     for key, verls in _leaves(_verls_own()):
         is_number = isinstance(verls, int | float) and not isinstance(verls, bool)
-        if is_number and key not in WHOLE_NUMBERS and _is_read(config, key):
+        if is_number and key not in WHOLE_NUMBERS and is_read(config, key):
             value = OmegaConf.select(config, key)
             if isinstance(value, str):
                 yield wrong(key, f"{value}: a number is needed; verl's own value is {verls}.")
@@ -108,7 +116,7 @@ def _unknown_precisions(config: DictConfig) -> Iterator[Finding]:
 
     for section in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         for key, value in _leaves(OmegaConf.select(config, section), f"{section}."):
-            if not key.endswith("dtype") or not isinstance(value, str) or not _is_read(config, key):
+            if not key.endswith("dtype") or not isinstance(value, str) or not is_read(config, key):
                 continue
             try:
                 PrecisionType.to_dtype(value)
@@ -147,19 +155,27 @@ NEEDED = (
     "data.train_files",
     "data.val_files",
     "trainer.logger",
+    "trainer.total_epochs",
+    "trainer.v1.colocate_async.num_warmup_batches",
+    "trainer.v1.separate_async.num_warmup_batches",
+    "trainer.v1.separate_async.parameter_sync_step",
 )
 WHOLE_NUMBERS = (
+    "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.n",
+    "data.dataloader_num_workers",
     "data.max_prompt_length",
     "data.max_response_length",
     "data.train_batch_size",
     "data.train_max_samples",
+    "reward.num_workers",
     "trainer.n_gpus_per_node",
     "trainer.nnodes",
     "trainer.save_freq",
     "trainer.test_freq",
 )
 """Sections and settings that verl.trainer.main_ppo does not do without."""
+WHOLE_NUMBERS_OR_NULL = ("data.seed",)
 HINTS = {
     "actor_rollout_ref.rollout.name": "vllm, for example; +local=cpu brings `transformers`.",
     "data.val_files": "verl opens them even if it never validates: name the training files, or others.",
@@ -168,7 +184,8 @@ HINTS = {
 }
 
 
-def _is_read(config: DictConfig, key: str) -> bool:
+def is_read(config: DictConfig, key: str) -> bool:
+    """Whether the job reads a setting, which may be of a part that it has not."""
     return all(used(config) for prefix, used in USED.items() if key.startswith(prefix))
 
 
@@ -183,7 +200,7 @@ def ignored_settings(config: DictConfig) -> Iterator[Finding]:
         if not isinstance(parent, DictConfig) or name not in parent or OmegaConf.is_interpolation(parent, name):
             continue
         value = OmegaConf.select(config, key)
-        if value is not None and _is_read(config, key) and value != OmegaConf.select(verls, key):
+        if value is not None and is_read(config, key) and value != OmegaConf.select(verls, key):
             yield warning(key, f"{value}: has no effect: {instead.format(engine=engine)}")
     padding = config.get("padding")
     if isinstance(padding, DictConfig) and padding.get("timing_dir") and not padding.get("timing"):
