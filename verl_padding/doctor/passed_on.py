@@ -92,8 +92,9 @@ def _storage(config: DictConfig) -> Iterator[Finding]:
     """Whether TransferQueue has a section for the storage that it is to take, of its own or of the job's."""
     of_its_own = OmegaConf.load(str(resources.files("transfer_queue") / "config.yaml"))
     backend = OmegaConf.merge(of_its_own.backend, OmegaConf.select(config, "transfer_queue.backend") or {})
+    assert isinstance(backend, DictConfig)
     name = backend.get("storage_backend")
-    choices = [str(each) for each in backend if isinstance(backend.get(each), DictConfig)]
+    choices = [str(each) for each, section in backend.items() if isinstance(section, DictConfig)]
     if name is not None and name not in choices:
         setting = "transfer_queue.backend.storage_backend"
         yield wrong(setting, f"{name}: TransferQueue knows no such storage. Choices: {', '.join(choices)}.")
