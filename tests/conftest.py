@@ -3,10 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import tests.support.parsed_once
 import tests.support.plain_output  # noqa: F401  (first of all)
 from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
+
+# How long an example takes says nothing here: other processes of the tests have the cores, too.
+settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared cores")
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,10 @@ from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 
-NO_RAY = "import ray\ndef no(*a, **k): raise AssertionError('Ray was started')\nray.init = no\n"
+NO_RAY = (
+    "import functools, ray\n@functools.wraps(ray.init)\n"
+    "def no(*a, **k): raise AssertionError('Ray was started')\nray.init = no\n"
+)
 NO_ENTRY_POINT = (
     "import importlib.metadata as m; real = m.entry_points\n"
     "m.entry_points = lambda **kw: [e for e in real(**kw) if e.name != 'verl_padding']\n"
