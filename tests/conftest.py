@@ -1,13 +1,23 @@
 """What tests of several folders share: one Ray and one TransferQueue a process of tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
 import tests.support.parsed_once
 import tests.support.plain_output  # noqa: F401  (first of all)
 from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
+from tests.support.own_recipe import make_own_recipe
+
+# How long a draw takes says more of what else the cores do than of the code.
+hypothesis.settings.register_profile(
+    "shared cores", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("shared cores")
 
 # How long an example takes says nothing here: other processes of the tests have the cores, too.
 settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,3 +29,35 @@ def transfer_queue() -> Iterator[None]:
     """A real TransferQueue on a real Ray, started once and shut down at the end."""
     with ray_and_queue():
         yield
+
+
+@pytest.fixture(scope="session")
+def own_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe of docs/own_recipe.md, before its first run."""
+    return make_own_recipe(tmp_path_factory.mktemp("own"))
+
+
+SHARE_A_FIXTURE = (
+    (
+        "tests/equivalence/test_actor_update.py",
+        "tests/equivalence/test_shared_prefixes.py",
+        "tests/equivalence/test_weights_on_ranks.py",
+    ),
+    ("tests/test_code_blocks.py", "tests/test_own_recipe.py"),
+)
+"""Files that one process of tests runs, one after the other, since what they share takes long to make."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadfile``, with the files that share a fixture as one file."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((files[0] for files in SHARE_A_FIXTURE if file in files), file)
+
+    return Files(config, log)

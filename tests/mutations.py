@@ -46,7 +46,7 @@ MUTATIONS = [
         "verl_padding/pads/columns.py",
         "torch.tensor([layout.real_rows_M[m] for m in mini_batch_of])",
         "torch.full((len(mini_batch_of),), layout.rows_per_cell * layout.dp_size)",
-        "tests/pads/test_padded_batch.py tests/equivalence/test_critic_update.py",
+        "tests/pads/test_padded_batch.py tests/equivalence/test_actor_update.py",
     ),
     Mutation(
         "the denominator is the configured one",
@@ -263,7 +263,7 @@ MUTATIONS = [
         "verl_padding/pads/roles.py",
         '"loss_mask": FieldRole(Role.RESPONSE),',
         '"loss_mask": FieldRole(Role.RESPONSE, Fill.ONE),',
-        "tests/pads tests/equivalence/test_critic_update.py",
+        "tests/pads tests/equivalence/test_actor_update.py",
     ),
     Mutation(
         "a pad lacks what the trainer has added to real rows",

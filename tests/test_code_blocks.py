@@ -1,10 +1,10 @@
 """Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
 
-What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: the demo and
-Ray's commands take their options, a run script is read by bash, an installation has its extras looked up, tests and
-benchmarks have their files. What verl's trainer and the doctor are given is written down, and when the block has run,
-this process composes the job, or has the doctor look at it: starting each would take ten seconds. The end-to-end tests
-run the commands themselves.
+What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: the demo
+takes its options, a run script is read by bash, an installation has its extras looked up, tests and benchmarks have
+their files. What verl's trainer, the doctor and Ray's commands are given is written down, and when the block has run,
+this process composes the job, has the doctor look at it, or has the command take its options: starting each would take
+seconds. The end-to-end tests run the commands themselves.
 """
 
 import os
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.utils import get_args_parser
+from ray.scripts.scripts import cli as ray_cli
 from typer.testing import CliRunner
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-from tests.support.own_recipe import make_own_recipe
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
 from tests.support.run_folder import write_run
 from tests.timing.test_laps import two_ranks
@@ -35,7 +35,7 @@ READ = [*(page for page in PAGES if page not in RUN_AS_A_WHOLE), *sorted(ROOT.gl
 """The first hour's job, in the array that other pages take for the reader's own."""
 
 CALLS = "calls"
-"""File with what the trainer and the doctor were given: a zero byte ends each argument, and another one each call."""
+"""File with what trainer, doctor and Ray were given: a zero byte ends each argument, and another one each call."""
 PYTHON = f"""#!/bin/bash
 arguments=()
 for argument in "$@"; do [[ $argument == ... ]] || arguments+=("$argument"); done
@@ -91,15 +91,12 @@ verl_padding.cli.demo.run_demo = lambda **options: 0
 app()
 """
 
-RAY = f"""#!{sys.executable}
-import subprocess, sys
-from ray.scripts.scripts import cli
-name, *arguments = sys.argv[1:]
-place = arguments.index("--") if "--" in arguments else len(arguments)
-cli.commands[name].make_context(name, arguments[:place])
-if arguments[place + 1 :]:
-    assert name == "symmetric-run", name
-    sys.exit(subprocess.call(arguments[place + 1 :]))
+RAY = """#!/bin/bash
+printf '%s\\0' ray "$@" "" >> "$CALLS"
+if [[ $1 == symmetric-run ]]; then
+    while [[ $1 != -- ]]; do shift; done
+    exec "${@:2}"
+fi
 """
 
 SCONTROL = """#!/bin/bash
@@ -141,10 +138,10 @@ def test_there_are_blocks_and_each_is_of_a_language_that_is_run():
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
+def checkout(own_recipe, tmp_path_factory) -> Path:
     """A folder with what a checkout has, two runs to compare, a trainer of one's own, and the first hour's job."""
     folder = tmp_path_factory.mktemp("checkout")
-    for path in make_own_recipe(tmp_path_factory.mktemp("own")).iterdir():
+    for path in own_recipe.iterdir():
         (folder / path.name).symlink_to(path)
     for name in ("benchmarks", "recipes", "tests", "docs", "configs", "verl_padding", "setup.cfg", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
@@ -197,13 +194,16 @@ def test_a_block_of_commands_runs(code, checkout, monkeypatch):
             options = {name: getattr(given, name) for name in ("config_dir", "config_name", "config_path")}
             named = {name: value for name, value in options.items() if value is not None}
             assert compose_job(JobArguments(overrides=tuple(given.overrides), **named)).padding.strategy in STRATEGIES
+        elif program == "ray":
+            name, *options = arguments[: arguments.index("--") if "--" in arguments else None]
+            ray_cli.commands[name].make_context(name, options)
         else:
             answer = CliRunner().invoke(app, [program, *arguments])
             assert answer.exit_code == 0, answer.output
 
 
 def calls_of(checkout: Path) -> list[list[str]]:
-    """Arguments of each call of the trainer, the module first, and of the doctor; they are forgotten."""
+    """Arguments of each call of the trainer, the module first, of the doctor, and of Ray; they are forgotten."""
     file = checkout / CALLS
     text = file.read_text() if file.exists() else ""
     file.unlink(missing_ok=True)

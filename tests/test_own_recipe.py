@@ -26,12 +26,6 @@ python() { printf '%s\\n' "${@:3}" > job; echo "$2" >> called; }
 """Commands of a script, met by functions that note how they are called."""
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory) -> Path:
-    """The recipe's folder, before its first run."""
-    return make_own_recipe(tmp_path_factory.mktemp("own"))
-
-
 def job_of(script: str, folder: Path) -> list[str]:
     """The overrides that a script of the page gives to verl's trainer; it has asked the doctor about the same ones."""
     (folder / "called").unlink(missing_ok=True)
@@ -62,19 +56,19 @@ def test_the_page_prints_every_file_that_it_names_and_no_other():
 
 
 @pytest.mark.slow
-def test_the_doctor_passes_the_job_as_it_is_printed(recipe):
-    code = f"source {recipe}/job.sh\n" + files_of(PAGE)["cpu.sh"].split("python -m verl.trainer")[0]
+def test_the_doctor_passes_the_job_as_it_is_printed(own_recipe):
+    code = f"source {own_recipe}/job.sh\n" + files_of(PAGE)["cpu.sh"].split("python -m verl.trainer")[0]
     environment = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(
-        ["/bin/bash", "-c", code], cwd=recipe, env=environment, capture_output=True, text=True, check=False
+        ["/bin/bash", "-c", code], cwd=own_recipe, env=environment, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 @pytest.mark.parametrize("script", ["cpu.sh", "gpu.sh"])
-def test_both_jobs_are_complete_and_can_be_planned(script, recipe):
-    overrides = [each for each in job_of(script, recipe) if not each.startswith("trainer.v1.trainer_mode=")]
+def test_both_jobs_are_complete_and_can_be_planned(script, own_recipe):
+    overrides = [each for each in job_of(script, own_recipe) if not each.startswith("trainer.v1.trainer_mode=")]
     assert complete(overrides)
     config = compose_job(*overrides)
     assert check_job(config).strategy == "prompt"
@@ -83,11 +77,11 @@ def test_both_jobs_are_complete_and_can_be_planned(script, recipe):
     assert "file" in config.trainer.logger
 
 
-def test_the_first_hours_job_is_complete_with_and_without_the_flag(recipe):
+def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
     (code,) = [code for code in commands_of(FIRST_HOUR) if "overrides=(" in code]
     told = subprocess.run(
         ["/bin/bash", "-c", code + 'printf "%s\\n" "${overrides[@]}"'],
-        cwd=recipe,
+        cwd=own_recipe,
         capture_output=True,
         text=True,
         check=True,

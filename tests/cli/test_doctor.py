@@ -11,15 +11,16 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.fresh_processes import run_fresh
 from tests.support.jobs_for_doctor import (
     AGENT,
     FLAG,
     Machine,
     Reasons,
     assert_told,
+    doctor_in_a_process,
     findings_of,
     prompts,
-    run_doctor,
 )
 from verl_padding.cli.app import app
 from verl_padding.cli.doctor import diagnose
@@ -190,10 +191,26 @@ BROKEN = ("wrapt", "verl_padding.entry.hydra_search_path", "verl_padding.verl_jo
 
 
 @pytest.fixture(scope="module")
-def broken(job) -> dict[str, tuple[int, str]]:
-    """Module that cannot be imported -> what a padded job is told."""
+def told_by_processes(job, tmp_path_factory) -> dict[str, tuple[int, str]]:
+    """Exit code and everything that the command says in a process of its own, by what is special there.
+
+    A module that cannot be imported where a padded job asks for it, no entry point, or nothing but Hydra's options and
+    one fault of the job's.
+    """
+    configs = tmp_path_factory.mktemp("configs")
+    (configs / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ntrainer:\n  logger: [sand]\n")
+    options = ["-cd", str(configs), "--config-name", "mine", "--json"]
     without = {module: f"import sys\nsys.modules[{module!r}] = None\n" for module in BROKEN}
-    return {module: run_doctor(*job, FLAG, before=without[module], RAY_ADDRESS="local") for module in BROKEN}
+    cases = {
+        module: doctor_in_a_process(*job, FLAG, before=without[module], RAY_ADDRESS="local") for module in BROKEN
+    } | {
+        "entry point": doctor_in_a_process(before=NO_ENTRY_POINT, VERL_USE_EXTERNAL_PLUGINS="none"),
+        "options": doctor_in_a_process(
+            *options, *job, FLAG, "trainer.logger=[rock]", before=NO_RAY, RAY_ADDRESS="local"
+        ),
+    }
+    ended = run_fresh(cases, tmp_path_factory.mktemp("processes"))
+    return {name: (process.returncode, process.stdout + process.stderr) for name, process in ended.items()}
 
 
 @pytest.mark.parametrize(
@@ -205,8 +222,8 @@ def broken(job) -> dict[str, tuple[int, str]]:
     ],
     ids=["Hydra hook", "trainers", "entry point"],
 )
-def test_what_fails_is_told_with_its_traceback(module, failed, broken):
-    code, said = broken[module]
+def test_what_fails_is_told_with_its_traceback(module, failed, told_by_processes):
+    code, said = told_by_processes[module]
     assert code == 1
     assert f"{failed}: failed" in said
     assert "Traceback" in said
@@ -214,15 +231,15 @@ def test_what_fails_is_told_with_its_traceback(module, failed, broken):
 
 
 @pytest.mark.parametrize("module", ["wrapt", "verl_padding.verl_job.job_reader"])
-def test_every_table_is_told_where_the_plugin_is_broken_and_the_job_asks_for_it(module, broken):
-    code, said = broken[module]
+def test_every_table_is_told_where_the_plugin_is_broken_and_the_job_asks_for_it(module, told_by_processes):
+    code, said = told_by_processes[module]
     assert code == 1
     for told in ("versions", "plug-in", "TransferQueue", "entry point", "Traceback"):
         assert told in said
 
 
-def test_a_missing_entry_point_and_a_policy_that_leaves_it_out_are_told():
-    code, said = run_doctor(before=NO_ENTRY_POINT, VERL_USE_EXTERNAL_PLUGINS="none")
+def test_a_missing_entry_point_and_a_policy_that_leaves_it_out_are_told(told_by_processes):
+    code, said = told_by_processes["entry point"]
     assert code == 1
     assert "entry point: 0 of them" in said
     assert "verl loads only these plug-ins: none" in said
@@ -385,17 +402,8 @@ def test_folders_and_names_of_configs_of_the_users_own_are_taken_as_hydra_takes_
         compose_job(compose(config_dir="/nowhere"))
 
 
-@pytest.fixture(scope="module")
-def answer(job, tmp_path_factory) -> tuple[int, str]:
-    """Of the command in a process of its own, to a job with one fault."""
-    folder = tmp_path_factory.mktemp("configs")
-    (folder / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ntrainer:\n  logger: [sand]\n")
-    options = ["-cd", str(folder), "--config-name", "mine", "--json"]
-    return run_doctor(*options, *job, FLAG, "trainer.logger=[rock]", before=NO_RAY, RAY_ADDRESS="local")
-
-
-def test_the_command_takes_hydras_options_and_tells_all_as_json(answer):
-    code, said = answer
+def test_the_command_takes_hydras_options_and_tells_all_as_json(told_by_processes):
+    code, said = told_by_processes["options"]
     told = json.loads(said)
     assert (code, told["ok"]) == (1, False)
     findings = [finding for look in told["looks"] for finding in look["findings"]]
@@ -404,8 +412,8 @@ def test_the_command_takes_hydras_options_and_tells_all_as_json(answer):
     assert matter["told"].startswith("rock: verl has no logger of this name. Choices: console, file, wandb")
 
 
-def test_ray_is_not_started(answer):
-    _, said = answer
+def test_ray_is_not_started(told_by_processes):
+    _, said = told_by_processes["options"]
     looks = [look["title"] for look in json.loads(said)["looks"]]
     assert looks[-3:] == ["plan", "verl's own checks", "first step"]
     assert "Ray was started" not in said

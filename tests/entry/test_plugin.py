@@ -1,16 +1,15 @@
 """The entry point: found by verl, light, and silent while it is not asked for."""
 
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.support.verl_config import compose_job
+from tests.support.fresh_processes import Fresh, run_fresh
+from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.entry import import_hooks
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
@@ -43,22 +42,60 @@ print(json.dumps([modules, seconds, {{mode: each.__module__ for mode, each in st
 """Says which modules of ours verl imports, how long that takes, and which trainers there are."""
 
 
-def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter without a platform chosen."""
-    env = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False, **options)
-
-
-def import_verl() -> list:
-    result = run_python(IMPORT_VERL)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+IMPORT_BROKEN = f"""
+{WITH_TORCHVISION}
+import sys, logging
+sys.modules["verl_padding.trainer.mixin"] = sys.modules["verl_padding.entry.hydra_search_path"] = None
+import verl
+from verl.trainer.ppo.v1 import get_trainer_cls
+print(get_trainer_cls("sync").__name__)
+try:
+    get_trainer_cls("padded_sync")
+except ValueError as refusal:
+    print(refusal)
+"""
+RUN_VERL = f"""
+{WITH_TORCHVISION}
+import runpy
+runpy.run_module("verl.trainer.main_ppo", run_name="__main__")
+"""
+"""verl's own command; with ``--cfg job``, it only shows its config."""
+RUN_BROKEN = f"{WITH_TORCHVISION}import sys; sys.modules['wrapt'] = None\n{RUN_VERL}"
+OWN_CONFIG = ["--config-dir", ".", "--config-name", "mine"]
+CASES = {
+    "verl": (IMPORT_VERL, []),
+    "broken": (IMPORT_BROKEN, []),
+    "broken, asked for": (RUN_BROKEN, ["+padding=prompt", "--cfg", "job"]),
+    "broken, not asked for": (RUN_BROKEN, ["data.train_batch_size=8", "--cfg", "job"]),
+    "a config of one's own": (
+        RUN_VERL,
+        [*OWN_CONFIG, "hydra.run.dir=.", "+padding=prompt", *DYNAMIC, "data.train_batch_size=1022"],
+    ),
+}
+"""What runs, with its arguments, in a process of its own without a platform chosen."""
 
 
 @pytest.fixture(scope="module")
-def imported() -> list:
+def ended(tmp_path_factory) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Case -> its process."""
+    folder = tmp_path_factory.mktemp("processes")
+    mode = "trainer:\n  v1:\n    trainer_mode: separate_async\n"
+    (folder / "mine.yaml").write_text(f"defaults:\n  - ppo_trainer\n  - _self_\n{mode}")
+    cases = {
+        name: Fresh(code, arguments, {"VERL_PLATFORM": None}, str(folder)) for name, (code, arguments) in CASES.items()
+    }
+    return run_fresh(cases, folder)
+
+
+def answer_of(process: subprocess.CompletedProcess[str]) -> list:
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def imported(ended) -> list:
     """What is there after verl was imported in a process of its own."""
-    return import_verl()
+    return answer_of(ended["verl"])
 
 
 def test_verl_finds_one_entry_point_and_it_loads():
@@ -87,13 +124,16 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
     ]
 
 
-def test_the_plugin_costs_a_few_milliseconds(imported):
+def test_the_plugin_costs_a_few_milliseconds(imported, tmp_path):
     # Not a benchmark: an import of torch, Ray or verl's trainer would cost a hundred times as much.
     def seconds(answer: list) -> float:
         (once,) = answer[1]
         return once
 
-    assert seconds(imported) < 0.1 or any(seconds(import_verl()) < 0.1 for _ in range(2))
+    def again() -> list:
+        return answer_of(run_fresh({"verl": Fresh(IMPORT_VERL, [], {"VERL_PLATFORM": None})}, tmp_path)["verl"])
+
+    assert seconds(imported) < 0.1 or any(seconds(again()) < 0.1 for _ in range(2))
 
 
 def test_the_trainers_are_registered_when_verl_imports_its_own(imported):
@@ -102,19 +142,8 @@ def test_the_trainers_are_registered_when_verl_imports_its_own(imported):
     assert all(module.startswith("verl.") for module in modules.values()), modules
 
 
-def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
-    code = (
-        f"{WITH_TORCHVISION}import sys, logging\n"
-        "sys.modules['verl_padding.trainer.mixin'] = sys.modules['verl_padding.entry.hydra_search_path'] = None\n"
-        "import verl\n"
-        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
-        "print(get_trainer_cls('sync').__name__)\n"
-        "try:\n"
-        "    get_trainer_cls('padded_sync')\n"
-        "except ValueError as refusal:\n"
-        "    print(refusal)\n"
-    )
-    result = run_python(code)
+def test_a_broken_plugin_is_told_of_and_leaves_verl_working(ended):
+    result = ended["broken"]
     assert "PPOTrainerSync" in result.stdout
     assert "Unknown trainer 'padded_sync'" in result.stdout
     assert "the padded trainers could not be registered" in result.stderr
@@ -124,10 +153,16 @@ def test_a_broken_plugin_is_told_of_and_leaves_verl_working():
 
 @pytest.mark.parametrize("flag", ["padding.strategy=nonsense", "data.train_batch_size=1000"])
 def test_a_job_that_cannot_run_ends_before_ray_starts(flag):
-    # verl's command, a process of its own, does so in tests/trainer/test_modes.py.
     config = compose_job("+padding=prompt", flag)
     with pytest.raises(SystemExit, match=r"^verl_padding: "):
         CheckJobBeforeStart().on_job_start(config)
+
+
+def test_verls_own_command_checks_a_job_by_the_mode_of_its_primary_config(ended):
+    result = ended["a config of one's own"]
+    assert result.returncode == 1
+    assert "trainer.v1.separate_async.parameter_sync_step" in result.stderr.splitlines()[-1]
+    assert "ray init kwargs" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -154,8 +189,8 @@ REFUSAL = (
 )
 
 
-def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(tmp_path):
-    result = compose_on_the_command_line("import sys; sys.modules['wrapt'] = None", "+padding=prompt", tmp_path)
+def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(ended):
+    result = ended["broken, asked for"]
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == REFUSAL.format("the plug-in could not be loaded")
     assert "ModuleNotFoundError" in result.stderr
@@ -193,8 +228,8 @@ def test_what_is_broken_of_the_plugin_ends_a_job_that_asks_for_padding(broken, h
     hook(ModuleType("of_verls"))
 
 
-def test_a_job_that_does_not_ask_goes_on_where_the_plugin_is_broken(tmp_path):
-    result = compose_on_the_command_line("import sys; sys.modules['wrapt'] = None", "data.train_batch_size=8", tmp_path)
+def test_a_job_that_does_not_ask_goes_on_where_the_plugin_is_broken(ended):
+    result = ended["broken, not asked for"]
     assert result.returncode == 0, result.stderr
     assert "algorithm:" in result.stdout
 
@@ -204,12 +239,3 @@ def test_without_the_plugin_hydra_takes_the_flag_for_a_plain_string(monkeypatch)
     assert compose_job("+padding=prompt").padding.strategy == "prompt"
     monkeypatch.setattr(VerlPaddingSearchPath, "manipulate_search_path", lambda *_: None)
     assert compose_job("+padding=prompt").padding == "prompt"
-
-
-def compose_on_the_command_line(before: str, override: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """verl's own command, which only shows its config; with some Python before it."""
-    code = (
-        f"{WITH_TORCHVISION}{before}\nimport runpy, sys\nsys.argv[1:] = [{override!r}, '--cfg', 'job']\n"
-        "runpy.run_module('verl.trainer.main_ppo', run_name='__main__')"
-    )
-    return run_python(code, cwd=folder)

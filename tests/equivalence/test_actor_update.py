@@ -1,7 +1,6 @@
 """Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a pad."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,11 @@ from verl.single_controller.ray import RayWorkerGroup
 from tests.equivalence.updates import (
     ALL_TERMS,
     BUDGET,
+    BUDGETS,
     EPOCHS,
     LENGTHS,
-    SEQ_MEAN_MODES,
+    MODES,
+    POLICY_LOSSES,
     BothUpdates,
     assert_packed_as_planned,
     call,
@@ -25,11 +26,10 @@ from tests.equivalence.updates import (
     update_both_with,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over, stop
+from tests.support.fsdp2_workers import follow_no_plan, start_actor, start_over, stop
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import RELATIVE_METRIC
-from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
@@ -40,22 +40,13 @@ from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
-BUDGETS = (
-    f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
-    f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
-)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Two ranks that get pads, and one that does not."""
-    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=BUDGETS) as both:
-        yield both
+@pytest.fixture(params=["verl", "plan"])
+def packer(request, actors) -> Iterator[str]:
+    """Who cuts the micro-batches of the padded ranks."""
+    if request.param == "plan":
+        actors[0].execute_with_func_generator(install())
+    yield request.param
+    actors[0].execute_with_func_generator(follow_no_plan)
 
 
 def assert_metrics_agree(both: BothUpdates) -> None:
@@ -65,14 +56,11 @@ def assert_metrics_agree(both: BothUpdates) -> None:
         )
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-@pytest.mark.parametrize("mode", ["token-mean", *SEQ_MEAN_MODES])
+@pytest.mark.parametrize("mode", MODES)
 def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
     padded_ranks, one_rank = actors
     for workers in actors:
         start_over(workers, mode)
-    if packer == "plan":
-        padded_ranks.execute_with_func_generator(install())
     both = update_both(padded_ranks, one_rank, packer=packer)
     assert_metrics_agree(both)
     micro_batches = both.padded[MICRO_BATCHES]
@@ -85,14 +73,14 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, pa
         assert efficiency == pytest.approx(both.plan.figures["actor"].packing_efficiency)
 
 
-@pytest.mark.parametrize("policy_loss", ["gspo", "geo_mean", "sapo", "cispo"])
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
 def test_so_do_ranks_with_other_policy_losses(policy_loss, actors):
     for workers in actors:
         start_over(workers, "seq-mean-token-mean", policy_loss=policy_loss)
     assert_metrics_agree(update_both(*actors))
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("mode", ["token-mean", pytest.param("seq-mean-token-mean", marks=pytest.mark.slow)])
 def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, actors):
     padded_ranks, one_rank = actors
     start_over(one_rank, mode)
@@ -103,9 +91,9 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, actors):
 
 
 @pytest.fixture(scope="module")
-def four_ranks(transfer_queue, model) -> Iterator[RayWorkerGroup]:
+def four_ranks(transfer_queue, qwen2) -> Iterator[RayWorkerGroup]:
     """Four ranks that get pads, and cut their micro-batches as the plan says where it says it."""
-    ranks = start_actor(model, 4, *ALL_TERMS, *BUDGETS)
+    ranks = start_actor(qwen2, 4, *ALL_TERMS, *BUDGETS)
     ranks.execute_with_func_generator(wrap_worker_loss("rows"))
     ranks.execute_with_func_generator(install())
     yield ranks
@@ -152,13 +140,10 @@ def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, four_ranks):
         assert_metrics_agree(update_both_with(four_ranks, one_rank, batch, plan, template))
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer, actors):
     padded_ranks, one_rank = actors
     for workers in actors:
         start_over(workers, "token-mean")
-    if packer == "plan":
-        padded_ranks.execute_with_func_generator(install())
     batch = put_trained_rows()
     asked = {"calculate_entropy": True, "compute_loss": False}
 

@@ -13,7 +13,7 @@ from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.trainer.losses import wrap_worker_loss
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
 
 BUDGET_OF_PASSES = "+critic.ppo_infer_max_token_len_per_gpu"
@@ -49,7 +49,6 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, cr
     assert_critic_metrics_agree(update_both(*critics, method="train_mini_batch"))
 
 
-@pytest.mark.slow
 def test_so_do_four_ranks(critics, four_ranks):
     _, one_rank = critics
     for workers in (four_ranks, one_rank):

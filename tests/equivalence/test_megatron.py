@@ -18,7 +18,6 @@ from tests.equivalence.updates import (
     BUDGET,
     EPOCHS,
     LENGTHS,
-    SEQ_MEAN_MODES,
     assert_packed_as_planned,
     put_few_rows,
     put_trained_rows,
@@ -140,7 +139,7 @@ def plan_for(
 
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])
-@pytest.mark.parametrize("mode", ["token-mean", SEQ_MEAN_MODES[1]])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
     padded_ranks, one_rank, dp_size, sizes = actors
     for workers in (padded_ranks, one_rank):
@@ -159,8 +158,8 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer
 @pytest.mark.parametrize("packer", ["verl", "plan"])
 def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
     padded_ranks, one_rank, dp_size, sizes = actors
-    start_over(one_rank, SEQ_MEAN_MODES[1])
-    start_over(padded_ranks, SEQ_MEAN_MODES[1], micro_batch_rows=2)
+    start_over(one_rank, "seq-mean-token-mean")
+    start_over(padded_ranks, "seq-mean-token-mean", micro_batch_rows=2)
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install())
     batch = put_trained_rows()
@@ -178,7 +177,7 @@ def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
     if dp_size == 1:
         pytest.skip("its ranks share every row")
     for workers in (padded_ranks, one_rank):
-        start_over(workers, SEQ_MEAN_MODES[1])
+        start_over(workers, "seq-mean-token-mean")
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install())
     batch = put_few_rows()

@@ -15,12 +15,7 @@ from tests.equivalence.loss_comparisons import (
     assert_the_gradient_is_that_of_a_batch_without_pads,
     assert_the_metrics_are_those_of_all_rows_at_once,
 )
-from tests.support.losses_on_rows import (
-    LAYOUTS,
-    MODES,
-    distilling_loss,
-    policy_loss,
-)
+from tests.support.losses_on_rows import IDLE_RANK, LAYOUTS, MODES, SPREAD, distilling_loss, policy_loss
 
 
 @LAYOUTS
@@ -42,8 +37,9 @@ def test_the_metrics_of_a_registered_loss_are_those_of_all_real_rows_at_once(nam
     assert_the_metrics_are_those_of_all_rows_at_once(policy_loss(mode, name), layout, but=but)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("task_rewards", [True, False], ids=["with rewards", "alone"])
+@pytest.mark.parametrize(
+    ("task_rewards", "layout"), [(True, SPREAD), (False, IDLE_RANK)], ids=["with rewards-spread", "alone-idle_rank"]
+)
 @pytest.mark.parametrize("policy_gradient", [True, False], ids=["policy gradient", "supervised"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", sorted(DISTILLATION_LOSS_REGISTRY))

@@ -4,6 +4,7 @@ The reference is verl's own loss on each row by itself, without a denominator; t
 divided by, are written out here. Losses that choose tokens inside a micro-batch are refused.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,19 @@ from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 
 from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, Seeded
-from tests.support.losses_on_rows import (
-    LAYOUTS,
-    MODES,
-    SPREAD,
-    Rows,
-    critic_loss,
-    distilling_loss,
-    nested,
-    policy_loss,
-    run_as_verl_does,
-)
+from tests.support import losses_on_rows
+from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT64
 from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.weighing import LOSS_WEIGHT, TOKEN_MODES, Weighing, loss_factors
 from verl_padding.plan import Layout
 from verl_padding.trainer.losses import RealRowsLoss, weighed_output
 from verl_padding.verl_job.weighings import MEANS_OVER_ROWS, NO_SUMS
+
+# One object for a loss, by which its rows' gradients are known again.
+policy_loss, distilling_loss, critic_loss = map(
+    cache, (losses_on_rows.policy_loss, losses_on_rows.distilling_loss, losses_on_rows.critic_loss)
+)
 
 WEIGHTS = [2.0, 0.5, 0.0, 1.0, 0.75]
 KEYS = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "b_0_0"]
@@ -61,6 +58,7 @@ def weighing(mode, denominator="rows", *, by_session=False) -> Weighing:
     return Weighing(call="actor", mode=mode, by_rows=denominator == "rows", by_session=by_session)
 
 
+@cache
 def gradients_of_the_rows(loss, output_name) -> list[list[torch.Tensor]]:
     """Of each row's own loss: by itself, and divided by nothing."""
     rows, gradients = Rows(), []

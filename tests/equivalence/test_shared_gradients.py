@@ -41,6 +41,7 @@ from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.losses import RealRowsLoss
 from verl_padding.trainer.row_means import over_the_mini_batch
+from verl_padding.verl_job.weighings import MEANS_OVER_ROWS
 
 BUDGET = 48
 SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
@@ -155,15 +156,14 @@ def by_real_rows(loss):
     return told
 
 
-DENOMINATORS = [
-    *[(mode, "rows") for mode in MODES],
-    # no other mode divides by rows
-    *[(mode, "nominal") for mode in SEQ_MEAN_MODES],
+LOSSES = [
+    *[(name, mode, "rows") for name in POLICY_LOSSES for mode in MODES],
+    # No other mode divides by rows; and what they are divided by is told to all losses but these in the same way.
+    *[(name, mode, "nominal") for name in ("vanilla", *PACKING_MATTERS, *MEANS_OVER_ROWS) for mode in SEQ_MEAN_MODES],
 ]
 
 
-@pytest.mark.parametrize(("mode", "denominator"), DENOMINATORS)
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
 def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, mode, denominator, engines, rows, plan):
     sharing, plain = engines
     loss = policy_loss(mode, name)
@@ -180,8 +180,14 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
     assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, verls, **same))
 
 
-@pytest.mark.parametrize("mode", SEQ_MEAN_MODES)
-@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS)))
+SESSION_LOSSES = [
+    *[(name, "seq-mean-token-mean") for name in sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS))],
+    *[("vanilla", mode) for mode in SEQ_MEAN_MODES if mode != "seq-mean-token-mean"],
+]
+"""test_row_weights.py has all modes of all losses, without sharing."""
+
+
+@pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
 def test_every_session_weighs_the_same_however_many_of_its_rows_are_computed(name, mode, engines, rows, plan):
     sharing, plain = engines
     loss, keys, fields, want = policy_loss(mode, name), list(rows), list(rows.values()), []

@@ -1,7 +1,6 @@
 """Prefixes that are computed once: two ranks that share end with the weights of one rank without pads or sharing."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,21 +8,30 @@ import pytest
 import torch
 from verl.single_controller.ray import RayWorkerGroup
 
+from tests.equivalence import updates
 from tests.equivalence.test_lora_update import RANK, make_adapter
 from tests.equivalence.updates import (
     ALL_TERMS,
-    SEQ_MEAN_MODES,
+    MODES,
+    POLICY_LOSSES,
     BothUpdates,
     assert_packed_as_planned,
     call,
     update_both_with,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
+from tests.support.fsdp2_workers import (
+    follow_no_plan,
+    give_budget,
+    make_value_model,
+    padded_and_plain,
+    start_actor,
+    start_critic,
+    start_over,
+)
 from tests.support.padded_rows import upsample
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
-from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
@@ -44,15 +52,13 @@ TEMPLATE = PadTemplate(eos_token_id=3, length=2)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def actors(transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=BUDGETS) as both:
-        both[0].execute_with_func_generator(SHARE)
-        yield both
+def sharing_and_plain(actors) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    sharing, _ = actors
+    sharing.execute_with_func_generator(SHARE)
+    give_budget(sharing, BUDGET)
+    yield actors
+    give_budget(sharing, updates.BUDGET)
+    sharing.execute_with_func_generator(follow_no_plan)
 
 
 def batch_and_plan(update: str = "actor", strategy: str = "prompt", sharing: Sharing = "chains", **shape: Any) -> tuple:
@@ -90,29 +96,29 @@ def assert_metrics_agree(both: BothUpdates) -> None:
 @pytest.mark.parametrize(
     "strategy", ["prompt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("rows", "lcm"))]
 )
-@pytest.mark.parametrize("mode", ["token-mean", *SEQ_MEAN_MODES])
-def test_two_ranks_that_share_end_with_the_weights_of_one_rank_that_does_not(mode, strategy, actors):
-    for workers in actors:
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_that_share_end_with_the_weights_of_one_rank_that_does_not(mode, strategy, sharing_and_plain):
+    for workers in sharing_and_plain:
         start_over(workers, mode)
     batch, plan = batch_and_plan(strategy=strategy)
     assert plan.figures["actor"].sharing_factor > 1.4
-    both = update_both_with(*actors, batch, plan, TEMPLATE)
+    both = update_both_with(*sharing_and_plain, batch, plan, TEMPLATE)
     assert_metrics_agree(both)
     assert_packed_as_planned(both)
 
 
-@pytest.mark.parametrize("policy_loss", ["gspo", "geo_mean", "sapo", "cispo"])
-def test_so_do_other_policy_losses(policy_loss, actors):
-    for workers in actors:
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+def test_so_do_other_policy_losses(policy_loss, sharing_and_plain):
+    for workers in sharing_and_plain:
         start_over(workers, "seq-mean-token-mean", policy_loss=policy_loss)
     batch, plan = batch_and_plan()
     assert_shared(plan, "actor")
-    assert_metrics_agree(update_both_with(*actors, batch, plan, TEMPLATE))
+    assert_metrics_agree(update_both_with(*sharing_and_plain, batch, plan, TEMPLATE))
 
 
-def test_log_probs_and_entropy_are_those_of_every_row_by_itself(actors):
-    sharing, one_rank = actors
-    for workers in actors:
+def test_log_probs_and_entropy_are_those_of_every_row_by_itself(sharing_and_plain):
+    sharing, one_rank = sharing_and_plain
+    for workers in sharing_and_plain:
         start_over(workers, "token-mean")
     batch, plan = batch_and_plan()
     assert_shared(plan, "log_prob")
@@ -138,8 +144,8 @@ def read(output) -> dict[str, list[torch.Tensor]]:
 
 
 @pytest.mark.slow
-def test_so_does_a_critic(model, tmp_path):
-    value_model = make_value_model(model, tmp_path / "critic")
+def test_so_does_a_critic(qwen2, tmp_path):
+    value_model = make_value_model(qwen2, tmp_path / "critic")
     budget = "+critic.ppo_infer_max_token_len_per_gpu"
     with padded_and_plain(
         start_critic,
@@ -155,12 +161,12 @@ def test_so_does_a_critic(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_so_do_adapters(model, tmp_path):
+def test_so_do_adapters(qwen2, tmp_path):
     lora = (
         f"actor_rollout_ref.model.lora_rank={RANK}",
-        f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(model, tmp_path)}",
+        f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(qwen2, tmp_path)}",
     )
-    with padded_and_plain(start_actor, model, *ALL_TERMS, *lora, padded=BUDGETS) as both:
+    with padded_and_plain(start_actor, qwen2, *ALL_TERMS, *lora, padded=BUDGETS) as both:
         both[0].execute_with_func_generator(SHARE)
         batch, plan = batch_and_plan()
         assert_shared(plan, "actor")

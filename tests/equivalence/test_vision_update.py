@@ -19,7 +19,7 @@ from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for
 from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.plan import Job, Rows, Update, plan_batch
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
 
 BUDGET = 64
@@ -27,10 +27,7 @@ NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 """Families whose packed attention verl 0.9.1 has for flash-attn alone (models/transformers/qwen2_vl.py)."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(family, marks=() if family == "qwen3_vl" else pytest.mark.slow) for family in FAMILIES],
-)
+@pytest.fixture(scope="module", params=FAMILIES)
 def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
     """Family, config, two ranks that get pads, and one that does not."""
     model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))

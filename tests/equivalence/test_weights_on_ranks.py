@@ -1,22 +1,18 @@
 """Weights on real FSDP2 ranks: a row of weight three trains them as three rows of weight one train one rank."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.single_controller.ray import RayWorkerGroup
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.test_actor_update import BUDGETS
-from tests.equivalence.updates import ALL_TERMS, call, plan_of, put_trained_rows, update_both_with
-from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over, weights_of
+from tests.equivalence.updates import call, plan_of, put_trained_rows, update_both_with
+from tests.support.fsdp2_workers import follow_no_plan, start_over, weights_of
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32
-from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import padded_batch, strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.weighing import Weighing
@@ -28,13 +24,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transf
 WEIGHTS = [1, 3, 2, 1, 1, 2, 0, 1, 3, 1, 2]
 
 
-@pytest.fixture(scope="module")
-def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Two ranks that get pads and weights, and one that gets neither."""
-    model: Path = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
-    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=BUDGETS) as both:
-        both[0].execute_with_func_generator(install())
-        yield both
+@pytest.fixture(scope="module", autouse=True)
+def cut_as_planned(actors) -> Iterator[None]:
+    actors[0].execute_with_func_generator(install())
+    yield
+    actors[0].execute_with_func_generator(follow_no_plan)
 
 
 def copied(batch: KVBatchMeta) -> dict[str, list[str]]:

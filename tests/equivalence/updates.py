@@ -38,8 +38,16 @@ ALL_TERMS = (
     f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
 )
 """An actor's loss with policy, KL and entropy terms."""
-SEQ_MEAN_MODES = ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+_OTHER_MODES, _OTHER_LOSSES = ("seq-mean-token-sum", "seq-mean-token-sum-norm"), ("geo_mean", "sapo", "cispo")
+MODES = ["token-mean", "seq-mean-token-mean", *(pytest.param(mode, marks=pytest.mark.slow) for mode in _OTHER_MODES)]
+POLICY_LOSSES = ["gspo", *(pytest.param(loss, marks=pytest.mark.slow) for loss in _OTHER_LOSSES)]
+"""Beside verl's own loss. Ranks and workers do not know what a loss computes of their rows, so that one of each kind is
+enough for every run; test_registered_losses.py and test_shared_gradients.py have them all, without workers."""
 BUDGET = 32
+BUDGETS = (
+    f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
+    f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
+)
 
 
 def put_trained_rows() -> KVBatchMeta:

@@ -1,15 +1,13 @@
 """verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
-import json
-import os
 import subprocess
-import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.fresh_processes import Fresh, run_fresh
 from verl_padding.local import fsdp2_engines, process_group, rendezvous_port, replay_buffer_poll
 
 SHOW = """
@@ -61,51 +59,21 @@ FIRSTS = (
 CASES = {
     "no platform": (None, SHOW),
     "nvidia": ("nvidia", SHOW),
-    "cpu": ("cpu", SHOW),
     "another version": ("cpu", ANOTHER_VERSION + SHOW),
     **{first: ("cpu", USE.format(first=first)) for first in FIRSTS},
 }
 """Platform that is asked for, and code for an interpreter that has imported nothing of verl or of ours."""
-ONE_BY_ONE = """
-import json, os, sys, threading
-import torch  # by far the most of what verl imports, and nothing to any of the cases
-assert threading.active_count() == 1
-for case, (platform, code) in json.load(sys.stdin).items():
-    child = os.fork()
-    if child == 0:
-        for number, stream in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{sys.argv[1]}/{case}.{stream}", os.O_CREAT | os.O_WRONLY), number)
-        os.environ |= {} if platform is None else {"VERL_PLATFORM": platform}
-        exec(code, {"__name__": "__main__"})
-        sys.stdout.flush()
-        os._exit(0)
-    print(json.dumps([case, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]), flush=True)
-"""
+CASES["verl"] = ("cpu", SHOW + USE.format(first="verl"))
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Case -> its process, a copy of one that has imported torch and nothing else."""
-    folder = tmp_path_factory.mktemp("processes")
-    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    result = subprocess.run(
-        [sys.executable, "-c", ONE_BY_ONE, str(folder)],
-        input=json.dumps(CASES),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    exit_codes = dict(map(json.loads, result.stdout.splitlines()))
-    return {
-        case: subprocess.CompletedProcess(
-            case, exit_codes[case], (folder / f"{case}.out").read_text(), (folder / f"{case}.err").read_text()
-        )
-        for case in CASES
-    }
+    """Case -> its process."""
+    cases = {name: Fresh(code, environment={"VERL_PLATFORM": platform}) for name, (platform, code) in CASES.items()}
+    return run_fresh(cases, tmp_path_factory.mktemp("processes"))
 
 
-@pytest.mark.parametrize(("case", "expected"), [("no platform", "0 0"), ("nvidia", "0 0"), ("cpu", "1 1")])
+@pytest.mark.parametrize(("case", "expected"), [("no platform", "0 0"), ("nvidia", "0 0"), ("verl", "1 1")])
 def test_the_platform_is_there_only_when_asked_for(case: str, expected: str, ended: dict) -> None:
     assert ended[case].stdout.strip() == expected
 

@@ -1,5 +1,6 @@
 """verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from verl.workers.utils.losses import value_loss
 
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.verl_config import compose_job
+from verl_padding.patches.plan_packer import PATCHED
 from verl_padding.trainer.losses import wrap_worker_loss
 
 
@@ -133,6 +135,24 @@ def start_over(
     workers.execute_with_func_generator(reset)
 
 
+def give_budget(workers: RayWorkerGroup, tokens: int) -> None:
+    """Gives an actor's workers another token budget, in updates and passes."""
+
+    def give(worker: Any) -> DataProto:
+        for name in ("max_token_len_per_gpu", "infer_max_token_len_per_gpu"):
+            object.__setattr__(worker.actor.engine_config, name, tokens)
+        return DataProto()
+
+    workers.execute_with_func_generator(give)
+
+
+def follow_no_plan(worker: Any) -> DataProto:
+    """Has an actor's engine cut its micro-batches as verl does, which ``plan_packer.install`` may have changed."""
+    module = inspect.unwrap(type(worker.actor.engine).forward_backward_batch).__globals__
+    module[PATCHED] = inspect.unwrap(module[PATCHED])
+    return DataProto()
+
+
 def give_same_head(workers: RayWorkerGroup) -> None:
     """Gives each worker of a Megatron critic the same value head."""
 
@@ -167,6 +187,11 @@ def padded_and_plain(
     yield padded_ranks, one_rank
     stop(padded_ranks)
     stop(one_rank)
+    empty_queue()
+
+
+def empty_queue() -> None:
+    """Takes out all rows that tests have put there."""
     if left := list(queue_content()):
         tq.kv_clear(keys=left, partition_id=PARTITION)
 

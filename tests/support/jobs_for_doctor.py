@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import chain
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from tests.support.fresh_processes import Fresh
 from verl_padding.doctor import packages
 from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.environment import variables_of_job
@@ -143,10 +142,7 @@ def assert_tried_and_well(found: list[Finding]) -> None:
     assert [each for each in found if each.subject == "data.train_files" and each.told.endswith(" tried")]
 
 
-def run_doctor(*arguments: str, before: str = "", **environment: str) -> tuple[int, str]:
-    """Exit code and everything that is said by the command in a process of its own, with some Python before it."""
+def doctor_in_a_process(*arguments: str, before: str = "", **environment: str) -> Fresh:
+    """The command, with some Python before it."""
     code = f"{before}import sys; sys.argv[0] = 'verl-padding'; from verl_padding.cli.app import app; app()"
-    env = os.environ | {"COLUMNS": "200"} | environment
-    command = [sys.executable, "-c", code, "doctor", *arguments]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    return result.returncode, result.stdout + result.stderr
+    return Fresh(code, ["doctor", *arguments], {"COLUMNS": "200", **environment})

@@ -35,12 +35,15 @@ class Storage:
 
 
 def start_simple_storage(_: pytest.MonkeyPatch, folder: Path, *, on_disk: bool = False) -> Storage:
-    """Two units of their own; on disk, every value is."""
-    config: dict[str, Any] = {"num_data_storage_units": 2}
+    """Two units of their own; on disk, one, where every value is."""
+    config: dict[str, Any] = {"num_data_storage_units": 1 if on_disk else 2}
     if on_disk:
         folder.mkdir(exist_ok=True)
         config["ssd_offload"] = {"enabled": True, "path": str(folder), "threshold_bytes": 1}
-    units = {f"unit{number} {uuid4().hex}": SimpleStorageUnit.remote(config=config) for number in range(2)}
+    units = {
+        f"unit{number} {uuid4().hex}": SimpleStorageUnit.remote(config=config)
+        for number in range(config["num_data_storage_units"])
+    }
 
     def n_values() -> int:
         return len([path for path in folder.rglob("*") if path.is_file()]) if on_disk else 0

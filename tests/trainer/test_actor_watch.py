@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
+from tests.support.light_actor import Worker
 from verl_padding.errors import LostActorError
 from verl_padding.pads.queue import actors_of_queue
 from verl_padding.trainer import actor_watch
@@ -18,15 +19,6 @@ from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 LONG_S = 60
-
-
-@ray.remote(num_cpus=0.1)
-class Worker:
-    def pid(self) -> int:
-        return os.getpid()
-
-    def work(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 @pytest.fixture
@@ -110,7 +102,7 @@ def test_an_actor_that_restarts_is_not_lost():
                 second = ray.get(worker.pid.remote())
             except ray.exceptions.RayActorError:
                 continue
-        time.sleep(2)
+        time.sleep(1)
     assert second != first, "it was never restarted"
     assert watch.lost is None
     ray.kill(worker)
@@ -126,7 +118,7 @@ def test_an_actor_that_its_holder_replaces_is_not_lost():
         held.append(Worker.remote())
         ray.kill(old)
         ray.get(held[0].pid.remote())
-        time.sleep(2)
+        time.sleep(1)
     assert watch.lost is None
     ray.kill(held[0])
 
@@ -139,7 +131,7 @@ def test_outside_of_the_block_actors_may_end_and_signals_are_as_before(worker):
     with watch.over():
         time.sleep(1)
     ray.kill(other)
-    time.sleep(2)
+    time.sleep(1)
     assert watch.lost is None
     assert signal.getsignal(signal.SIGURG) == before
     assert not [thread for thread in threading.enumerate() if thread.name == "actor watch"]

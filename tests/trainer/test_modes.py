@@ -1,8 +1,6 @@
 """A job has the mode that its user chose, wherever that stands, and verl finds what it looks up by the mode's name."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 from uuid import uuid4
 
@@ -131,17 +129,6 @@ def verls():
 
 
 ONE_EACH = dict.fromkeys(("actor", "log_prob", "ref", "critic", "values"), 1)
-
-
-def test_verls_own_command_checks_a_job_by_the_mode_of_its_primary_config(tmp_path):
-    write(tmp_path / "mine.yaml", {"defaults": ["ppo_trainer", "_self_"], **mode_section("separate_async")})
-    arguments = ["--config-dir", str(tmp_path), "--config-name", "mine", f"hydra.run.dir={tmp_path}"]
-    job = ["+padding=prompt", *DYNAMIC, "data.train_batch_size=1022"]
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments, *job]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert result.returncode == 1
-    assert "trainer.v1.separate_async.parameter_sync_step" in result.stderr.splitlines()[-1]
-    assert "ray init kwargs" not in result.stdout
 
 
 def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():
