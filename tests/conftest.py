@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -13,13 +12,7 @@ import tests.support.plain_output  # noqa: F401  (first of all)
 from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
 from tests.support.own_recipe import make_own_recipe
 
-# How long a draw takes says more of what else the cores do than of the code.
-hypothesis.settings.register_profile(
-    "shared cores", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("shared cores")
-
-# How long an example takes says nothing here: other processes of the tests have the cores, too.
+# How long an example takes says more of what else the cores do than of the code.
 settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared cores")
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_padding.cli.demo_folder import LIST, MADE, demo_folder
@@ -142,7 +142,6 @@ names = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(mine=st.lists(names, max_size=4), later=st.lists(names, max_size=3), theirs=st.lists(names, max_size=6))
 def test_whatever_is_there_no_file_of_the_users_own_is_deleted_or_changed(tmp_path_factory, mine, later, theirs):
     folder = tmp_path_factory.mktemp("out")

@@ -35,7 +35,7 @@ def found(rows) -> list[int | None]:
     return extends_R
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.integers(1, 5), min_size=1, max_size=5), seed=st.integers(0, 99), draw=st.randoms())
 def test_the_turns_of_a_session_extend_each_other_in_whatever_order_they_come(turns, seed, draw):
     rows = grown_sessions(turns, prompts=2, seed=seed)

@@ -27,7 +27,7 @@ def plain(batch):
     return batch.keys, batch.tags, batch.partition_id, batch.fields, batch.extra_info
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(lengths=LENGTHS, dp_size=st.integers(1, 3), multiple=st.integers(1, 2))
 def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths, dp_size, multiple):
     batch = put_rows(lengths)

@@ -11,7 +11,7 @@ from tests.support.drawn_jobs import jobs
 from verl_padding.pads.prompt_order import PLACE_BITS, STEP_BITS, data_order, ordered_uid, place_of
 from verl_padding.plan import Job, Rows, plan_batch
 
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60)
 PLACES = st.tuples(st.integers(0, 2**STEP_BITS - 1), st.integers(0, 2**PLACE_BITS - 1))
 
 

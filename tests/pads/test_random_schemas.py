@@ -120,7 +120,7 @@ def kind_of(value):
     return type(value), type(value[0]) if isinstance(value, list) and value else None
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(schema=SCHEMAS, lengths=LENGTHS, dp_size=st.integers(2, 3))
 @example(schema=SCALARS, lengths=[(5, 3), (5, 4), (2, 2)], dp_size=2)
 @example(schema=ALL_OBJECTS, lengths=[(5, 3), (5, 4), (2, 2)], dp_size=2)

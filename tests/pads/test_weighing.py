@@ -34,7 +34,7 @@ def weighed_batches(draw):
     return Layout(n_rows=n_rows, cells=tuple(cells)), halves, keys, weights, tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batch=weighed_batches(), mode=st.sampled_from(MODES), by_rows=st.booleans(), by_session=st.booleans())
 def test_the_factor_of_a_row_is_what_turns_verls_denominator_into_that_of_its_weights(batch, mode, by_rows, by_session):
     layout, halves, keys, weights, tokens = batch

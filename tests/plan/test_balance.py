@@ -29,7 +29,7 @@ def cheapest_possible(costs, n_bins, most):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(costs=st.lists(st.integers(0, 1000), min_size=1, max_size=60), n_bins=st.integers(1, 8), spare=st.integers(0, 3))
 def test_every_item_is_in_one_bin_none_overflows_and_none_is_empty_without_need(costs, n_bins, spare):
     most = -(-len(costs) // n_bins) + spare
@@ -55,7 +55,7 @@ def test_the_costliest_bin_is_nearly_as_cheap_as_can_be(spare):
     assert np.mean(over) < 1.01
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(rows_P=st.lists(st.integers(1, 40), min_size=1, max_size=60), n_groups=st.integers(1, 12))
 def test_groups_of_prompts_keep_both_bounds(rows_P, n_groups):
     n_groups = min(n_groups, len(rows_P))

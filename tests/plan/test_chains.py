@@ -67,7 +67,7 @@ def tips(rows: Rows, numbers) -> list[int]:
     return [row for row in numbers if not any(other != row and extends(rows, other, row) for other in numbers)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=forests(),
     strategy=st.sampled_from(list(STRATEGIES)),
@@ -112,7 +112,7 @@ def test_every_micro_batch_holds_the_budget_in_computed_tokens_and_the_figures_a
         assert slowest >= bound
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=forests(), ranks_meet=st.sampled_from(get_args(Meeting)))
 def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, ranks_meet):
     alone = Rows.from_keys(rows.key_R, rows.tokens_R, [None] * len(rows))

@@ -14,7 +14,7 @@ from verl_padding.plan.dealing.polish import polish
 from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.prices import Prices
 
-EXAMPLES = settings(max_examples=200, deadline=None)
+EXAMPLES = settings(max_examples=200)
 
 
 def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:

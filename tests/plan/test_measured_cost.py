@@ -107,7 +107,7 @@ def time_of(plan, rows: Rows, job: Job) -> int:
     return layout_time(plan.layouts["actor"], prices_of(rows, job, job.updates["actor"]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), ranks=st.sampled_from([1, 2, 4]))
 def test_a_plan_for_costs_that_do_not_add_up_is_a_whole_plan_within_the_budget(seed: int, ranks: int):
     draw = random.Random(seed)
@@ -122,7 +122,7 @@ def test_a_plan_for_costs_that_do_not_add_up_is_a_whole_plan_within_the_budget(s
                 assert sum(rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in held) <= 8192
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), ranks=st.sampled_from([1, 2, 4]), fill=st.integers(1, 20000))
 def test_micro_batches_of_a_trial_are_as_full_as_it_says_but_for_long_rows_and_never_over_the_budget(seed, ranks, fill):
     draw = random.Random(seed)

@@ -15,7 +15,7 @@ from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Pass, 
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.planner import update_taken
 
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60)
 TAKEN = "micro-batches that a pass takes over from several steps"
 met: Counter = Counter()
 """What the examples have met, so that no promise passes because nothing was asked of it."""

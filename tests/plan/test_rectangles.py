@@ -13,7 +13,7 @@ from verl_padding.plan import COST_MODELS, Job, Layout, Pass, PlanError, Rows, U
 from verl_padding.plan.dealing.rectangles import LESS_MEMORY
 from verl_padding.stock.layout import verl_layout
 
-EXAMPLES = settings(max_examples=80, deadline=None)
+EXAMPLES = settings(max_examples=80)
 attention_cost = COST_MODELS["attention"]
 PAD_TOKENS = 2
 LEVEL_COST = int(attention_cost(np.array([256]))[0])
