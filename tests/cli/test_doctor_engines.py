@@ -190,7 +190,32 @@ def a_carrier_of_weights_that_is_misspelt(machine: Machine) -> list[str]:
     ]
 
 
+def kernels_for_gpus_on_a_cpu(machine: Machine) -> list[str]:
+    model = "actor_rollout_ref.model"
+    return [f"{model}.use_fused_kernels=true", f"{model}.fused_kernel_options.impl_backend=triton"]
+
+
+def a_project_that_wandb_refuses(machine: Machine) -> list[str]:
+    machine.patch.setattr(packages, "is_module", lambda name: True)
+    machine.patch.setenv("WANDB_MODE", "offline")
+    return ["trainer.logger=[console,wandb]", "trainer.project_name=agents/letters"]
+
+
+def fewer_devices_for_ray_than_verl_asks_for(machine: Machine) -> list[str]:
+    rollout = "actor_rollout_ref.rollout"
+    return ["trainer.v1.trainer_mode=separate_async", f"{rollout}.nnodes=4", f"{rollout}.n_gpus_per_node=2"]
+
+
 CANNOT_START: Reasons = {
+    kernels_for_gpus_on_a_cpu: (
+        "actor_rollout_ref.model.fused_kernel_options.impl_backend",
+        "triton: its kernels are for GPUs alone. Set it to torch.",
+    ),
+    a_project_that_wandb_refuses: ("trainer.project_name", "agents/letters: wandb refuses a project with / in its"),
+    fewer_devices_for_ray_than_verl_asks_for: (
+        "ray_kwargs.ray_init.num_gpus",
+        "8: verl asks Ray for 10, one for each rank of the trainer and of a rollout of its own",
+    ),
     a_carrier_of_weights_that_is_misspelt: (
         "actor_rollout_ref.rollout.checkpoint_engine.backend",
         "ncclx: verl cannot use it here (Checkpoint engine ncclx not registered, registered backends: ",

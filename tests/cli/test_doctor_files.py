@@ -213,7 +213,21 @@ def a_checkpoint_without_its_critic(machine: Machine) -> list[str]:
     return [*critic, *_checkpoint(machine, "actor/model_world_size_2_rank_0.pt")]
 
 
+def a_checkpoint_without_its_optimizer(machine: Machine) -> list[str]:
+    return _checkpoint(machine, "actor/model_world_size_2_rank_0.pt", "actor/extra_state_world_size_2_rank_0.pt")
+
+
+def fewer_prompts_than_a_batch_for_some_steps(machine: Machine) -> list[str]:
+    few = ["trainer.total_training_steps=2", "data.train_max_samples=7", "data.train_batch_size=8"]
+    return ["trainer.v1.trainer_mode=colocate_async", *few, *machine.data(prompts(16))]
+
+
 CANNOT_START: Reasons = {
+    a_checkpoint_without_its_optimizer: (
+        "actor_rollout_ref.actor.checkpoint.load_contents",
+        "has no optimizer (optim_world_size_2_rank_0.pt). Leave it out of this list",
+    ),
+    fewer_prompts_than_a_batch_for_some_steps: ("data.train_batch_size", "so an epoch has no step, by which verl"),
     no_folder_for_checkpoints: ("trainer.default_local_dir", "null: verl looks there for a checkpoint"),
     a_log_of_no_project: ("trainer.project_name", "null: verl's file logger makes a folder of this name"),
     a_board_that_is_a_file: ("TENSORBOARD_DIR", "board is a file. Name another folder."),
@@ -305,7 +319,13 @@ def many_files(machine: Machine) -> list[str]:
 
 
 def a_checkpoint_of_as_many_ranks(machine: Machine) -> list[str]:
-    return _checkpoint(machine, *(f"actor/model_world_size_2_rank_{rank}.pt" for rank in range(2)))
+    parts = ("model", "optim", "extra_state")
+    return _checkpoint(machine, *(f"actor/{part}_world_size_2_rank_{rank}.pt" for part in parts for rank in range(2)))
+
+
+def a_checkpoint_of_a_model_alone(machine: Machine) -> list[str]:
+    loaded = "actor_rollout_ref.actor.checkpoint.load_contents=[model]"
+    return [loaded, *_checkpoint(machine, "actor/model_world_size_2_rank_0.pt")]
 
 
 def folders_that_nobody_reads(machine: Machine) -> list[str]:
@@ -344,6 +364,7 @@ LEGAL: list[Kind] = [
     another_loop_for_files_that_are_never_used,
     many_files,
     a_checkpoint_of_as_many_ranks,
+    a_checkpoint_of_a_model_alone,
     folders_that_nobody_reads,
     validation_files_that_are_never_used,
 ]

@@ -157,7 +157,20 @@ def an_adapter_that_is_none(machine: Machine) -> list[str]:
     return [f"actor_rollout_ref.model.lora_adapter_path={machine.folder}"]
 
 
+def layers_that_the_rollout_cannot_batch(machine: Machine) -> list[str]:
+    folder = machine.model()
+    described = json.loads((folder / "config.json").read_text())
+    layers = ["full_attention", *["sliding_attention"] * (described["num_hidden_layers"] - 1)]
+    described |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "layer_types": layers}
+    (folder / "config.json").write_text(json.dumps(described))
+    return [f"{MODEL}={folder}"]
+
+
 CANNOT_START: Reasons = {
+    layers_that_the_rollout_cannot_batch: (
+        MODEL,
+        "the rollout 'transformers' takes models with full attention in every layer, and this one has others (",
+    ),
     no_model: (MODEL, "/nowhere: there is no such folder"),
     a_model_without_weights: (MODEL, "the folder has no weights"),
     a_model_of_a_hub_that_is_out_of_reach: (MODEL, "http://127.0.0.1:9 cannot be reached"),

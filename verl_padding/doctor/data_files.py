@@ -200,10 +200,9 @@ def _enough_to_train(config: DictConfig, prompts: int) -> Finding:
             f"{fetched}: does not divide data.train_batch_size={data.train_batch_size}, which verl fetches in parts of "
             "this size. Leave it out, or set it to a divisor.",
         )
-    if prompts < data.train_batch_size and config.trainer.total_training_steps is None:
-        return wrong(
-            setting, f"{told}, so an epoch has no step. Lower it, add prompts, or set trainer.total_training_steps."
-        )
+    if prompts < data.train_batch_size and not config.trainer.get("val_only"):
+        # verl counts its epochs by their steps, also where trainer.total_training_steps is set.
+        return wrong(setting, f"{told}, so an epoch has no step, by which verl divides. Lower it, or add prompts.")
     return ok(setting, f"{data.train_batch_size} of {counted(prompts, 'prompt')}")
 
 

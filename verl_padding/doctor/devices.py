@@ -89,11 +89,8 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
         yield from _on_cluster(config, cluster)
     elif platform != CPU and device != CPU:
         yield _number(config, device)
-    elif not OmegaConf.select(config, f"{RAY_INIT}.num_gpus"):
-        yield wrong(
-            f"{RAY_INIT}.num_gpus",
-            "null: Ray finds no GPU here, and verl asks it for one for each rank. Add +local=cpu.",
-        )
+    else:
+        yield from _tickets_of_ranks(config)
 
 
 def ray_cluster(config: DictConfig) -> str | None:
@@ -164,6 +161,29 @@ def _tickets(config: DictConfig) -> Iterator[Finding]:
         )
 
 
+def _tickets_of_ranks(config: DictConfig) -> Iterator[Finding]:
+    """Whether Ray, which finds no GPU on a CPU, is told of as many as verl asks it for."""
+    setting = f"{RAY_INIT}.num_gpus"
+    given = OmegaConf.select(config, setting)
+    if not given:
+        yield wrong(setting, "null: Ray finds no GPU here, and verl asks it for one for each rank. Add +local=cpu.")
+        return
+    wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes + _devices_of_rollout(config)
+    if wanted > given:
+        yield wrong(
+            setting,
+            f"{given}: verl asks Ray for {wanted}, one for each rank of the trainer and of a rollout of its own. "
+            "Raise it: on a CPU they are tickets, not devices.",
+        )
+
+
+def _devices_of_rollout(config: DictConfig) -> int:
+    """Devices of a rollout that has its own beside the trainer's."""
+    rollout = config.actor_rollout_ref.rollout
+    is_separate = config.trainer.v1.trainer_mode.removeprefix(MODE_PREFIX) == SEPARATE_ASYNC
+    return int(rollout.nnodes or 0) * int(rollout.n_gpus_per_node or 0) if is_separate else 0
+
+
 def _shards(config: DictConfig) -> Iterator[Finding]:
     """Whether FSDP's groups of ranks share out all ranks, as verl's engine takes it."""
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
@@ -214,12 +234,9 @@ def _number(config: DictConfig, device: str) -> Finding:
         )
     there = torch.cuda.device_count() if device == "cuda" else torch.get_device_module(device).device_count()
     try:
-        wanted = n_gpus_of_pools(config)
+        wanted = n_gpus_of_pools(config) + _devices_of_rollout(config)
     except Exception:  # told by verl's own checks
         return not_looked_at(setting, f"{trainer.n_gpus_per_node}: verl refuses the job")
-    if trainer.v1.trainer_mode.removeprefix(MODE_PREFIX) == SEPARATE_ASYNC:
-        rollout = config.actor_rollout_ref.rollout
-        wanted += int(rollout.nnodes or 0) * int(rollout.n_gpus_per_node or 0)
     told = f"{trainer.n_gpus_per_node}: the job takes {counted(wanted, 'device')}"
     if there < wanted:
         return wrong(

@@ -20,6 +20,8 @@ from verl_padding.verl_job.roles_of_job import has_critic
 LOG_FILE = "VERL_FILE_LOGGER_PATH"
 LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
 BOARD = "TENSORBOARD_DIR"
+CONTENTS = {"optimizer": "optim", "extra": "extra_state"}
+"""What FSDP's checkpoints may hold beside the model -> how its files begin."""
 RESUME_MODES = ("auto", "disable", "resume_path")
 MADE_BY_VERL = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 RAY_FOLDER = f"{RAY_INIT}._temp_dir"
@@ -169,6 +171,14 @@ def _checkpoint(config: DictConfig, setting: str, folder: Path) -> Finding:
                 f"{folder}: is of a job of {found[0]} ranks, and this one has {ranks}. Take as many, or start from its "
                 "weights (verl.model_merger).",
             )
+        loaded = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents") or ()
+        for content, begins in CONTENTS.items():
+            name = f"{begins}_world_size_{ranks}_rank_0.pt"
+            if found and content in loaded and not (actor / name).is_file():
+                return wrong(
+                    "actor_rollout_ref.actor.checkpoint.load_contents",
+                    f"{list(loaded)}: {actor} has no {content} ({name}). Leave it out of this list.",
+                )
     return ok(setting, str(folder))
 
 

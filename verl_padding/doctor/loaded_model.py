@@ -32,6 +32,8 @@ PATHS = ("path", "tokenizer_path", "hf_config_path")
 SETTINGS_OF_PATHS = tuple(f"{MODEL}.{name}" for name in PATHS)
 FSDP = ("fsdp", "fsdp2")
 """Engines that make the model by transformers' own class."""
+ON_CPU = "transformers"
+"""The rollout of +local=cpu."""
 SERVES_BY_HEADS = ("vllm", "sglang")
 """Rollouts that share the attention heads out over the ranks of a replica."""
 FLASH = "flash_attention"
@@ -167,6 +169,7 @@ def model_of_job(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
     yield from _quantization(config, model)
     yield from _heads(config, model)
     yield from _positions(config, model)
+    yield from _layers_to_batch(config, model)
     if config.actor_rollout_ref.actor.strategy in FSDP:
         yield from _modules(config, model)
 
@@ -225,6 +228,21 @@ def _positions(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
             "data.max_response_length",
             f"{data.max_response_length}: with data.max_prompt_length a row has up to {longest} tokens, but the model "
             f"was made for {most} (max_position_embeddings). Lower one of them.",
+        )
+
+
+def _layers_to_batch(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
+    """Whether the rollout of +local=cpu can put the rows of this model into one batch."""
+    from transformers import DynamicCache, DynamicLayer
+
+    if config.actor_rollout_ref.rollout.name != ON_CPU:
+        return
+    others = {type(layer).__name__ for layer in DynamicCache(config=model.hf_config).layers} - {DynamicLayer.__name__}
+    if others:
+        yield wrong(
+            PATH,
+            f"{config.actor_rollout_ref.model.path}: the rollout {ON_CPU!r} takes models with full attention in every "
+            f"layer, and this one has others ({', '.join(sorted(others))}). Choose another model, or vLLM.",
         )
 
 

@@ -29,6 +29,8 @@ ENGINES = {
     "mindspeed": ("mindspeed",),
 }
 """Strategy of a role -> modules of its engine."""
+NOT_OF_WANDB = {*"/\\#?%:"}
+"""Characters that wandb has in no project's name (``wandb.Settings.validate_project``)."""
 LOGGERS = {
     "console": None,
     "file": None,
@@ -80,6 +82,12 @@ def packages_of_job(config: DictConfig) -> Iterator[Finding]:
             yield _needed("trainer.logger", name, module)
             if module == "wandb" and is_module(module):
                 yield _wandb()
+            if module == "wandb" and (refused := sorted({*str(config.trainer.project_name)} & NOT_OF_WANDB)):
+                yield wrong(
+                    "trainer.project_name",
+                    f"{config.trainer.project_name}: wandb refuses a project with {' '.join(refused)} in its name. "
+                    "Name another.",
+                )
 
 
 def _carrier_of_weights(config: DictConfig) -> Iterator[Finding]:

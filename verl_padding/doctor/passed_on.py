@@ -49,6 +49,8 @@ PROFILED = "global_profiler.steps"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 FLASH = ("flash_attention_2", "flash_attention_3")
+FUSED = "actor_rollout_ref.model.use_fused_kernels"
+FUSED_BY = "actor_rollout_ref.model.fused_kernel_options.impl_backend"
 
 
 def values_passed_on(config: DictConfig) -> Iterator[Finding]:
@@ -86,6 +88,9 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
     attention = OmegaConf.select(config, ATTENTION)
     if config.trainer.device == "cpu" and attention in FLASH:
         yield wrong(ATTENTION, f"{attention}: it has no kernels for a CPU. Set it to sdpa.")
+    fused_by = OmegaConf.select(config, FUSED_BY)
+    if config.trainer.device == "cpu" and OmegaConf.select(config, FUSED) and fused_by == "triton":
+        yield wrong(FUSED_BY, f"{fused_by}: its kernels are for GPUs alone. Set it to torch.")
 
 
 def _storage(config: DictConfig) -> Iterator[Finding]:
