@@ -83,8 +83,6 @@ CANNOT_START: Reasons = {
         "most: importing Ray ends with it (",
     ),
     a_level_for_workers_that_there_is_not: (f"{ENV_VARS}.VERL_LOGGING_LEVEL", "Set it to DEBUG."),
-    a_reward_that_reads_a_variable: (FUNCTION, "rewards.py, line 3: reads os.environ['JUDGE_URL'] as it is loaded"),
-    a_loop_that_reads_a_variable: (f"{AGENT}.agent_loop_config_path", "reads os.environ['HOST'] as it is loaded"),
 }
 """Why a job cannot start -> the setting that is told, and part of what is."""
 
@@ -94,10 +92,24 @@ def test_a_job_that_cannot_start_here_is_told_with_the_variable_that_is_why(reas
     assert_told(contents_of(composed, reason(machine)), *CANNOT_START[reason])
 
 
+READS: Reasons = {
+    a_reward_that_reads_a_variable: (FUNCTION, "rewards.py, line 3: reads os.environ['JUDGE_URL'] as it is loaded"),
+    a_loop_that_reads_a_variable: (f"{AGENT}.agent_loop_config_path", "reads os.environ['HOST'] as it is loaded"),
+}
+
+
+@pytest.mark.parametrize("kind", READS, ids=lambda kind: kind.__name__)
+def test_variables_that_own_code_reads_and_that_are_not_set_here_are_a_warning(kind, composed, machine):
+    found = contents_of(composed, kind(machine))
+    setting, told = READS[kind]
+    assert [each for each in found if (each.subject, each.verdict) == (setting, "warning") and told in each.told], found
+    assert not [each for each in found if each.verdict == "wrong"]
+
+
 def an_interface_that_is_here(machine: Machine) -> list[str]:
     machine.patch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     machine.patch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # which nobody reads on a CPU
-    return [f"+{ENV_VARS}.GLOO_SOCKET_IFNAME=lo"]
+    return [f"+{ENV_VARS}.GLOO_SOCKET_IFNAME=lo:1"]
 
 
 def the_smallest_store(machine: Machine) -> list[str]:
@@ -163,6 +175,11 @@ def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, machine)
         ("os.environ.setdefault('KEY', '1')\n", []),
         ("from dotenv import load_dotenv\nload_dotenv()\n", []),
         ("import my_settings_of_all_jobs\n", []),
+        ("try:\n    import my_settings_of_all_jobs\nexcept ImportError:\n    pass\n", []),
+        ("import importlib\nimportlib.import_module('my_settings')\n", []),
+        ("variables = os.environ\nvariables['KEY'] = '1'\n", []),
+        ("assert 'PATH' in os.environ, os.environ['WHY']\n", ["KEY"]),
+        ("AFTER = 1 < 2 < int(os.environ['LAST'])\n", ["KEY"]),
         ("if 'KEY' not in os.environ:\n    os.environ['KEY'] = '1'\n", []),
     ],
 )
@@ -192,7 +209,8 @@ def test_quotes_within_a_value_are_told_where_it_is_a_number_or_a_name(composed,
     assert (found.subject, found.verdict) == ("VERL_USE_MODELSCOPE", "warning")
     assert found.told.endswith("nobody takes them off. Set it to True.")
     found = contents_of(composed, [f"+{ENV_VARS}.TOKENIZERS_PARALLELISM=\"'False'\""])
-    assert not [each for each in found if each.verdict == "wrong"]
+    (quoted,) = [each for each in found if each.subject == f"{ENV_VARS}.TOKENIZERS_PARALLELISM"]
+    assert quoted.verdict == "warning"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.plan.measured_cost import MeasuredCost
+from verl_padding.timing import learned_costs
 from verl_padding.timing.laps import Lap, TimedStep
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
 
@@ -170,6 +171,23 @@ def test_where_all_micro_batches_were_as_full_one_step_tries_half_of_it_and_says
 def test_what_a_step_has_tried_is_not_forgotten_when_all_others_are_as_full_again():
     ratios, _ = micro_batches_beside_the_formulas(TRUE["quadratic"], 20)
     assert min(ratios[3:]) > 1.8
+
+
+def test_a_trial_that_was_slow_by_chance_is_forgotten_and_tried_again(monkeypatch):
+    monkeypatch.setattr(learned_costs, "MEMORY", 12)
+    costs, ratios, told = LearnedCosts(), [], []
+    for step in range(1, 19):
+        rows = rows_of_step(step)
+        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor"), None))
+        ratios.append(plan.layouts["actor"].n_micro_batches / by_formula.layouts["actor"].n_micro_batches)
+        slowly = 4.0 if step == 3 else 1.0
+        timed = timed_step(step, plan, rows, TRUE["quadratic"], told_apart=True)
+        laps = [replace(lap, busy_s=lap.busy_s * slowly) for lap in timed.laps if lap.busy_s is not None]
+        told += costs.learn(replace(timed, laps=laps), FORMULAS, FORMULAS)
+    assert ratios[2] > 1.2, "step 3 tries another fill, and is slow"
+    assert max(ratios[3:12]) < 1.2, "what it has shown keeps the plan from it"
+    assert "\n".join(told).count(" tries ") == 2
+    assert ratios[-1] > 1.8
 
 
 def test_where_the_plan_does_not_cut_micro_batches_no_step_tries_another_fill():

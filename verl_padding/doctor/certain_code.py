@@ -58,6 +58,8 @@ def _of_statement(statement: ast.stmt, deep: bool) -> Iterator[ast.AST]:
             for item in items:
                 yield from _of_expression(item.context_expr)
             yield from certain_nodes(body, deep=deep) if deep else ()
+        case ast.Assert(test=first):  # its message is made only where it fails
+            yield from _of_expression(first)
         case ast.Try() | ast.TryStar():
             return
         case _:
@@ -73,6 +75,8 @@ def _of_expression(expression: ast.AST | None) -> Iterator[ast.AST]:
     match expression:
         case ast.IfExp(test=first) | ast.BoolOp(values=[first, *_]):
             parts: Sequence[ast.AST] = [first]
+        case ast.Compare(left=left, comparators=[first, *_]):  # a chain ends early
+            parts = [left, first]
         case ast.Lambda():
             parts = []
         case ast.ListComp(generators=[first, *_]) | ast.SetComp(generators=[first, *_]):

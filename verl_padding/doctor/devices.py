@@ -211,7 +211,7 @@ def _store(config: DictConfig) -> Iterator[Finding]:
     place = OmegaConf.select(config, f"{RAY_INIT}._plasma_directory")
     try:
         determine_plasma_store_config(given, tempfile.gettempdir(), plasma_directory=place)
-    except ValueError as refusal:
+    except (ValueError, TypeError) as refusal:
         told = in_one_line(refusal)
         yield wrong(setting, f"{given}: Ray makes no such store of objects ({told}). Give bytes, or leave it out.")
 

@@ -33,11 +33,21 @@ PARSED: dict[str, tuple[str, Callable[[str], object]]] = {
 }
 """Variable that verl reads as its modules are imported -> what it has to be, and what verl does with it."""
 OF_RAY = "RAY_"
-TEXTS_OF_RAY = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_", "RAY_JOB_", "RAY_NAMESPACE", "RAY_RUNTIME_ENV")
+TEXTS_OF_RAY = (
+    "RAY_ADDRESS",
+    "RAY_TMPDIR",
+    "RAY_AUTH_",
+    "RAY_CLUSTER_",
+    "RAY_IP",
+    "RAY_JOB_",
+    "RAY_NAMESPACE",
+    "RAY_NODE_",
+    "RAY_RUNTIME_ENV",
+)
 """Beginnings of Ray's variables that may have any value."""
 SHARES_OF_RAY = ("RAY_memory_usage_threshold",)
 """What Ray's node asserts to be a number from 0 to 1."""
-READ_AS_WORDS = ("CUDA_", "GLOO_", "HF_", "NCCL_", "OMP_", "RAY_", "TOKENIZERS_", "TRANSFORMERS_", "VERL_", "WANDB_")
+READ_AS_WORDS = ("CUDA_", "GLOO_", "HF_", "NCCL_", "OMP_", "RAY_", "TOKENIZERS_", "TRANSFORMERS_", "VERL_")
 """Beginnings of variables whose values are numbers, flags and names, of which quotes are never a part."""
 
 
@@ -47,7 +57,8 @@ def environment_of_job(config: DictConfig) -> dict[str, str]:
 
 
 def _added(config: DictConfig) -> dict[str, str]:
-    return {str(name): str(value) for name, value in (OmegaConf.select(config, ENV_VARS) or {}).items()}
+    added = OmegaConf.select(config, ENV_VARS)
+    return {str(name): str(value) for name, value in added.items()} if isinstance(added, DictConfig) else {}
 
 
 def variables_of_shell() -> Iterator[Finding]:
@@ -79,7 +90,7 @@ def _is_share(text: str) -> bool:
 def _quoted(variables: Mapping[str, str]) -> Iterator[Finding]:
     for name, value in variables.items():
         bare = value.strip("'\"")
-        if name.startswith(READ_AS_WORDS) and len(value) > len(bare) and value[:1] == value[-1:]:
+        if name.startswith(READ_AS_WORDS) and bare and len(value) > len(bare) and value[:1] == value[-1:]:
             yield warning(
                 name, f"{value}: its quotes are a part of the value, and nobody takes them off. Set it to {bare}."
             )

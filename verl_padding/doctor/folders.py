@@ -51,12 +51,13 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
 
 def folder_of_hydra(arguments: JobArguments) -> Iterator[Finding]:
     """Whether Hydra can make the folder that it is told to; nothing of one that is said by other settings."""
-    for override in arguments.overrides:
-        setting, _, name = override.lstrip("+").partition("=")
-        if setting == "hydra.run.dir" and not {*"${'\""} & {*name}:
-            found = _writable(setting, name, is_folder=True)
-            if found.verdict == "wrong":
-                yield found
+    setting = "hydra.run.dir"
+    said = [override.lstrip("+").partition("=") for override in arguments.overrides]
+    name = next((name for key, _, name in reversed(said) if key == setting), "")  # the last one counts
+    if name and not {*"${'\""} & {*name}:
+        found = _writable(setting, name, is_folder=True)
+        if found.verdict == "wrong":
+            yield found
 
 
 def _written(config: DictConfig) -> Iterator[Finding]:

@@ -36,7 +36,8 @@ def interfaces_of_job(config: DictConfig) -> Iterator[Finding]:
 
 def _missing_to_gloo(named: str, there: Sequence[str]) -> str:
     """The first that is not there; torch takes all of them."""
-    return next((name for name in named.split(",") if name and name not in there), "")
+    wanted = [name.partition(":")[0] for name in named.split(",")]  # a label of an address of its own follows a colon
+    return next((name for name in wanted if name and name not in there), "")
 
 
 def _missing_to_nccl(named: str, there: Sequence[str]) -> str:

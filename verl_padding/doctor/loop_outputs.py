@@ -12,6 +12,7 @@ from verl_padding.doctor.returned import Function
 
 OUTPUT, BASE = "AgentLoopOutput", "AgentLoopBase"
 APPLY = "self.tokenizer.apply_chat_template"
+TAKE_IDS = (OUTPUT, "self.server_manager.generate")
 WRITTEN = {
     "num_turns": "num_turns=2",
     "extra_fields": "extra_fields=dict(answer.extra_fields), which says by which weights the answer was made",
@@ -48,16 +49,23 @@ def encodings_as_ids(loop: ast.ClassDef) -> Iterator[tuple[int, bool]]:
     Yields:
         The line, and whether it is certainly run.
     """
-    if not _gives_mappings():
+    replaces = any(
+        isinstance(node, ast.Attribute) and node.attr == "tokenizer" and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(loop)
+    )
+    if replaces or not _gives_mappings():
         return
     certain = {id(node) for _, nodes in nodes_run_by(loop, "run") for node in nodes}
     for function in ast.walk(loop):
-        made = {name for name, value in _set_once(function).items() if _is_encoding(value)}
+        made = {name for name, value in _set_once(function).items() if _is_encoding(value)} - _looked_into(function)
         for node in ast.walk(function) if isinstance(function, Function) else ():
             match node:
-                case ast.keyword(arg="prompt_ids", value=value):
-                    if _is_encoding(value) or (isinstance(value, ast.Name) and value.id in made):
-                        yield value.lineno, id(node) in certain
+                case ast.Call(func=called, keywords=keywords) if ast.unparse(called) in TAKE_IDS:
+                    for keyword in keywords:
+                        value = keyword.value
+                        is_made = isinstance(value, ast.Name) and value.id in made
+                        if keyword.arg == "prompt_ids" and (is_made or _is_encoding(value)):
+                            yield value.lineno, id(node) in certain
 
 
 @cache
@@ -80,9 +88,21 @@ def _set_once(function: ast.AST) -> dict[str, ast.expr]:
     return found
 
 
+def _looked_into(function: ast.AST) -> set[str]:
+    """Names that a function takes something of, or asks what they are: code for several versions of transformers."""
+    found = set()
+    for node in ast.walk(function):
+        match node:
+            case ast.Subscript(value=ast.Name(id=name)) | ast.Attribute(value=ast.Name(id=name)):
+                found.add(name)
+            case ast.Call(func=ast.Name(id="isinstance" | "hasattr"), args=[ast.Name(id=name), *_]):
+                found.add(name)
+    return found
+
+
 def _is_encoding(value: ast.expr) -> bool:
     match value:
-        case ast.Call(func=called, keywords=keywords) if ast.unparse(called) == APPLY:
+        case ast.Call(func=called, args=[_], keywords=keywords) if ast.unparse(called) == APPLY:
             given = {each.arg: ast.unparse(each.value) for each in keywords}
             return None not in given and all(given.get(name, "True") == "True" for name in ("tokenize", "return_dict"))
     return False

@@ -177,7 +177,7 @@ def parsed(source: Path) -> ast.Module:
         LookupError: it cannot be read as one, with a sentence.
     """
     try:
-        return ast.parse(source.read_text(encoding="utf-8"), str(source))
+        return ast.parse(source.read_bytes(), str(source))
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise LookupError(f"{source} cannot be read as Python ({error})") from error
 

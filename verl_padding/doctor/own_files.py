@@ -16,7 +16,7 @@ from verl_padding.doctor.certain_code import certain_nodes
 from verl_padding.doctor.devices import ray_cluster
 from verl_padding.doctor.entries import resolved
 from verl_padding.doctor.environment import ENV_VARS, environment_of_job
-from verl_padding.doctor.finding import Finding, ok, wrong
+from verl_padding.doctor.finding import Finding, ok, warning
 from verl_padding.doctor.named_objects import PACKAGE_PREFIX, file_of, module_and_name, parsed
 from verl_padding.doctor.tools import MULTI_TURN
 
@@ -27,6 +27,8 @@ SET_BY_OTHERS = ("CUDA_", "KMP_", "LOCAL_", "MASTER_", "NCCL_", "OMP_", "RANK", 
 INSTALLED = "*.dist-info"
 """What lies beside a package that was installed."""
 RUNS_ANYTHING = {"exec", "eval", "__import__"}
+LOADS_ANYTHING = {"importlib", "runpy"}
+"""Modules of Python's own that run files of others."""
 READ = ok("code of your own", "read, not run")
 
 
@@ -47,10 +49,11 @@ def own_files_of_job(config: DictConfig) -> Iterator[Finding]:
             continue
         for line, name in needed:
             if name not in known and not name.startswith(SET_BY_OTHERS):
-                yield wrong(
+                # A warning: other files of the same process, Hydra or a command around Python's may set it, too.
+                yield warning(
                     setting,
-                    f"{file}, line {line}: reads os.environ[{name!r}] as it is loaded, and nobody sets it: it is not "
-                    f"in this environment, nor in {ENV_VARS}. export {name}=.., or read it with os.environ.get.",
+                    f"{file}, line {line}: reads os.environ[{name!r}] as it is loaded, and it is set neither in this "
+                    f"environment nor in {ENV_VARS}. export {name}=.., or read it with os.environ.get.",
                 )
 
 
@@ -97,12 +100,11 @@ def variables_needed(file: Path) -> Iterator[tuple[int, str]]:
                         yield node.lineno, name
         if isinstance(statement, ast.Import | ast.ImportFrom):
             module = statement.module or "" if isinstance(statement, ast.ImportFrom) else ""
-            roots = [module] if module else [alias.name for alias in statement.names]
-            if getattr(statement, "level", 0) or not all(_is_installed(root.split(".")[0]) for root in roots):
+            if _loads_others(statement):
                 return
             for alias in statement.names:
                 bound = alias.asname or alias.name.split(".")[0]
-                if (module or alias.name).split(".")[0] in sys.stdlib_module_names:
+                if (module or alias.name).split(".")[0] in sys.stdlib_module_names - LOADS_ANYTHING:
                     plain.add(bound)
                 if module == "os" and alias.name == "environ":
                     environs.add(bound)
@@ -110,6 +112,13 @@ def variables_needed(file: Path) -> Iterator[tuple[int, str]]:
                     environs.add(f"{bound}.environ")
         elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and _may_set(statement, plain, environs):
             return
+
+
+def _loads_others(statement: ast.Import | ast.ImportFrom) -> bool:
+    """Whether it imports what is neither Python's own nor installed."""
+    if isinstance(statement, ast.ImportFrom):
+        return bool(statement.level) or not _is_installed((statement.module or "").split(".")[0])
+    return not all(_is_installed(alias.name.split(".")[0]) for alias in statement.names)
 
 
 def _is_installed(module: str) -> bool:
@@ -134,6 +143,10 @@ def _may_set(statement: ast.stmt, plain: set[str], environs: set[str]) -> bool:
     """
     for node in ast.walk(statement):
         match node:
+            case ast.Import() | ast.ImportFrom() if _loads_others(node):
+                return True
+            case ast.Assign(value=value) if ast.unparse(value) in environs:
+                return True
             case ast.Call(func=called):
                 root = called
                 while isinstance(root, ast.Attribute):

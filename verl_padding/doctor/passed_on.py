@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module, resources
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.data_files import validates
 from verl_padding.doctor.finding import Finding, warning, wrong
@@ -73,13 +73,17 @@ def values_passed_on(config: DictConfig) -> Iterator[Finding]:
         number = OmegaConf.select(config, setting)
         if isinstance(number, int | float) and not 0 < number <= 1 and not setting.startswith(unused):
             yield wrong(setting, f"{number}: must be above 0 and at most 1, which keeps all tokens.")
-    for name, value in (OmegaConf.select(config, f"{RAY}.{ENV_VARS}") or {}).items():
+    added = OmegaConf.select(config, f"{RAY}.{ENV_VARS}")
+    if added is not None and not isinstance(added, DictConfig):
+        yield wrong(f"{RAY}.{ENV_VARS}", f"{added}: Ray takes a mapping. Write {{NAME: value}}, or leave it out.")
+        added = None
+    for name, value in (added or {}).items():
         if not isinstance(value, str):
             yield wrong(f"{RAY}.{ENV_VARS}.{name}", f"{value}: Ray takes texts only. Put it in quotes: \"'{value}'\".")
     yield from _arguments_of_ray(config)
     yield from _storage(config)
     steps = OmegaConf.select(config, PROFILED)
-    if steps is not None and not isinstance(steps, ListConfig):
+    if isinstance(steps, int):
         yield wrong(PROFILED, f"{steps}: verl looks for each step in a list. Write [{steps}], or leave it out.")
     folder = OmegaConf.select(config, f"{RAY}.runtime_env.working_dir")
     if isinstance(folder, str) and "://" not in folder and not Path(folder).expanduser().exists():

@@ -22,6 +22,8 @@ FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
 WINDOW = 8
 """Steps that a fit looks back, and over which its errors are compared with the formula's."""
+MEMORY = 100
+"""Steps after which what is beyond the window is forgotten, and another fill may be tried again."""
 LEAST_STEPS = 2
 """Fewer change no plan: the first one also warms up."""
 MOST = 4096
@@ -41,6 +43,8 @@ class _Seen:
 class _Step:
     """The micro-batches of a step that were measured."""
 
+    number: int
+    """How many steps had been learned from with it."""
     seen: Sequence[_Seen]
 
     @cached_property
@@ -54,19 +58,30 @@ class _Learned:
     """What is known of one call."""
 
     steps: list[_Step] = field(default_factory=list)
-    """Those of the window, and before it the newest of each fullness that the window has none of."""
+    """Those of the window, and before it the newest of each fullness that the window has none of; none too old."""
     fitted: MeasuredCost | None = None
     used: bool = False
     trial_fill: int = 0
     """Tokens of a micro-batch of the next step, if that one is to try so many; else 0."""
-    tried: bool = False
-    """Whether there was such a step, or is to be one."""
+    tried: int = 0
+    """After how many steps the last such step was asked for; 0 for never."""
 
-    def add(self, step: _Step) -> None:
+    @property
+    def number(self) -> int:
+        """How many steps have been learned from."""
+        return self.steps[-1].number if self.steps else 0
+
+    @property
+    def may_try(self) -> bool:
+        """A trial that happened to be slow, or a machine that has changed, is not to count for ever."""
+        return not self.tried or self.number - self.tried >= MEMORY
+
+    def add(self, seen: Sequence[_Seen]) -> None:
         """Takes a step in, and lets those go that are no longer looked at."""
-        self.steps.append(step)
+        number = self.number + 1
+        self.steps.append(_Step(number, seen))
         window = self.steps[-WINDOW:]
-        kept = {before.fullness: before for before in self.steps[:-WINDOW]}
+        kept = {each.fullness: each for each in self.steps[:-WINDOW] if number - each.number < MEMORY}
         self.steps = [before for fullness, before in kept.items() if all(fullness != it.fullness for it in window)]
         self.steps += window
 
@@ -90,7 +105,7 @@ class LearnedCosts:
 
     After each step a fit to the micro-batches of the steps so far, and the formula, are held against micro-batches that
     the fit has not seen. While the fit is the better one, the plan uses it; else the formula. Where all micro-batches
-    were about equally full, one step tries half as full ones. The same laps give the same costs.
+    were about equally full, one step in `MEMORY` tries half as full ones. The same laps give the same costs.
     """
 
     def __init__(self) -> None:
@@ -115,7 +130,7 @@ class LearnedCosts:
         told = []
         for call in timed.calls:
             known = self._learned[call]
-            known.add(_Step([_seen(laps, formulas[call]) for laps in _told_together(timed.of_call(call))]))
+            known.add([_seen(laps, formulas[call]) for laps in _told_together(timed.of_call(call))])
             known.fitted = fit_cost([each.measured for each in known.seen()]) or known.fitted
             known.trial_fill = 0
             if known.fitted is None or len(known.steps) < LEAST_STEPS:
@@ -130,8 +145,8 @@ class LearnedCosts:
                     f"{errors[1]:.3f}"
                 )
             fill = known.half_fill()
-            if fill and call in cut_by_plan and not known.tried:
-                known.trial_fill, known.tried = fill, True
+            if fill and errors is not None and call in cut_by_plan and known.may_try:
+                known.trial_fill, known.tried = fill, known.number
                 told.append(
                     f"step {timed.step + 1} tries micro-batches of {fill} tokens in {call}: all were about twice as "
                     "full, which hides what depends on how full they are"
@@ -146,10 +161,10 @@ class LearnedCosts:
                 "used": known.used,
                 "trial_fill": known.trial_fill,
                 "tried": known.tried,
-                "steps": [
-                    [(each.measured.seconds, each.measured.sums_D, each.by_formula) for each in step.seen]
+                "steps": {
+                    step.number: [(each.measured.seconds, each.measured.sums_D, each.by_formula) for each in step.seen]
                     for step in known.steps
-                ],
+                },
             }
             for call, known in self._learned.items()
         }
@@ -182,13 +197,16 @@ class LearnedCosts:
 def _learned(said: dict[str, Any]) -> _Learned:
     return _Learned(
         steps=[
-            _Step([_Seen(Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), f) for s, sums, f in step])
-            for step in said["steps"]
+            _Step(
+                int(number),
+                [_Seen(Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), f) for s, sums, f in step],
+            )
+            for number, step in said["steps"].items()
         ],
         fitted=None if said["cost"] is None else MeasuredCost(**said["cost"]),
         used=bool(said["used"]),
         trial_fill=int(said["trial_fill"]),
-        tried=bool(said["tried"]),
+        tried=int(said["tried"]),
     )
 
 
@@ -196,7 +214,7 @@ def _errors(seen: Sequence[_Seen]) -> tuple[float, float] | None:
     """How wrong fits are, and the formula, as shares of the measured seconds; None where too little is known to fit.
 
     One half of the measurements is foretold by a fit to the other, and the other way round. The formula knows no
-    seconds: it is granted one scale for all.
+    seconds, and the fit leaves the paces of ranks out: both are granted one scale for all.
     """
     halves = seen[::2], seen[1::2]
     fits = [fit_cost([each.measured for each in half]) for half in halves]
@@ -206,8 +224,8 @@ def _errors(seen: Sequence[_Seen]) -> tuple[float, float] | None:
             return None
         pairs += [(each.measured.seconds, fit.foretold(each.measured), each.by_formula) for each in half]
     seconds, by_fit, by_formula = np.array(pairs).T
-    scaled = by_formula * (seconds.sum() / by_formula.sum())
-    off_fit, off_formula = (float(np.abs(told - seconds).sum() / seconds.sum()) for told in (by_fit, scaled))
+    scaled = (told * (seconds.sum() / told.sum()) for told in (by_fit, by_formula))
+    off_fit, off_formula = (float(np.abs(told - seconds).sum() / seconds.sum()) for told in scaled)
     return off_fit, off_formula
 
 
