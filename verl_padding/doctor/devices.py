@@ -162,14 +162,17 @@ def _tickets(config: DictConfig) -> Iterator[Finding]:
 
 
 def _tickets_of_ranks(config: DictConfig) -> Iterator[Finding]:
-    """Whether Ray, which finds no GPU on a CPU, is told of as many as verl asks it for."""
+    """Whether Ray, which finds no GPU on a CPU, is told of as many as verl asks it for.
+
+    That of a single node, which the job starts by itself.
+    """
     setting = f"{RAY_INIT}.num_gpus"
     given = OmegaConf.select(config, setting)
     if not given:
         yield wrong(setting, "null: Ray finds no GPU here, and verl asks it for one for each rank. Add +local=cpu.")
         return
     wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes + _devices_of_rollout(config)
-    if wanted > given:
+    if wanted > given and config.trainer.nnodes == 1:
         yield wrong(
             setting,
             f"{given}: verl asks Ray for {wanted}, one for each rank of the trainer and of a rollout of its own. "
