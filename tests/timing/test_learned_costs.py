@@ -161,7 +161,7 @@ def micro_batches_beside_the_formulas(seconds: Seconds, steps: int, cut_by_plan=
     return ratios, "\n".join(told)
 
 
-def test_where_all_micro_batches_were_as_full_one_step_tries_half_of_it_and_says_so_and_no_later_one_does():
+def test_where_all_micro_batches_were_as_full_one_step_tries_half_of_it_and_says_so_and_none_of_the_next_does():
     ratios, told = micro_batches_beside_the_formulas(TRUE["dense"], 20)
     assert [step for step, ratio in enumerate(ratios, start=1) if ratio > 1.2] == [3]
     assert told.count(" tries ") == 1

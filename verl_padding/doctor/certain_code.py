@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+from verl_padding.doctor.returned import Function
 from verl_padding.doctor.signatures import method
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def nodes_run_by(owner: ast.ClassDef, first: str) -> Iterator[tuple[str, list[ast.AST]]]:
@@ -89,9 +88,9 @@ def _of_expression(expression: ast.AST | None) -> Iterator[ast.AST]:
         yield from _of_expression(part)
 
 
-def _may_leave(statement: ast.stmt) -> bool:
+def _may_leave(node: ast.AST) -> bool:
     """Whether what follows a statement may be left out, other than by an error."""
-    if isinstance(statement, Definition | ast.ClassDef | ast.Lambda):
+    if isinstance(node, Function | ast.ClassDef | ast.Lambda):
         return False
     leaves = ast.Return | ast.Raise | ast.Break | ast.Continue
-    return isinstance(statement, leaves) or any(map(_may_leave, ast.iter_child_nodes(statement)))  # type: ignore[arg-type]
+    return isinstance(node, leaves) or any(map(_may_leave, ast.iter_child_nodes(node)))

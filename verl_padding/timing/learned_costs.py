@@ -21,13 +21,13 @@ from verl_padding.timing.laps import Lap, TimedStep
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
 WINDOW = 8
-"""Steps that a fit looks back, and over which its errors are compared with the formula's."""
+"""Steps that a fit looks back in any case; its errors are compared with the formula's over all that it looks at."""
 MEMORY = 100
 """Steps after which what is beyond the window is forgotten, and another fill may be tried again."""
 LEAST_STEPS = 2
 """Fewer change no plan: the first one also warms up."""
 MOST = 4096
-"""Measurements of a call that a fit takes from its window; of more, an even share."""
+"""Measurements of a call that a fit takes; of more, an even share."""
 
 
 @dataclass(frozen=True)
