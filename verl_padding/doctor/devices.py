@@ -209,7 +209,7 @@ def _store(config: DictConfig) -> Iterator[Finding]:
 
     setting = f"{RAY_INIT}.object_store_memory"
     given = OmegaConf.select(config, setting)
-    if given is None or ray_cluster(config):
+    if given is None or ray_cluster(config) or config.trainer.nnodes > 1:  # the store of other machines
         return
     place = OmegaConf.select(config, f"{RAY_INIT}._plasma_directory")
     try:
