@@ -196,7 +196,7 @@ def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, st
 
 
 def _cost(learned: LearnedCosts) -> Any:
-    return learned.cost_of("actor")
+    return learned.cost_of("actor", cut_by_plan=True)
 
 
 def _show(mix: str, sides: dict[str, list[dict[str, float]]], cost: dict[str, float] | None) -> None:

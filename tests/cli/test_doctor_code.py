@@ -229,6 +229,17 @@ def a_reward_that_cannot_wait(machine: Machine) -> list[str]:
     return [f"reward.custom_reward_function.path={path}", "reward.reward_manager.name=remote"]
 
 
+GROUPS = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"]
+"""As DAPO's own recipe has it."""
+
+
+def groups_by_what_no_reward_gives(machine: Machine) -> list[str]:
+    return [
+        *GROUPS,
+        *_reward(machine, "if not kwargs:", "    return dict(score=0.0)", "return {'score': 1.0, 'ok': 1}"),
+    ]
+
+
 def rewards_of_no_worker(machine: Machine) -> list[str]:
     return ["reward.num_workers=0"]
 
@@ -343,6 +354,10 @@ CANNOT_START: Reasons = {
         "reward.custom_reward_function.path",
         "is an async function, which verl's reward manager 'remote' does not take",
     ),
+    groups_by_what_no_reward_gives: (
+        "algorithm.filter_groups.metric",
+        "acc: the reward function compute_score() leaves no such value with a row, only ok, score. Choose one of",
+    ),
     rewards_of_no_worker: ("reward.num_workers", "0: nobody is left to compute the rewards"),
     a_data_set_that_is_none: ("data.custom_cls.path", "Mine is no torch.utils.data.Dataset"),
     a_tool_of_no_type: ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "config.type is mcp, but verl has"),
@@ -456,6 +471,18 @@ def a_reward_that_is_put_into_a_mapping(machine: Machine) -> list[str]:
     return _reward(machine, "found = {'right': True}", "found['score'] = 1.0", "return found")
 
 
+def groups_by_a_number_alone(machine: Machine) -> list[str]:
+    return [*GROUPS, *_reward(machine, "return -1.0 if not kwargs else float(len(kwargs) > 3)")]
+
+
+def groups_by_what_a_reward_may_give(machine: Machine) -> list[str]:
+    return [*GROUPS, *_reward(machine, "return {'score': 1.0, 'ok': 1} if kwargs else score(kwargs)")]
+
+
+def groups_by_the_reward_itself(machine: Machine) -> list[str]:
+    return [GROUPS[0], "algorithm.filter_groups.metric=reward", *_reward(machine, "return {'score': 1.0, 'ok': 1}")]
+
+
 def a_reward_of_more_keys(machine: Machine) -> list[str]:
     return _reward(machine, "return {'right': True, **score(kwargs)} if kwargs else {'score': 0}")
 
@@ -511,6 +538,9 @@ LEGAL: list[Kind] = [
     outputs_made_of_a_mapping,
     outputs_of_a_class_of_ones_own,
     a_reward_that_is_put_into_a_mapping,
+    groups_by_a_number_alone,
+    groups_by_what_a_reward_may_give,
+    groups_by_the_reward_itself,
     a_reward_of_more_keys,
     plain_texts_for_a_loop_of_ones_own,
     no_truth_where_the_loop_scores,

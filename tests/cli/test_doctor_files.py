@@ -19,10 +19,12 @@ from tests.support.jobs_for_doctor import (
     findings_of,
     matters,
     prompts,
+    with_settings,
 )
 from verl_padding.doctor.finding import Finding
-from verl_padding.doctor.folders import folders_of_job
+from verl_padding.doctor.folders import folder_of_hydra, folders_of_job, paths_from_hydras_folder
 from verl_padding.doctor.prompts import MOST_BYTES
+from verl_padding.verl_job.composition import JobArguments
 
 NO_VALIDATION = ("trainer.val_before_train=false", "trainer.test_freq=-1")
 
@@ -471,6 +473,25 @@ def test_datasets_is_left_as_it_was_and_asks_no_hub(composed, monkeypatch):
     assert counts
     assert not any(counts)
     assert vars(datasets.config) == before
+
+
+def test_paths_that_are_not_found_from_hydras_folder_are_told(composed, machine, monkeypatch):
+    monkeypatch.chdir(machine.folder)
+    machine.data(prompts(16))
+    config = with_settings(composed, ["data.train_files=[data.parquet]", "data.val_files=gone.parquet"])
+    goes = JobArguments(overrides=("hydra.job.chdir=False", "hydra.job.chdir=True"))
+    (told,) = paths_from_hydras_folder(goes, config)
+    assert (told.subject, told.verdict) == ("data.train_files", "wrong")
+    assert f"Write the whole path ({machine.folder}/data.parquet)" in told.told
+    assert not list(paths_from_hydras_folder(JobArguments(), config))
+    assert not list(paths_from_hydras_folder(goes, composed)), "its paths are whole ones"
+
+
+def test_a_folder_that_hydra_cannot_make_is_told(machine):
+    name = f"{machine.file('taken')}/run"
+    (told,) = folder_of_hydra(JobArguments(overrides=("hydra.run.dir=gone", f"hydra.run.dir={name}")))
+    assert (told.subject, told.verdict) == ("hydra.run.dir", "wrong")
+    assert not list(folder_of_hydra(JobArguments(overrides=(f"hydra.run.dir={name}", "hydra.run.dir=here"))))
 
 
 def test_a_folder_that_cannot_be_read_stops_no_look(composed, monkeypatch):

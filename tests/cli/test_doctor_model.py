@@ -157,6 +157,48 @@ def an_adapter_that_is_none(machine: Machine) -> list[str]:
     return [f"actor_rollout_ref.model.lora_adapter_path={machine.folder}"]
 
 
+def _adapter(machine: Machine, hidden: int) -> list[str]:
+    """Overrides of a job with an adapter, as PEFT saves it, of a model with this width."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = AutoConfig.from_pretrained(machine.tiny_model, hidden_size=hidden)
+    model = get_peft_model(AutoModelForCausalLM.from_config(described), LoraConfig(target_modules="all-linear"))
+    model.save_pretrained(machine.folder / "adapter")
+    return [f"actor_rollout_ref.model.lora_adapter_path={machine.folder / 'adapter'}"]
+
+
+def an_adapter_of_another_model(machine: Machine) -> list[str]:
+    return _adapter(machine, 128)
+
+
+def an_adapter_that_is_cut_off(machine: Machine) -> list[str]:
+    overrides = _adapter(machine, 64)
+    with (machine.folder / "adapter" / "adapter_model.safetensors").open("r+b") as file:
+        file.truncate(10_000)
+    return overrides
+
+
+def _critic(machine: Machine, kind: str) -> list[str]:
+    """Overrides of a job with a critic of this kind of model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    described = AutoConfig.for_model(kind, **sizes, num_key_value_heads=2, vocab_size=512)
+    AutoModelForCausalLM.from_config(described).save_pretrained(machine.folder / kind)
+    return ["algorithm.adv_estimator=gae", f"critic.model.path={machine.folder / kind}"]
+
+
+def a_critic_without_a_head_for_values(machine: Machine) -> list[str]:
+    return _critic(machine, "granite")
+
+
+def a_critic_whose_config_is_no_json(machine: Machine) -> list[str]:
+    overrides = _critic(machine, "llama")
+    machine.file("llama/config.json", "{")
+    return overrides
+
+
 def layers_that_the_rollout_cannot_batch(machine: Machine) -> list[str]:
     folder = machine.model()
     described = json.loads((folder / "config.json").read_text())
@@ -206,6 +248,16 @@ CANNOT_START: Reasons = {
         "Leave it out, for those that the model names itself.",
     ),
     a_tokenizer_without_any_end: (MODEL, "has neither a pad nor an eos token"),
+    an_adapter_of_another_model: (
+        "actor_rollout_ref.model.lora_adapter_path",
+        "adapter: made for another model: its model.layers.0.mlp.down_proj gives 128 numbers, that of this model 64.",
+    ),
+    an_adapter_that_is_cut_off: ("actor_rollout_ref.model.lora_adapter_path", "adapter_model.safetensors is cut off"),
+    a_critic_without_a_head_for_values: (
+        "critic.model.path",
+        "transformers has no model of the kind granite with one number a token (AutoModelForTokenClassification)",
+    ),
+    a_critic_whose_config_is_no_json: ("critic.model.path", "cannot be read as a model ("),
     an_adapter_that_is_none: ("actor_rollout_ref.model.lora_adapter_path", "the folder has no adapter_config.json"),
 }
 """Why a job cannot start, or cannot end its first step -> the setting that is told, and part of what is."""
@@ -237,7 +289,17 @@ def weights_of_an_old_torch(machine: Machine) -> list[str]:
     return [f"{MODEL}={folder}"]
 
 
+def an_adapter_of_this_model(machine: Machine) -> list[str]:
+    return [*_adapter(machine, 64), "actor_rollout_ref.model.lora.merge=true"]
+
+
+def a_critic_of_another_kind(machine: Machine) -> list[str]:
+    return _critic(machine, "llama")
+
+
 LEGAL: list[Kind] = [
+    an_adapter_of_this_model,
+    a_critic_of_another_kind,
     weights_in_parts,
     weights_of_an_old_torch,
 ]
@@ -384,8 +446,8 @@ def test_a_tokenizer_of_the_hub_needs_no_weights_and_a_part_of_a_model_is_not_lo
     assert is_whole(folder, weights=False, tokenizer=True)
     assert not is_whole(folder, weights=True, tokenizer=False)
     monkeypatch.setattr(looks_at_model, "folder_of_model", lambda path: folder if path == "own/tokenizer" else None)
-    assert looks_at_model._folder_to_read("own/tokenizer", "tokenizer_path", own_tokenizer=True)[0] == folder
-    assert looks_at_model._folder_to_read("own/tokenizer", "path", own_tokenizer=False)[0] is None
+    assert looks_at_model.folder_to_read("own/tokenizer", "tokenizer_path", own_tokenizer=True)[0] == folder
+    assert looks_at_model.folder_to_read("own/tokenizer", "path", own_tokenizer=False)[0] is None
     (machine.folder / "cached").mkdir()
     half = Path(machine.folder / "cached")
     for file in machine.tiny_model.iterdir():

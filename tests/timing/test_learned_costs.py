@@ -103,7 +103,7 @@ def learn(seconds: Seconds, steps: int, *, told_apart: bool = True) -> tuple[Lea
     costs, told = LearnedCosts(), []
     for step in range(1, steps + 1):
         rows = rows_of_step(step)
-        plan = plan_batch(rows, job_of(costs.cost_of("actor")))
+        plan = plan_batch(rows, job_of(costs.cost_of("actor", cut_by_plan=True)))
         told += costs.learn(timed_step(step, plan, rows, seconds, told_apart=told_apart), FORMULAS, FORMULAS)
     return costs, told
 
@@ -133,7 +133,7 @@ def best_known(name: str, rows: Rows) -> float:
 @pytest.mark.parametrize("name", TRUE)
 def test_after_ten_steps_the_plan_is_within_three_percent_of_one_that_knows_the_truth(name: str, told_apart: bool):
     costs, _ = learn(TRUE[name], 10, told_apart=told_apart)
-    cost = costs.cost_of("actor")
+    cost = costs.cost_of("actor", cut_by_plan=True)
     ratios = []
     for step in range(100, 110):
         rows = rows_of_step(step)
@@ -144,10 +144,10 @@ def test_after_ten_steps_the_plan_is_within_three_percent_of_one_that_knows_the_
 
 def test_the_plan_changes_over_when_the_fit_has_been_better_and_says_so_once():
     costs, told = learn(TRUE["quadratic"], 4)
-    assert costs.cost_of("actor") is not None
+    assert costs.cost_of("actor", cut_by_plan=True) is not None
     changed = [each for each in told if "is planned by" in each]
     assert len(changed) == 1
-    assert changed[0].startswith("from step 3 on, actor is planned by measured costs: over 2 steps measured costs were")
+    assert changed[0].startswith("from the next update on, actor is planned by measured costs: over 2 updates measured")
 
 
 def micro_batches_beside_the_formulas(seconds: Seconds, steps: int, cut_by_plan=FORMULAS) -> tuple[list[float], str]:
@@ -155,7 +155,7 @@ def micro_batches_beside_the_formulas(seconds: Seconds, steps: int, cut_by_plan=
     costs, ratios, told = LearnedCosts(), [], []
     for step in range(1, steps + 1):
         rows = rows_of_step(step)
-        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor"), None))
+        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor", cut_by_plan=True), None))
         ratios.append(plan.layouts["actor"].n_micro_batches / by_formula.layouts["actor"].n_micro_batches)
         told += costs.learn(timed_step(step, plan, rows, seconds, told_apart=True), FORMULAS, cut_by_plan)
     return ratios, "\n".join(told)
@@ -165,7 +165,7 @@ def test_where_all_micro_batches_were_as_full_one_step_tries_half_of_it_and_says
     ratios, told = micro_batches_beside_the_formulas(TRUE["dense"], 20)
     assert [step for step, ratio in enumerate(ratios, start=1) if ratio > 1.2] == [3]
     assert told.count(" tries ") == 1
-    assert "step 3 tries micro-batches of " in told
+    assert "the next update tries micro-batches of " in told
 
 
 def test_what_a_step_has_tried_is_not_forgotten_when_all_others_are_as_full_again():
@@ -178,7 +178,7 @@ def test_a_trial_that_was_slow_by_chance_is_forgotten_and_tried_again(monkeypatc
     costs, ratios, told = LearnedCosts(), [], []
     for step in range(1, 19):
         rows = rows_of_step(step)
-        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor"), None))
+        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor", cut_by_plan=True), None))
         ratios.append(plan.layouts["actor"].n_micro_batches / by_formula.layouts["actor"].n_micro_batches)
         slowly = 4.0 if step == 3 else 1.0
         timed = timed_step(step, plan, rows, TRUE["quadratic"], told_apart=True)
@@ -215,10 +215,12 @@ def test_a_step_that_is_to_try_another_fill_does_so_after_a_restart(tmp_path: Pa
     costs, _ = learn(TRUE["dense"], 2)
     costs.write(tmp_path / FILE)
     resumed = LearnedCosts.read(tmp_path / FILE)
-    cost = resumed.cost_of("actor")
-    assert cost == costs.cost_of("actor")
+    cost = resumed.cost_of("actor", cut_by_plan=True)
+    assert cost == costs.cost_of("actor", cut_by_plan=True)
     assert cost is not None
     assert cost.trial_fill > 0
+    with_verls_packer = resumed.cost_of("actor", cut_by_plan=False)
+    assert with_verls_packer is None or with_verls_packer.trial_fill == 0
 
 
 def test_where_the_formula_is_right_it_stays():
@@ -233,11 +235,8 @@ def test_where_the_formula_is_right_it_stays():
         timed = timed_step(step, plan_batch(rows, job_of(None)), rows, as_foretold, told_apart=True)
         exact = replace(timed, laps=[replace(lap, busy_s=as_foretold(lap.computed_tokens)) for lap in timed.laps])
         costs.learn(exact, FORMULAS, FORMULAS)
-    cost = costs.cost_of("actor")
-    if cost is not None:  # as good as the formula, to rounding
-        tokens = np.arange(2, 4096, 100)
-        shape = cost(tokens) / formula(tokens)
-        assert shape.max() / shape.min() < 1.01
+    assert costs.fitted(), "there is a fit, as good as the formula to rounding"
+    assert costs.cost_of("actor", cut_by_plan=False) is None
 
 
 def test_costs_are_the_same_after_they_were_saved(tmp_path: Path):
@@ -247,9 +246,9 @@ def test_costs_are_the_same_after_they_were_saved(tmp_path: Path):
     for each in (costs, resumed):
         for step in range(4, 7):
             rows = rows_of_step(step)
-            plan = plan_batch(rows, job_of(each.cost_of("actor")))
+            plan = plan_batch(rows, job_of(each.cost_of("actor", cut_by_plan=True)))
             each.learn(timed_step(step, plan, rows, TRUE["quadratic"], told_apart=True), FORMULAS, FORMULAS)
-    assert costs.cost_of("actor") == resumed.cost_of("actor") is not None
+    assert costs.cost_of("actor", cut_by_plan=True) == resumed.cost_of("actor", cut_by_plan=True) is not None
     assert costs.fitted() == resumed.fitted()
 
 
@@ -270,7 +269,7 @@ def test_no_step_is_much_slower_than_by_the_formula_and_what_was_gained_stays(ra
     costs, ratios = LearnedCosts(), []
     for step in range(1, 9):
         rows = rows_of_step(step, n_rows)
-        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor"), None))
+        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor", cut_by_plan=True), None))
         ratios.append(time_of(plan, rows, TRUE[name]) / time_of(by_formula, rows, TRUE[name]))
         costs.learn(timed_step(step, plan, rows, TRUE[name], told_apart=False), FORMULAS, FORMULAS)
     # Equally full micro-batches tell little: one step tries half as full ones, whatever a micro-batch takes by itself.

@@ -24,6 +24,21 @@ CONTENTS = {"optimizer": "optim", "extra": "extra_state"}
 """What FSDP's checkpoints may hold beside the model -> how its files begin."""
 RESUME_MODES = ("auto", "disable", "resume_path")
 MADE_BY_VERL = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+CHDIR = "hydra.job.chdir"
+READ_FROM = (
+    "path",
+    "train_files",
+    "val_files",
+    "model_path",
+    "tokenizer_path",
+    "hf_config_path",
+    "lora_adapter_path",
+    "agent_loop_config_path",
+    "tool_config_path",
+    "function_tool_path",
+    "resume_from_path",
+)
+"""Last words of settings that name a file or folder which a job reads."""
 RAY_FOLDER = f"{RAY_INIT}._temp_dir"
 RAY_FOLDERS = ("RAY_TMPDIR", "TMPDIR")
 """Environment variables with the folder above that of Ray, the first of which counts."""
@@ -52,12 +67,43 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
 def folder_of_hydra(arguments: JobArguments) -> Iterator[Finding]:
     """Whether Hydra can make the folder that it is told to; nothing of one that is said by other settings."""
     setting = "hydra.run.dir"
-    said = [override.lstrip("+").partition("=") for override in arguments.overrides]
-    name = next((name for key, _, name in reversed(said) if key == setting), "")  # the last one counts
+    name = _said(arguments, setting)
     if name and not {*"${'\""} & {*name}:
         found = _writable(setting, name, is_folder=True)
         if found.verdict == "wrong":
             yield found
+
+
+def paths_from_hydras_folder(arguments: JobArguments, config: DictConfig) -> Iterator[Finding]:
+    """What the job would no longer find, since Hydra makes it go into a folder of the run's own."""
+    if _said(arguments, CHDIR).lower() != "true" or ray_cluster(config):
+        return
+    for setting, value in _leaves("", OmegaConf.to_container(config, resolve=True)):
+        is_path = setting.rpartition(".")[2] in READ_FROM
+        if is_path and isinstance(value, str) and not os.path.isabs(value) and os.path.exists(value):
+            yield wrong(
+                setting,
+                f"{value}: with {CHDIR}=true the job looks for it in a folder that Hydra makes for the run. Write the "
+                f"whole path ({os.path.abspath(value)}), or leave {CHDIR} out.",
+            )
+
+
+def _said(arguments: JobArguments, setting: str) -> str:
+    """What the command line says of one of Hydra's own settings; "" for nothing. The last one counts."""
+    said = [override.lstrip("+").partition("=") for override in arguments.overrides]
+    return next((value for key, _, value in reversed(said) if key == setting), "")
+
+
+def _leaves(prefix: str, held: object) -> Iterator[tuple[str, object]]:
+    """Values of a config by their settings; those of a list by its own."""
+    if isinstance(held, dict):
+        for key, value in held.items():
+            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), value)
+    elif isinstance(held, list):
+        for value in held:
+            yield from _leaves(prefix, value)
+    else:
+        yield prefix, held
 
 
 def _written(config: DictConfig) -> Iterator[Finding]:

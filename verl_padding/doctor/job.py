@@ -14,7 +14,7 @@ from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.environment import variables_of_job
 from verl_padding.doctor.extra_info import extra_info_of_job
 from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
-from verl_padding.doctor.folders import folder_of_hydra, folders_of_job
+from verl_padding.doctor.folders import folder_of_hydra, folders_of_job, paths_from_hydras_folder
 from verl_padding.doctor.interfaces import interfaces_of_job
 from verl_padding.doctor.loaded_model import SETTINGS_OF_PATHS, LoadedModel, loaded_model, model_of_job
 from verl_padding.doctor.lora import lora_of_job
@@ -34,6 +34,7 @@ from verl_padding.doctor.settings import (
     refusal_of_hydra,
 )
 from verl_padding.doctor.tools import tools_of_job
+from verl_padding.doctor.value_heads import CRITIC, value_head_of_job
 from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.role_engine import first_words
 
@@ -79,7 +80,13 @@ def look_at_first_step(config: DictConfig, files: Look) -> Look:
     told = [finding.subject for finding in files.findings if finding.verdict == "wrong"]
     without_model = any(subject in SETTINGS_OF_PATHS for subject in told)
     without_data = any(subject.startswith("data.") for subject in told)
-    return Look.at("first step", lambda: _first_step(config, without_model=without_model, without_data=without_data))
+    return Look.at(
+        "first step",
+        lambda: chain(
+            _first_step(config, without_model=without_model, without_data=without_data),
+            () if CRITIC in told else value_head_of_job(config),
+        ),
+    )
 
 
 def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Finding]:
@@ -98,6 +105,7 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
     yield from misspelt_settings(arguments)
     yield from values_passed_on(config)
     yield from folder_of_hydra(arguments)
+    yield from paths_from_hydras_folder(arguments, config)
     composed.append(config)
 
 

@@ -97,7 +97,7 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
                 continue
             path = str(section[name])
             try:
-                folder, reason = _folder_to_read(path, name, own_tokenizer="tokenizer_path" in read)
+                folder, reason = folder_to_read(path, name, own_tokenizer="tokenizer_path" in read)
             except OSError as error:
                 folder, reason = None, f"cannot be read here ({error})"
             if folder is None:
@@ -107,7 +107,7 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
             section[name] = str(folder)
     path = config.actor_rollout_ref.model.path
     try:
-        with _no_hub(), panics_as_errors():
+        with no_hub(), panics_as_errors():
             typed = omega_conf_to_dataclass(section)
     except Exception as error:  # of transformers, Hydra or verl, or of Rust's tokenizers
         if of_hub:
@@ -119,7 +119,7 @@ def loaded_model(config: DictConfig, loaded: list[LoadedModel]) -> Iterator[Find
     yield ok("tokenizer", type(typed.tokenizer).__name__)
 
 
-def _folder_to_read(path: str, name: str, *, own_tokenizer: bool) -> tuple[Path | None, str]:
+def folder_to_read(path: str, name: str, *, own_tokenizer: bool) -> tuple[Path | None, str]:
     """Returns: the folder that one of the model's paths means; or None, and why it is not read.
 
     Args:
@@ -146,7 +146,7 @@ def _folder_to_read(path: str, name: str, *, own_tokenizer: bool) -> tuple[Path 
 
 
 @contextmanager
-def _no_hub() -> Iterator[None]:
+def no_hub() -> Iterator[None]:
     """Nothing is fetched meanwhile: transformers and the kernels of some models ask the hub for what is missing."""
     from huggingface_hub import constants
 
@@ -265,7 +265,7 @@ def _modules(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
         # Neither a package for GPUs nor kernels of a hub are loaded here; the package is told with the packages.
         described._attn_implementation = "eager"
     try:
-        with _no_hub(), torch.device("meta"):
+        with no_hub(), torch.device("meta"):
             made: Any = get_hf_auto_model_class(described).from_config(described, trust_remote_code=False)
         if config.actor_rollout_ref.model.get("enable_gradient_checkpointing"):
             made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,13 +1,16 @@
-"""Whether the model has the modules that LoRA is to adapt."""
+"""Whether the model has the modules that LoRA is to adapt, or that an adapter was made for."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
+from verl_padding.doctor.weights import shapes_in
 
 SECTION = "actor_rollout_ref.model"
 SETTING = f"{SECTION}.target_modules"
@@ -15,9 +18,11 @@ WHOLE_WEIGHTS = ("transformers",)
 """Rollouts that take no adapters beside the weights."""
 SHOWN = 12
 """Names of a model's own modules that a message shows at most."""
-
-
 MERGE = f"{SECTION}.lora.merge"
+ADAPTER = f"{SECTION}.lora_adapter_path"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+OF_MODEL = "base_model.model."
+"""How PEFT's names of weights begin, before those of the model that is adapted."""
 
 
 def lora_of_job(config: DictConfig) -> Iterator[Finding]:
@@ -31,7 +36,7 @@ def lora_of_job(config: DictConfig) -> Iterator[Finding]:
 
 
 def modules_of_lora(config: DictConfig, made: Any) -> Iterator[Finding]:
-    """Whether the model has what ``target_modules`` names.
+    """Whether the model has what ``target_modules`` names, or what the job's adapter was made for.
 
     Megatron's engine reads ``model.lora`` in its place; ``all-linear`` finds its modules itself.
 
@@ -40,7 +45,10 @@ def modules_of_lora(config: DictConfig, made: Any) -> Iterator[Finding]:
     """
     model = OmegaConf.select(config, SECTION)
     named, rank = model.target_modules, model.lora_rank
-    if not isinstance(rank, int) or rank <= 0 or model.get("lora_adapter_path") or named in (None, "all-linear"):
+    if path := model.get("lora_adapter_path"):
+        yield from _adapter(path, made)
+        return
+    if not isinstance(rank, int) or rank <= 0 or named in (None, "all-linear"):
         return
     yield from _named(named if isinstance(named, str) else list(named), made)
 
@@ -67,3 +75,36 @@ def _named(named: str | list[str], made: Any) -> Iterator[Finding]:
         yield warning(SETTING, f"{', '.join(missing)}: the model has no such module, the others are adapted. {has}")
     else:
         yield ok(SETTING, f"{named}")
+
+
+def _adapter(path: str, made: Any) -> Iterator[Finding]:
+    """Whether the weights of an adapter, two matrices A and B for a layer, fit the layers of this model."""
+    from torch.nn import Linear
+
+    file = Path(os.path.expanduser(path), ADAPTER_WEIGHTS)
+    try:
+        if not file.is_file():
+            return
+        shapes = shapes_in(file)
+    except LookupError as problem:
+        yield wrong(ADAPTER, f"{path}: {problem}.")
+        return
+    except OSError as error:
+        yield not_looked_at(ADAPTER, f"{path}: {file.name} cannot be read here ({error})")
+        return
+    layers = {name: each for name, each in made.named_modules() if isinstance(each, Linear)}
+    for name, shape in shapes.items():
+        adapted, _, matrix = name.removeprefix(OF_MODEL).rpartition(".lora_")
+        layer = layers.get(adapted)
+        if layer is None or len(shape) != 2 or matrix not in ("A.weight", "B.weight"):
+            continue
+        is_into = matrix == "A.weight"
+        wanted, has = (layer.in_features, shape[1]) if is_into else (layer.out_features, shape[0])
+        if wanted != has:
+            yield wrong(
+                ADAPTER,
+                f"{path}: made for another model: its {adapted} {'takes' if is_into else 'gives'} {has} numbers, that "
+                f"of this model {wanted}. Name an adapter of this model, or the model that it was made for.",
+            )
+            return
+    yield ok(ADAPTER, f"{path}, with the shapes of this model")

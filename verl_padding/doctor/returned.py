@@ -71,13 +71,44 @@ def _no_score(value: ast.expr) -> str:
             return "a text"
         case ast.Constant(value=None):
             return "None"
+    names = _keys(value)
+    return "" if names is None or SCORE in names else f"a mapping of {', '.join(names) or 'nothing'}"
+
+
+def keys_beside_scores(function: Function, of_numbers: str) -> set[str] | None:
+    """All keys that verl's reward managers may find in what a function gives back; None where that does not show.
+
+    Args:
+        of_numbers: the key under which they put a number that is given back by itself.
+    """
+    if is_generator(function):
+        return None
+    keys: set[str] = set()
+    for value in (found for returned in _returned(function) for found in _values(function, returned)):
+        names = [of_numbers] if _is_number(value) else _keys(value)
+        if names is None:
+            return None
+        keys |= set(names)
+    return keys
+
+
+def _keys(value: ast.expr) -> list[str] | None:
+    """Keys of a mapping that is written down; None for anything else."""
+    match value:
         case ast.Dict(keys=keys) if all(isinstance(key, ast.Constant) for key in keys):
-            names = [str(key.value) for key in keys if isinstance(key, ast.Constant)]
-            return "" if SCORE in names else f"a mapping of {', '.join(names) or 'nothing'}"
+            return [str(key.value) for key in keys if isinstance(key, ast.Constant)]
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords) if all(each.arg for each in keywords):
-            names = [str(each.arg) for each in keywords]
-            return "" if SCORE in names else f"a mapping of {', '.join(names) or 'nothing'}"
-    return ""
+            return [str(each.arg) for each in keywords]
+    return None
+
+
+def _is_number(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(value=int() | float()) | ast.Compare() | ast.Call(func=ast.Name(id="float" | "int" | "len")):
+            return True
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _is_number(operand)
+    return False
 
 
 def _is_none(value: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, looked_for, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.named_objects import file_of, refuse_missing_object
-from verl_padding.doctor.returned import SCORE, Function, never_returns, no_scores
+from verl_padding.doctor.returned import SCORE, Function, keys_beside_scores, never_returns, no_scores
 from verl_padding.doctor.signatures import defined_in, refuse_other_parameters
 
 FUNCTION = "reward.custom_reward_function"
@@ -19,6 +19,12 @@ MANAGER = "reward.reward_manager.name"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What verl's reward managers give a reward function, by name."""
 MORE_BESIDE_A_MODEL = ("reward_router_address", "reward_model_tokenizer")
+OF_NUMBERS = "acc"
+"""Key under which verl's reward managers put a score that is given back by itself."""
+BY_MANAGERS = ("overlong_reward", "overlong", "timeout", "error")
+"""Keys that some of them add."""
+REWARD = "reward"
+"""What verl filters groups by that takes no key: the sum of a row's rewards."""
 WAITS_FOR_NONE = ("remote",)
 """verl's reward managers that refuse an ``async def``."""
 
@@ -31,6 +37,8 @@ def rewards_of_job(config: DictConfig, *, asked: bool) -> Iterator[Finding]:
     """
     yield from _function(config)
     yield _manager(config)
+    if asked:
+        yield from _metric_of_groups(config)
     workers = config.reward.get("num_workers")
     if asked and isinstance(workers, int) and workers < 1:
         yield wrong("reward.num_workers", f"{workers}: nobody is left to compute the rewards. Set it to 1 or more.")
@@ -69,6 +77,28 @@ def _function(config: DictConfig) -> Iterator[Finding]:
                 f"takes a number, or a mapping with {SCORE!r}. Correct the return.",
             )
     yield found
+
+
+def _metric_of_groups(config: DictConfig) -> Iterator[Finding]:
+    """Whether the reward function gives what finished groups are filtered by; nothing where it cannot be told."""
+    groups = config.algorithm.get("filter_groups")
+    path, name = (OmegaConf.select(config, f"{FUNCTION}.{key}") for key in ("path", "name"))
+    own_sampler = OmegaConf.select(config, "trainer.v1.sampler.custom_sampler.path")
+    if not groups or not groups.get("enable") or own_sampler or not path or not _is_of_verl(config):
+        return
+    try:
+        function = defined_in(file_of(path), name)
+    except LookupError:  # told with the function
+        return
+    metric = groups.get("metric")
+    keys = keys_beside_scores(function, OF_NUMBERS) if isinstance(function, Function) else None
+    if keys is None or metric in (REWARD, *keys, *BY_MANAGERS):
+        return
+    yield wrong(
+        "algorithm.filter_groups.metric",
+        f"{metric}: the reward function {name}() leaves no such value with a row, only {', '.join(sorted(keys))}. "
+        f"Choose one of these, or {REWARD}.",
+    )
 
 
 def _no_scores_of(path: str, name: str) -> tuple[set[str], bool]:

@@ -38,7 +38,7 @@ def refuse_broken_weights(folder: Path) -> dict[str, tuple[int, ...]]:
             raise LookupError(f"{file.name} is a pointer of Git LFS, not the file itself (git lfs pull)")
         try:
             if file.suffix == ".safetensors":
-                shapes |= _shapes(file)
+                shapes |= shapes_in(file)
             else:
                 _refuse_broken_bin(file)
         except OSError as error:
@@ -65,7 +65,7 @@ def _files(folder: Path) -> dict[Path, str]:
     return {}
 
 
-def _shapes(file: Path) -> Mapping[str, tuple[int, ...]]:
+def shapes_in(file: Path) -> Mapping[str, tuple[int, ...]]:
     """Shapes of a safetensors file; its head says how many bytes follow.
 
     Raises:

@@ -21,11 +21,16 @@ from verl_padding.timing.laps import Lap, TimedStep
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
 WINDOW = 8
-"""Steps that a fit looks back in any case; its errors are compared with the formula's over all that it looks at."""
+"""Steps that a fit looks back in any case; its errors are compared with the formula's over all that it looks at.
+
+A step is one local update here: those of separate_async have several.
+"""
 MEMORY = 100
 """Steps after which what is beyond the window is forgotten, and another fill may be tried again."""
 LEAST_STEPS = 2
 """Fewer change no plan: the first one also warms up."""
+CLEARLY = 0.95
+"""A plan changes over to what has at most this share of the other's errors."""
 MOST = 4096
 """Measurements of a call that a fit takes; of more, an even share."""
 
@@ -111,12 +116,17 @@ class LearnedCosts:
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = defaultdict(_Learned)
 
-    def cost_of(self, call: str) -> MeasuredCost | None:
-        """The cost that the plan of a call is to use; None for the formula."""
+    def cost_of(self, call: str, *, cut_by_plan: bool) -> MeasuredCost | None:
+        """The cost that the plan of a call is to use; None for the formula.
+
+        Args:
+            cut_by_plan: whether micro-batches are as full as the plan says; else none can be tried.
+        """
         known = self._learned.get(call)
-        if known is None or known.fitted is None or not (known.used or known.trial_fill):
+        if known is None or known.fitted is None:
             return None
-        return replace(known.fitted, trial_fill=known.trial_fill)
+        trial_fill = known.trial_fill if cut_by_plan else 0
+        return replace(known.fitted, trial_fill=trial_fill) if known.used or trial_fill else None
 
     def learn(self, timed: TimedStep, formulas: Mapping[str, CostModel], cut_by_plan: Collection[str]) -> list[str]:
         """Learns from a step.
@@ -136,20 +146,24 @@ class LearnedCosts:
             if known.fitted is None or len(known.steps) < LEAST_STEPS:
                 continue
             errors = _errors(known.seen())
-            if errors is not None and known.used != (errors[0] < errors[1]):
+            if errors is None:
+                continue
+            of_fits, of_formula = errors
+            in_use, other = (of_fits, of_formula) if known.used else (of_formula, of_fits)
+            if other < CLEARLY * in_use:
                 known.used = not known.used
                 told.append(
-                    f"from step {timed.step + 1} on, {call} is planned by "
+                    f"from the next update on, {call} is planned by "
                     f"{'measured costs' if known.used else 'the formula'}: over "
-                    f"{counted(len(known.steps), 'step')} measured costs were off by {errors[0]:.3f}, the formula by "
-                    f"{errors[1]:.3f}"
+                    f"{counted(len(known.steps), 'update')} measured costs were off by {of_fits:.3f}, the formula by "
+                    f"{of_formula:.3f}"
                 )
             fill = known.half_fill()
-            if fill and errors is not None and call in cut_by_plan and known.may_try:
+            if fill and call in cut_by_plan and known.may_try:
                 known.trial_fill, known.tried = fill, known.number
                 told.append(
-                    f"step {timed.step + 1} tries micro-batches of {fill} tokens in {call}: all were about twice as "
-                    "full, which hides what depends on how full they are"
+                    f"the next update tries micro-batches of {fill} tokens in {call}, or as many as its rows need: all "
+                    "were about twice as full, which hides what depends on how full they are"
                 )
         return told
 
@@ -185,7 +199,7 @@ class LearnedCosts:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise PaddingDataError(
                 f"{path}: no costs of a job with padding.cost_model=measured ({error}). Name the {FILE} of one of its "
-                "checkpoints."
+                "checkpoints; a job that is to go on from this one learns anew once the file is moved away."
             ) from error
         return costs
 

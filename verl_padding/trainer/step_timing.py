@@ -59,7 +59,11 @@ class StepTiming:
         self._cut_by_plan = [
             name for name, call in job.calls() if job.packer == "plan" and call.token_budget is not None
         ]
-        learned = {name: self._learned.cost_of(name) for name, _ in job.calls()} if self._learned else {}
+        learned = {
+            name: self._learned.cost_of(name, cut_by_plan=name in self._cut_by_plan)
+            for name, _ in job.calls()
+            if self._learned is not None
+        }
         self._planned = {name: learned.get(name) or formula for name, formula in self._formulas.items()}
         return replace(
             job,
