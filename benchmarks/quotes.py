@@ -424,6 +424,25 @@ def _sharing(it: Figures) -> Iterator[Quote]:
                 "most": f"{max(ratios['stock_over_chains']):.2f}",
             },
         )
+    longest = it["ratios"]["16"]
+    yield Quote(
+        "CHANGELOG.md",
+        "At 16 turns, sharing is {plan} times as fast as the plan without it, and {stock} times as fast as stock verl",
+        {
+            "plan": f"{median(longest['plan_over_chains']):.2f}",
+            "stock": f"{median(longest['stock_over_chains']):.2f}",
+        },
+    )
+    shares = [
+        median(ratios["plan_over_chains"]) / ratios["sharing_factor"]
+        for ratios in it["ratios"].values()
+        if ratios["sharing_factor"] > 1
+    ]
+    yield Quote(
+        "README.md",
+        "From two turns on, an update gains {least} to {most} of tokens / computed tokens at the median.",
+        {"least": f"{min(shares):.2f}", "most": f"{max(shares):.2f}"},
+    )
     yield Quote(
         "README.md",
         "On {batches} random batches, the slowest ranks take {ours} times the lower bound at the median; a plan that "

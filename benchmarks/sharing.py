@@ -3,10 +3,16 @@
     python -m benchmarks.sharing [--keep] [--json]
 
 *Sides*: sessions whose every turn is a row that begins with the whole row before it, of 1, 2, 4, 8 and 16 turns on
-average (long-tailed), 8 of a prompt. A Qwen2 of two layers, verl's own worker, engine and loss; stock verl with its
-trainer's own balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with ``padding.sharing=chains``.
-The sides take turns, in one order and the other, each on the same rows, put anew. Finding out which rows extend each
-other, planning and pads are told beside the update. Memory is the largest resident set of a rank during the update.
+average (long-tailed), as many as have ``DISTINCT_TOKENS``. A Qwen2 of two layers, verl's own worker, engine and loss;
+stock verl with its trainer's own balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with
+``padding.sharing=chains``. The sides take turns, in one order and the other, each on the same rows, put anew. Finding
+out which rows extend each other, planning and pads are told beside the update. Memory is the largest resident set of a
+rank during the update.
+
+The model is wide and its micro-batches are short, so that most of what a token takes is linear layers, as with large
+models. torch's attention on a CPU computes all pairs of tokens of a micro-batch, and with a narrow model and long
+micro-batches a token would cost by how full its micro-batch is. Every side has several micro-batches a rank and
+mini-batch, so that they are about equally full.
 
 *Plans*: random batches of such sessions on 2 to 512 ranks. The time of the slowest rank of each micro-batch over the
 lower bound; and what a plan that knows nothing of prefixes would take with the same engine, which then shares what
@@ -35,7 +41,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
-from benchmarks.train_step import BUDGET, RANKS, TRAINED, Side, StepSize, make_model, planned_update, stock_update
+from benchmarks.train_step import RANKS, TRAINED, Side, StepSize, make_model, planned_update, stock_update
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
@@ -43,7 +49,11 @@ from verl_padding.plan.planner import prices_of
 from verl_padding.plan.row_keys import row_key
 
 TURNS = (1, 2, 4, 8, 16)
-SIZE = StepSize(prompts=2, sessions=8, mini_prompts=1)
+HIDDEN, BUDGET = 512, 1024
+PROMPTS = 2
+"""Each is a mini-batch."""
+DISTINCT_TOKENS = PROMPTS * RANKS * 3 * BUDGET
+"""Of an update, without those that rows repeat: three full micro-batches of each rank in each mini-batch."""
 STOCK = Side(name="stock verl", strategy=None)
 PLAN = Side(name="plan", strategy="prompt", packer="plan")
 CHAINS = Side(name="plan with chains", strategy="prompt", packer="plan", sharing="chains")
@@ -56,21 +66,37 @@ SEARCHED_ROWS, SEARCHED_TURNS, SEARCHED_TOKENS = 8192, 8, 4000
 Grown = list[tuple[str, list[int], list[int]]]
 
 
-def grown_rows(turns: int) -> Grown:
-    """Key, prompt and response of each row; a session goes on until its turns are over or its context is full."""
+def grown_rows(turns: int) -> tuple[Grown, StepSize]:
+    """Rows of an update: as many sessions of each prompt as have ``DISTINCT_TOKENS`` together."""
     draw = random.Random(turns)
+    firsts = [_tokens(draw, 20, 60) for _ in range(PROMPTS)]
+    rows: list[Grown] = [[] for _ in firsts]
+    distinct = sessions = 0
+    while distinct < DISTINCT_TOKENS or sessions % RANKS:  # stock verl's mini-batches divide by the ranks
+        for prompt, first in enumerate(firsts):
+            rows[prompt] += _session(draw, turns, first, f"p{prompt}", sessions)
+            _, context, answer = rows[prompt][-1]
+            distinct += len(context) + len(answer)
+        sessions += 1
+    in_order = [row for of_prompt in rows for row in of_prompt]
+    return in_order, StepSize(prompts=PROMPTS, sessions=sessions, mini_prompts=1, budget=BUDGET)
+
+
+def _session(draw: random.Random, turns: int, first: list[int], prompt: str, session: int) -> Grown:
+    """Key, prompt and response of each row; it goes on until its turns are over or its context is full."""
     rows: Grown = []
-    for prompt in range(SIZE.prompts):
-        first = [draw.randrange(5, 200) for _ in range(draw.randrange(40, 120))]
-        for session in range(SIZE.sessions):
-            context = list(first)
-            for turn in range(_number_of_turns(draw, turns)):
-                answer = [draw.randrange(5, 200) for _ in range(draw.randrange(20, 90))]
-                if len(context) + len(answer) > BUDGET:
-                    break
-                rows.append((row_key(f"p{prompt}", session, turn), list(context), answer))
-                context += answer + [draw.randrange(5, 200) for _ in range(draw.randrange(20, 60))]
+    context = list(first)
+    for turn in range(_number_of_turns(draw, turns)):
+        answer = _tokens(draw, 10, 45)
+        if len(context) + len(answer) > BUDGET:
+            break
+        rows.append((row_key(prompt, session, turn), list(context), answer))
+        context += answer + _tokens(draw, 10, 30)
     return rows
+
+
+def _tokens(draw: random.Random, least: int, most: int) -> list[int]:
+    return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]
 
 
 def _number_of_turns(draw: random.Random, mean: int) -> int:
@@ -135,26 +161,26 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
         from verl_padding.patches.plan_packer import install
         from verl_padding.trainer.losses import wrap_worker_loss
 
-        model = make_model(Path(folder))
+        model = make_model(Path(folder), HIDDEN, BUDGET)
         # One group for all sides: workers share only what a plan says.
         workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
         workers.execute_with_func_generator(install("chains"))
         for turns in TURNS:
-            rows = grown_rows(turns)
+            rows, size = grown_rows(turns)
             for number in track(_rounds(repeats), f"{turns} turns", console=console):
                 for side in SIDES if number % 2 else reversed(SIDES):
                     start_over(workers, "token-mean")
                     batch = put_batch(rows)
                     workers.execute_with_func_generator(_start_to_watch_memory)
                     took: dict[str, Any] = (
-                        stock_update(workers, batch, SIZE)
+                        stock_update(workers, batch, size)
                         if side.strategy is None
-                        else planned_update(workers, batch, side, SIZE)
+                        else planned_update(workers, batch, side, size)
                     )
                     peaks = workers.execute_with_func_generator(_peak_memory)
                     took["memory_gib"] = float(peaks.batch["gib"].max())
-                    took["rows"] = len(rows)
+                    took["rows"], took["sessions"] = len(rows), PROMPTS * size.sessions
                     if number:  # the first round warms up
                         told[str(turns)][side.name].append(took)
         stop(workers)

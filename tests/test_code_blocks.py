@@ -164,7 +164,11 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("code", BASH_BLOCKS, ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}")
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, marks=pytest.mark.docs if "sphinx-build" in code else ()) for code in BASH_BLOCKS],
+    ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}",
+)
 def test_a_block_of_commands_runs(code, checkout, monkeypatch):
     if "sphinx-build" in code:
         skip_without_the_extra_docs()

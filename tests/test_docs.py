@@ -77,6 +77,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+@pytest.mark.docs
 def test_the_site_builds_without_a_warning_and_has_every_page(site):
     for page in PAGES[1:]:
         assert (site / page.relative_to(DOCS).with_suffix(".html")).is_file()
@@ -84,6 +85,7 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site):
     assert "_images/demo.png" in (site / "index.html").read_text()
 
 
+@pytest.mark.docs
 def test_the_site_shows_each_command_and_option(site):
     group = get_command(app)
     page = text_of(site / "commands.html")
@@ -98,6 +100,7 @@ def test_the_site_shows_each_command_and_option(site):
             assert " ".join(option.help.split()) in page
 
 
+@pytest.mark.docs
 def test_the_site_explains_what_a_program_may_import(site):
     page = (site / "api.html").read_text()
     named = set(re.findall(r'<dt class="sig[^"]*" id="(verl_padding[\w.]+)"', page))
@@ -112,6 +115,7 @@ def test_the_site_explains_what_a_program_may_import(site):
     assert page.count('href="_modules/verl_padding/') > 20, "each links to its source"
 
 
+@pytest.mark.docs
 def test_code_can_be_copied_and_pages_lead_to_their_source(site):
     assert "copybutton.js" in (site / "first_hour.html").read_text()
     for page in PAGES[1:]:
@@ -121,6 +125,7 @@ def test_code_can_be_copied_and_pages_lead_to_their_source(site):
         assert f"_sources/{source.as_posix()}.txt" in (site / source.with_suffix(".html")).read_text()
 
 
+@pytest.mark.docs
 def test_items_of_the_lists_in_the_pages_are_items_on_the_site(site):
     for page in PAGES[1:]:
         numbered = re.findall(r"^\d+\. ", FENCE.sub("", read(page)), re.MULTILINE)
@@ -129,11 +134,13 @@ def test_items_of_the_lists_in_the_pages_are_items_on_the_site(site):
         assert sum(listed.count("<li>") for listed in shown) == len(numbered), page.name
 
 
+@pytest.mark.docs
 def test_the_site_loads_nothing_from_elsewhere(site):
     loaded = re.compile(r"<(?:script|img|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//", re.IGNORECASE)
     assert not [page.name for page in site.rglob("*.html") if loaded.search(page.read_text())]
 
 
+@pytest.mark.docs
 def test_the_settings_page_shows_each_setting_with_its_default(site):
     page = (site / "settings.html").read_text()
     rows = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)]

@@ -14,6 +14,7 @@ from tests.support.verl_config import compose_job
 
 sys.path.append(str(Path(__file__).parent.parent / "docs" / "_ext"))
 verl_settings = pytest.importorskip("verl_settings", reason="takes the extra `docs`")
+pytestmark = pytest.mark.docs
 
 ENGINES = ("dp", "megatron", "veomni", "torchtitan")
 SECTIONS = ("actor_rollout_ref", "critic")

@@ -209,7 +209,7 @@ def told_by_processes(job, tmp_path_factory) -> dict[str, tuple[int, str]]:
             *options, *job, FLAG, "trainer.logger=[rock]", before=NO_RAY, RAY_ADDRESS="local"
         ),
     }
-    ended = run_fresh(cases, tmp_path_factory.mktemp("processes"))
+    ended = {name: run_fresh(case) for name, case in cases.items()}
     return {name: (process.returncode, process.stdout + process.stderr) for name, process in ended.items()}
 
 

@@ -13,6 +13,7 @@ from unittest import mock
 import pandas as pd
 
 from tests.end_to_end import probe
+from tests.support.forked_python import forked_python
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
@@ -156,6 +157,7 @@ def run_job(
                 f"trainer.rollout_data_dir={folder / ROLLOUTS}",
                 f"hydra.run.dir={folder / 'hydra'}",
                 *([] if plugin else ["hydra.searchpath=[pkg://verl_padding.configs]"]),
+                *([] if levels else [f"+ray_kwargs.ray_init.runtime_env.py_executable='{forked_python()}'"]),
                 *overrides,
             ],
             folder=folder,

@@ -67,10 +67,12 @@ CASES["verl"] = ("cpu", SHOW + USE.format(first="verl"))
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
+def ended() -> dict[str, subprocess.CompletedProcess[str]]:
     """Case -> its process."""
-    cases = {name: Fresh(code, environment={"VERL_PLATFORM": platform}) for name, (platform, code) in CASES.items()}
-    return run_fresh(cases, tmp_path_factory.mktemp("processes"))
+    return {
+        name: run_fresh(Fresh(code, environment={"VERL_PLATFORM": platform}))
+        for name, (platform, code) in CASES.items()
+    }
 
 
 @pytest.mark.parametrize(("case", "expected"), [("no platform", "0 0"), ("nvidia", "0 0"), ("verl", "1 1")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ os.environ["VERL_PLATFORM"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Otherwise it writes one into the home folder, which processes of tests that start at once take from each other.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # Otherwise Ray starts a worker for each ticket, whether it is needed or not.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
@@ -20,8 +23,12 @@ import verl_padding.local  # noqa: F401  (before anything imports transformers, 
 
 
 @contextmanager
-def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:
-    """Starts both, and ends both."""
+def ray_and_queue(object_store_bytes: int = 200_000_000, python: str | None = None) -> Iterator[None]:
+    """Starts both, and ends both.
+
+    Args:
+        python: the command that Ray's workers run Python with; None for this process's own.
+    """
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -34,6 +41,7 @@ def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:
         log_to_driver=False,
         _temp_dir=folder,
         object_store_memory=object_store_bytes,
+        runtime_env={"py_executable": python} if python else None,
     )
     try:
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,8 @@ def run_command(
 def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
     """The caller's environment, changed for a job whose temporary files go to `scratch`."""
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    # Otherwise Ray writes one into the home folder, and of two first jobs that start at once, one takes the other's.
+    environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     return environment | {
         "VERL_PLATFORM": "cpu",
         # With INFO on, a broken call to logger.info ends separate_async jobs without hybrid replicas.
