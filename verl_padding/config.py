@@ -76,7 +76,8 @@ class PaddingConfig:
     cost_model: str = choice_of((*COST_MODELS, "model", "measured"), default="attention")
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
     L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
-    what the workers' clocks say, as soon as that foretells micro-batches better than ``model`` (or ``attention``)."""
+    what the workers' clocks say, as soon as that foretells micro-batches clearly better than ``model`` (or
+    ``attention``)."""
 
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the

@@ -92,6 +92,7 @@ def run_job(
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
     local: str = "cpu",
+    copies: bool = True,
 ) -> JobFacts:
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
@@ -102,6 +103,8 @@ def run_job(
         levels: whether to note what each step leaves behind.
         local: choice of the config group ``local``.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
+        copies: whether Ray's workers are copies of one process (:mod:`tests.support.forked_python`); not so where
+            memory is looked at, or an actor killed.
     """
     facts = folder / PROBE
     facts.mkdir(parents=True)
@@ -157,7 +160,7 @@ def run_job(
                 f"trainer.rollout_data_dir={folder / ROLLOUTS}",
                 f"hydra.run.dir={folder / 'hydra'}",
                 *([] if plugin else ["hydra.searchpath=[pkg://verl_padding.configs]"]),
-                *([] if levels else [f"+ray_kwargs.ray_init.runtime_env.py_executable='{forked_python()}'"]),
+                *([] if levels or kill_actor or not copies else _copies()),
                 *overrides,
             ],
             folder=folder,
@@ -173,6 +176,10 @@ def run_job(
         log=log,
         **_read_probe(facts, torn=kill_actor is not None),
     )
+
+
+def _copies() -> list[str]:
+    return [f"+ray_kwargs.ray_init.runtime_env.py_executable='{forked_python()}'"]
 
 
 def _picture(seed: int) -> bytes:

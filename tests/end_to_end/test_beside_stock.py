@@ -52,7 +52,8 @@ def runs(tmp_path_factory) -> list[tuple[JobFacts, dict[str, torch.Tensor], Path
     for plugin in (True, False):
         folder = tmp_path_factory.mktemp("with" if plugin else "without")
         checkpoints = folder / "checkpoints"
-        facts = run_job(folder, *few_rows(checkpoints), f"trainer.save_freq={STEPS}", steps=STEPS, plugin=plugin)
+        overrides = [*few_rows(checkpoints), f"trainer.save_freq={STEPS}"]
+        facts = run_job(folder, *overrides, steps=STEPS, plugin=plugin, copies=False)
         found.append((facts, weights_in(checkpoints, STEPS), checkpoints))
     return found
 

@@ -116,6 +116,12 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
     ]
 
 
+def test_the_plugin_itself_needs_nothing_heavy():
+    heavy = {"torch", "transformers", "ray", "hydra", "omegaconf", "verl", "numpy"}
+    code = f"import sys, verl_padding.plugin; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
 def test_the_trainers_are_registered_when_verl_imports_its_own(imported):
     *_, modules, padded = imported
     assert padded == ["sync", "colocate_async", "separate_async"]

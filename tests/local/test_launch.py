@@ -145,5 +145,15 @@ def test_the_environment_is_the_callers_without_its_cluster(monkeypatch: pytest.
     assert "RAY_ADDRESS" in os.environ
 
 
+def test_each_job_has_a_token_of_rays_of_its_own_unless_the_caller_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def token() -> str:
+        return job_environment(Path("/tmp/scratch"), Path("/tmp/folder"))["RAY_AUTH_TOKEN"]
+
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    assert token() != token()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    assert token() == "mine"
+
+
 def _read(file: Path) -> str:
     return file.read_text() if file.exists() else ""

@@ -3,7 +3,8 @@
 Most of what a process of a job takes is spent on imports, and a job on two ranks has about ten. `forked_python` is a
 command that stands where Python's would, also in Ray (``runtime_env.py_executable``). It asks a server for a copy of
 itself, which gets its arguments, environment, folder and streams, and lives no longer than it. verl, Hydra, Ray and the
-plug-in are not imported before: each copy does it anew, in its own environment.
+plug-in are not imported before: each copy does it anew, in its own environment. All copies hash texts alike, and their
+parent is the server: where that matters, Python itself is to be taken.
 
 Run as a script, with ``-I -S``, it is that command; so nothing is imported here that takes time.
 """
@@ -28,7 +29,6 @@ IMPORTED = (
     "google.protobuf.message",
     "jsonschema",
     "msgspec",
-    "omegaconf",
     "pandas",
     "PIL.Image",
     "psutil",
@@ -46,12 +46,14 @@ IMPORTED = (
     "zmq",
 )
 """What takes long, and what no test asks about."""
-NOT_BEFORE = {"verl_padding", "verl", "hydra", "ray"}
+NOT_BEFORE = {"verl_padding", "verl", "hydra", "omegaconf", "ray"}
 """Ours; what it waits for to be imported; and what reads its environment as it is."""
 READ_BY_IMPORTED = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Variables that these do read, as all jobs of tests have them."""
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SERVE = "--serve"
+SECONDS = 10.0
+"""How long who asks for a copy may take to say what it wants."""
 LENGTH = 8
 """Bytes of a number on the socket."""
 
@@ -61,7 +63,6 @@ def forked_python() -> str:
     """The command, with a server that this process starts, and that ends with it."""
     import atexit
     import shlex
-    import shutil
     import subprocess
     import tempfile
 
@@ -69,7 +70,7 @@ def forked_python() -> str:
     path = f"{folder}/socket"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | READ_BY_IMPORTED
     server = subprocess.Popen(
-        [sys.executable, "-P", __file__, SERVE, path],
+        [sys.executable, __file__, SERVE, path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -81,7 +82,6 @@ def forked_python() -> str:
     def end() -> None:
         server.stdin.close()
         server.wait()
-        shutil.rmtree(folder)
 
     atexit.register(end)
     assert server.stdout.readline() == b"ready\n"
@@ -103,7 +103,7 @@ def ask_for_copy(path: str, arguments: list[str]) -> int:
         server.sendall(text)
         copy = _number(_read(server, LENGTH))
         for number in PASSED_ON:
-            signal.signal(number, lambda number, _: os.kill(copy, number))
+            signal.signal(number, lambda number, _: _end(copy, number))
         return _number(_read(server, LENGTH))
 
 
@@ -112,6 +112,7 @@ def serve(path: str) -> dict[str, Any]:
     import gc
     import importlib
     import selectors
+    import shutil
     import threading
 
     for name in IMPORTED:
@@ -131,11 +132,21 @@ def serve(path: str) -> dict[str, Any]:
     """File descriptor of a copy's process -> its number, and who has asked for it."""
     while True:
         for key, _ in watched.select():
+            if watched.get_map().get(key.fd) is not key:
+                continue  # what came before it has closed it
             if key.fd == 0:
+                for copy, _ in copies.values():
+                    _end(copy, signal.SIGKILL)
+                shutil.rmtree(os.path.dirname(path))
                 sys.exit()
             elif key.fileobj is listener:
                 asks, _ = listener.accept()
-                request, streams = _request(asks)
+                asks.settimeout(SECONDS)
+                try:
+                    request, streams = _request(asks)
+                except (OSError, ValueError):  # who asks has ended before it has asked
+                    asks.close()
+                    continue
                 copy = os.fork()
                 if copy == 0:
                     for each in (watched, listener, asks, *(other for _, other in copies.values())):
@@ -149,7 +160,7 @@ def serve(path: str) -> dict[str, Any]:
                 copies[process] = copy, asks
                 watched.register(process, selectors.EVENT_READ)
                 watched.register(asks, selectors.EVENT_READ, process)
-                with contextlib.suppress(BrokenPipeError):  # it has ended already
+                with contextlib.suppress(OSError):  # who asks has ended already
                     asks.sendall(_bytes(copy))
             elif key.fd in copies:
                 copy, asks = copies.pop(key.fd)
@@ -158,18 +169,19 @@ def serve(path: str) -> dict[str, Any]:
                 os.close(key.fd)
                 if asks in watched.get_map():
                     watched.unregister(asks)
-                    with contextlib.suppress(BrokenPipeError):
+                    with contextlib.suppress(OSError):
                         asks.sendall(_bytes(code))
                 asks.close()
-            elif key.fileobj in watched.get_map():  # who has asked for a copy has ended before it
+            else:  # who has asked for a copy has ended before it
                 watched.unregister(key.fileobj)
-                os.kill(copies[key.data][0], signal.SIGKILL)
+                _end(copies[key.data][0], signal.SIGKILL)
 
 
 def become(request: dict[str, Any]) -> None:
     """Runs what a copy was asked for: Python's own ways with a script, ``-m`` or ``-c``."""
     import importlib
     import runpy
+    import tempfile
 
     import numpy
     import torch
@@ -181,7 +193,9 @@ def become(request: dict[str, Any]) -> None:
     os.nice(max(0, request["niceness"] - os.nice(0)))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through="PYTHONUNBUFFERED" in os.environ)
+    tempfile.tempdir = None  # its environment names one
     numpy.random.seed()
+    torch.seed()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     importlib.invalidate_caches()
     first, *rest = request["arguments"]
@@ -216,6 +230,11 @@ def _read(connection: socket.socket, length: int) -> bytes:
     return data
 
 
+def _end(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        os.kill(process, number)
+
+
 def _close_all(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
@@ -231,6 +250,7 @@ def _number(data: bytes) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == SERVE:
+        del sys.path[0]  # the folder of this file
         become(serve(sys.argv[2]))
     else:
         code = ask_for_copy(sys.argv[1], sys.argv[2:])

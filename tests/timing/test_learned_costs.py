@@ -239,6 +239,23 @@ def test_where_the_formula_is_right_it_stays():
     assert costs.cost_of("actor", cut_by_plan=False) is None
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_formula_is_right_noise_changes_no_plan(seed: int):
+    formula, draw = FORMULAS["actor"], random.Random(seed)
+    costs, told = LearnedCosts(), []
+    for step in range(1, 25):
+        rows = rows_of_step(step)
+        plan = plan_batch(rows, job_of(costs.cost_of("actor", cut_by_plan=False)))
+        timed = timed_step(step, plan, rows, lambda tokens: 1.0, told_apart=True)
+        laps = [
+            replace(lap, busy_s=int(formula(np.array(lap.computed_tokens)).sum()) * 1e-9 * draw.lognormvariate(0, 0.02))
+            for lap in timed.laps
+        ]
+        told += costs.learn(replace(timed, laps=laps), FORMULAS, ())
+    assert costs.fitted(), "there is a fit, too"
+    assert not told
+
+
 def test_costs_are_the_same_after_they_were_saved(tmp_path: Path):
     costs, _ = learn(TRUE["quadratic"], 3)
     costs.write(tmp_path / "global_step_3" / FILE)

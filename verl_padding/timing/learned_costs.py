@@ -109,8 +109,9 @@ class LearnedCosts:
     """What micro-batches of each call cost, by the steps seen so far.
 
     After each step a fit to the micro-batches of the steps so far, and the formula, are held against micro-batches that
-    the fit has not seen. While the fit is the better one, the plan uses it; else the formula. Where all micro-batches
-    were about equally full, one step in `MEMORY` tries half as full ones. The same laps give the same costs.
+    the fit has not seen. The plan uses the one or the other, and changes over where the other is `CLEARLY` better.
+    Where all micro-batches were about equally full, one step in `MEMORY` tries half as full ones. The same laps give
+    the same costs.
     """
 
     def __init__(self) -> None:
