@@ -134,10 +134,18 @@ def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reaso
         ("actor_rollout_ref.rollout.m=4", "Could not override 'actor_rollout_ref.rollout.m'"),
         ("data.train_batchsize=8", "verl has no such setting. Did you mean data.train_batch_size?"),
         ("padding.strateggy=rows", "padding.strateggy: no such setting. Choices: padding.strategy, "),
+        ("data.train_files=~/train.parquet", "Hydra takes no ~ for the home folder. Write the whole path, or $HOME."),
+        ("data.val_files=[~/a.parquet]", "data.val_files=[~/a.parquet]: Hydra takes no ~ for the home folder."),
+        ("data.train_files=[a b", "OverrideParseException"),
     ],
 )
 def test_an_override_that_hydra_refuses_is_told_with_what_may_be_meant(override, told, job):
     assert_told(findings_of(*job, FLAG, override), "overrides", told)
+
+
+def test_a_setting_of_ones_own_that_others_are_made_of_is_told_by_its_name(job):
+    own = ["+model_dir=???", "trainer.experiment_name=${model_dir}/tiny"]
+    assert_told(findings_of(*job, FLAG, *own), "overrides", "model_dir: ???, has to be set: other settings read it.")
 
 
 @pytest.mark.usefixtures("composed_once")

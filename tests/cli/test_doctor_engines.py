@@ -178,6 +178,9 @@ def heads_that_ranks_cannot_share(machine: Machine) -> list[str]:
     ]
 
 
+CARRIER = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+
+
 def prompts_longer_than_the_rollout_takes(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.max_model_len=8"]
 
@@ -186,8 +189,12 @@ def a_carrier_of_weights_that_is_misspelt(machine: Machine) -> list[str]:
     return [
         "trainer.v1.trainer_mode=separate_async",
         "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=ncclx",
+        f"{CARRIER}=ncclx",
     ]
+
+
+def a_carrier_of_weights_between_gpus(machine: Machine) -> list[str]:
+    return [*a_carrier_of_weights_that_is_misspelt(machine)[:-1], f"{CARRIER}=nccl"]
 
 
 def kernels_for_gpus_on_a_cpu(machine: Machine) -> list[str]:
@@ -216,8 +223,12 @@ CANNOT_START: Reasons = {
         "ray_kwargs.ray_init.num_gpus",
         "8: verl asks Ray for 10, one for each rank of the trainer and of a rollout of its own",
     ),
+    a_carrier_of_weights_between_gpus: (
+        CARRIER,
+        "nccl: verl cannot use it here (No module named 'cupy'). Leave it out: +local=cpu has one.",
+    ),
     a_carrier_of_weights_that_is_misspelt: (
-        "actor_rollout_ref.rollout.checkpoint_engine.backend",
+        CARRIER,
         "ncclx: verl cannot use it here (Checkpoint engine ncclx not registered, registered backends: ",
     ),
     no_vllm: ("actor_rollout_ref.rollout.name", "vllm: vllm is not installed here"),

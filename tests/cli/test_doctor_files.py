@@ -171,6 +171,10 @@ def nothing_to_validate_on(machine: Machine) -> list[str]:
     return [f"data.val_files={machine.folder}/val.parquet"]
 
 
+def a_source_whose_score_takes_a_package(machine: Machine) -> list[str]:
+    return machine.data(prompts(16, data_source=["hiyouga/geometry3k"] * 16))
+
+
 def a_source_that_verl_has_no_score_for(machine: Machine) -> list[str]:
     return machine.data(prompts(16, data_source=["sums"] * 16))
 
@@ -269,7 +273,11 @@ CANNOT_START: Reasons = {
     nothing_to_validate_on: ("data.val_files", "there is no prompt, and verl makes a data loader"),
     a_source_that_verl_has_no_score_for: (
         "data.train_files",
-        "its data_source is sums, and verl has no score for that",
+        "its data_source is sums, and verl has no score for that.",
+    ),
+    a_source_whose_score_takes_a_package: (
+        "data.train_files",
+        "imports 'mathruler.grader', and there is no such module on Python's path (pip install mathruler?). Install it",
     ),
     no_ground_truth_in_its_column: (
         "data.train_files",
@@ -485,6 +493,18 @@ def test_paths_that_are_not_found_from_hydras_folder_are_told(composed, machine,
     assert f"Write the whole path ({machine.folder}/data.parquet)" in told.told
     assert not list(paths_from_hydras_folder(JobArguments(), config))
     assert not list(paths_from_hydras_folder(goes, composed)), "its paths are whole ones"
+
+
+def test_folders_behind_a_link_to_nothing_are_told(composed, machine, monkeypatch):
+    link = machine.folder / "disk"
+    link.symlink_to(machine.folder / "not mounted")
+    overrides = [f"trainer.default_local_dir={link}/checkpoints", f"trainer.rollout_data_dir={link}/rollouts"]
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", f"{link}/metrics.jsonl")
+    found = list(folders_of_job(with_settings(composed, [*overrides, "trainer.logger=[file]"])))
+    told = {each.subject: each.told for each in found if each.verdict == "wrong"}
+    assert sorted(told) == ["VERL_FILE_LOGGER_PATH", "trainer.default_local_dir", "trainer.rollout_data_dir"]
+    for each in told.values():
+        assert f"{link} is a link to {machine.folder / 'not mounted'}, which is not there" in each
 
 
 def test_a_folder_that_hydra_cannot_make_is_told(machine):

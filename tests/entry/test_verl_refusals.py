@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import verl
 from omegaconf import OmegaConf, open_dict
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+from tests.support.losses_on_rows import MODES
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.entry.verl_refusals import CALLS, verl_refusals
@@ -92,6 +94,9 @@ JOBS = [
     ("verl's trainer", "distillation.n_gpus_per_node must", {**DISTILLATION, "distillation.n_gpus_per_node": 0}),
     ("verl's trainer", "distillation.nnodes must", {**DISTILLATION, "distillation.nnodes": 0}),
     # the check of main_ppo
+    # the losses, each with settings of its own
+    ("verl's policy loss", "lower bound of the clip_ratio_c", {f"{ACTOR}.clip_ratio_c": 1.0}),
+    ("verl's policy loss", "dro_beta must be a positive value", {f"{ACTOR}.policy_loss.loss_mode": "dro"}),
     ("verl's own check", "real_train_batch_size", {MODE: "sync", **FIXED, "data.train_batch_size": 20}),
     ("verl's own check", "do_sample", {f"{ROLLOUT}.val_kwargs.do_sample": True, f"{ROLLOUT}.temperature": 0}),
     (
@@ -375,6 +380,14 @@ def test_every_refusal_of_verl_is_met_by_a_job_and_told_in_verls_words(job_that_
     refusals = refusals_in_verl()
     assert Counter((place[0], function) for place, function in refusals.items() if place not in met) == UNMET
     assert len(refusals) - UNMET.total() > 50
+
+
+@pytest.mark.parametrize("name", POLICY_LOSS_REGISTRY)
+def test_no_loss_of_verls_is_refused_with_what_it_needs(name, job_that_runs):
+    needs = {"dro": {f"{ACTOR}.policy_loss.dro_beta": 0.5}}.get(name, {})
+    for aggregation in MODES:
+        settings = {f"{ACTOR}.policy_loss.loss_mode": name, f"{ACTOR}.loss_agg_mode": aggregation, **needs}
+        assert refusal_of(CALLS["verl's policy loss"], job_with(job_that_runs, settings)) is None
 
 
 def test_a_refusal_comes_once_and_leaves_the_config_as_it_was(job_that_runs):

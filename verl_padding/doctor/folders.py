@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -271,7 +271,7 @@ def _log_file(config: DictConfig) -> Finding:
             )
         return _writable(LOG_FOLDER, environment.get(LOG_FOLDER, "."))
     path = Path(name)
-    if not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir() and not _link_to_nothing(_with_parents(name)):
         return wrong(LOG_FILE, f"{name}: its folder is not there, and verl does not make it. mkdir -p {path.parent}")
     if path.is_dir():
         return wrong(LOG_FILE, f"{name}: is a folder. Name a file.")
@@ -282,9 +282,20 @@ def _writable(setting: str, name: str, *, is_folder: bool = False) -> Finding:
     if "://" in name:
         return not_looked_at(setting, f"{name}: not on this machine")
     place, *_ = places = _with_parents(name)
+    if gone := _link_to_nothing(places):
+        return wrong(
+            setting,
+            f"{name}: {gone} is a link to {os.path.realpath(gone)}, which is not there. Make that folder, or name "
+            "another place.",
+        )
     there = next(folder for folder in places if os.path.exists(folder))  # False, too, where nobody may look
     if (there != place or is_folder) and not os.path.isdir(there):
         return wrong(setting, f"{name}: {there} is a file. Name another folder.")
     if not os.access(there, os.W_OK):
         return wrong(setting, f"{name}: {there} cannot be written to. Name another place.")
     return ok(setting, name)
+
+
+def _link_to_nothing(places: Iterable[Path]) -> Path | None:
+    """The first of some folders that is a link to a place where nothing is."""
+    return next((place for place in places if os.path.islink(place) and not os.path.exists(place)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -101,7 +102,10 @@ def _carrier_of_weights(config: DictConfig) -> Iterator[Finding]:
         CheckpointEngineRegistry.get(section.backend)
     except ValueError as refusal:
         setting = "actor_rollout_ref.rollout.checkpoint_engine.backend"
-        yield wrong(setting, f"{section.backend}: verl cannot use it here ({refusal}). Install its package.")
+        own = re.search(rf"\b{section.backend}\w*: ([^,.]+)", str(refusal))
+        reason = own[1] if own else refusal
+        fix = "Leave it out: +local=cpu has one" if config.trainer.device == "cpu" else "Install its package"
+        yield wrong(setting, f"{section.backend}: verl cannot use it here ({reason}). {fix}.")
 
 
 def _wandb() -> Finding:

@@ -39,7 +39,7 @@ from verl_padding.doctor.finding import (
     wrong,
 )
 from verl_padding.doctor.loaded_model import LoadedModel
-from verl_padding.doctor.rewards import read_by_verl, scores_source
+from verl_padding.doctor.rewards import missing_to_score, read_by_verl, scores_source
 from verl_padding.plan.counted import counted
 
 MOST_ROWS = 1000
@@ -381,6 +381,12 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
             yield wrong(
                 setting,
                 f"{told}: its data_source is {', '.join(unknown)}, and verl has no score for that. Set "
+                "reward.custom_reward_function.path to a function of your own.",
+            )
+        elif missing := next(filter(None, map(missing_to_score, sorted(sources))), ""):
+            yield wrong(
+                setting,
+                f"{told}: verl's score for its data_source cannot be imported: {missing}. Install it, or set "
                 "reward.custom_reward_function.path to a function of your own.",
             )
 

@@ -10,10 +10,11 @@ from functools import partial
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, looked_for, not_looked_at, ok, warning, wrong
-from verl_padding.doctor.named_objects import file_of, refuse_missing_object
+from verl_padding.doctor.named_objects import PACKAGE_PREFIX, file_of, refuse_missing_imports, refuse_missing_object
 from verl_padding.doctor.returned import SCORE, Function, keys_beside_scores, never_returns, no_scores
 from verl_padding.doctor.signatures import defined_in, refuse_other_parameters
 
+SCORES = "verl.utils.reward_score"
 FUNCTION = "reward.custom_reward_function"
 MANAGER = "reward.reward_manager.name"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -151,17 +152,34 @@ def _manager(config: DictConfig) -> Finding:
 
 def scores_source(source: object) -> bool:
     """Whether verl's own scores, which a job without a reward function has, know a data source, which is a text."""
+    return isinstance(source, str) and _branch_of(source) is not None
+
+
+def missing_to_score(source: str) -> str:
+    """What the module of verl's score for a data source that it knows imports and is not here; "" for nothing."""
+    branch = _branch_of(source)
+    assert branch is not None
+    for module in (name.name for node in branch.body if isinstance(node, ast.ImportFrom) for name in node.names):
+        file = file_of(f"{PACKAGE_PREFIX}{SCORES}.{module}")
+        try:
+            if file is not None:
+                refuse_missing_imports(file, package=SCORES)
+        except LookupError as problem:
+            return str(problem)
+    return ""
+
+
+def _branch_of(source: str) -> ast.If | None:
+    """Where verl's own function chooses the score for a data source; None where it has none."""
     from verl.utils.reward_score import default_compute_score
 
-    if not isinstance(source, str):
-        return False
     tree = ast.parse(inspect.getsource(inspect.unwrap(default_compute_score)))
-    choices = [node for node in tree.body[0].body if isinstance(node, ast.If)]  # type: ignore[attr-defined]
-    branch = choices[0] if choices else None
-    while branch is not None:
+    (branch, *_) = [node for node in tree.body[0].body if isinstance(node, ast.If)]  # type: ignore[attr-defined]
+    while True:
         test = ast.fix_missing_locations(ast.Expression(branch.test))
         # verl's own comparisons of a text with its names: nothing of the user's is run
         if eval(compile(test, "default_compute_score", "eval"), {"data_source": source}):
-            return True
-        branch = branch.orelse[0] if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If) else None
-    return not choices
+            return branch
+        if len(branch.orelse) != 1 or not isinstance(branch.orelse[0], ast.If):
+            return None
+        branch = branch.orelse[0]

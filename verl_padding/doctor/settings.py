@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import cache, partial
 
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError
 
 from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Finding, ok, warning, wrong
@@ -71,6 +73,11 @@ def refusal_of_hydra(error: Exception, arguments: JobArguments) -> str:
         unknown = re.search(r"Could not override '([^']+)'", told)
         if unknown and (meant := _likely_meant(unknown[1])):
             return f"{unknown[1]}: verl has no such setting. Did you mean {meant}?"
+        if isinstance(error, InterpolationToMissingValueError) and (missing := re.search(r"value: ([\w.]+)", told)):
+            return f"{missing[1]}: ???, has to be set: other settings read it. Write {missing[1]}=.."
+        for override in arguments.overrides:
+            if isinstance(error, OverrideParseException) and re.match(r"[^=]+=\[?~", override):
+                return f"{override}: Hydra takes no ~ for the home folder. Write the whole path, or $HOME."
         return f"{type(error).__name__}: {' '.join(told.split())}"
     choices = [field.name for field in dataclasses.fields(PaddingConfig)]
     if key[2] not in choices:
