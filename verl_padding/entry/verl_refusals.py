@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from copy import deepcopy
 from typing import Any
 
@@ -17,9 +17,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.verl_job.role_engine import ref_as_actor
 from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
-
-COMPLETED_BY_TRAINER = ("bypass_mode",)
-"""Losses whose settings verl's trainer puts together when it starts."""
 
 
 def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
@@ -100,33 +97,9 @@ def _names(config: DictConfig) -> None:
 
 
 def _loss(config: DictConfig) -> None:
-    """The actor's loss of a few tokens: what it refuses of its settings, it refuses in the workers' first update.
+    from verl_padding.trainer.tried_loss import try_policy_loss
 
-    Only verl's own losses are computed, and only refusals count: others may need what a batch has.
-    """
-    import torch
-    from hydra.errors import InstantiationException
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.utils.config import omega_conf_to_dataclass
-
-    section = config.actor_rollout_ref.actor
-    mode = section.policy_loss.loss_mode
-    try:
-        loss, actor = get_policy_loss_fn(mode), omega_conf_to_dataclass(section)
-    except (ValueError, InstantiationException):  # of which another part tells
-        return
-    if mode in COMPLETED_BY_TRAINER or not loss.__module__.startswith("verl."):
-        return
-    log_prob = torch.linspace(-2.0, -1.0, 32).reshape(4, 8)
-    with suppress(ArithmeticError, LookupError, RuntimeError, TypeError, AttributeError):
-        loss(
-            old_log_prob=log_prob,
-            log_prob=log_prob,
-            advantages=log_prob.flip(0) + 1.5,
-            response_mask=torch.ones(4, 8),
-            loss_agg_mode=actor.loss_agg_mode,
-            config=actor,
-        )
+    try_policy_loss(config)
 
 
 def _skip(config: DictConfig) -> None:
