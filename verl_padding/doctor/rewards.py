@@ -174,7 +174,7 @@ def _branch_of(source: str) -> ast.If | None:
     from verl.utils.reward_score import default_compute_score
 
     tree = ast.parse(inspect.getsource(inspect.unwrap(default_compute_score)))
-    (branch, *_) = [node for node in tree.body[0].body if isinstance(node, ast.If)]  # type: ignore[attr-defined]
+    branch = next(node for node in ast.walk(tree) if isinstance(node, ast.If))  # outer ones come first
     while True:
         test = ast.fix_missing_locations(ast.Expression(branch.test))
         # verl's own comparisons of a text with its names: nothing of the user's is run
