@@ -24,15 +24,19 @@ def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 
 
 
 @st.composite
-def jobs(draw, strategies=tuple(STRATEGIES)) -> Job:
-    """Any job that fits batches of up to 12 prompts and 400 tokens a row."""
+def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -> Job:
+    """Any job that fits batches of up to 12 prompts and 400 tokens a row.
+
+    With ``pass_cut_as_update`` the pass of log probabilities takes over the micro-batches of the actor's update: few
+    jobs that are drawn at large do.
+    """
     strategy = draw(st.sampled_from(strategies))
     prompts = draw(st.sampled_from([12, 24]))
     sessions = draw(st.integers(1, 4))
 
     def call(kind, **fields):
         dp_size, multiple = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-        budget = draw(st.sampled_from([None, 400, 1000]))
+        budget = draw(st.sampled_from([400, 1000] if pass_cut_as_update else [None, 400, 1000]))
         if kind is Update and strategy == "lcm":
             # verl's fixed size must divide by the ranks and the micro-batch.
             size = fields["prompts_per_mini_batch"] * sessions
@@ -50,9 +54,9 @@ def jobs(draw, strategies=tuple(STRATEGIES)) -> Job:
         )
         for name in draw(st.sampled_from([("actor",), ("actor", "critic")]))
     }
-    names = draw(st.sampled_from([(), ("log_prob",), ("log_prob", "values")]))
+    names = draw(st.sampled_from([("log_prob",), ("log_prob", "values")] + [()] * (not pass_cut_as_update)))
     inference = {name: call(Pass, as_update="actor" if name == "log_prob" else None) for name in names}
-    if inference and draw(st.booleans()):
+    if pass_cut_as_update or (inference and draw(st.booleans())):
         # A pass that is cut by the rules of the update, as most are.
         shared = {field.name: getattr(updates["actor"], field.name) for field in dataclasses.fields(Call)}
         shared["ranks_meet"] = draw(st.sampled_from(["mini_batch", "micro_batch"]))
@@ -65,6 +69,6 @@ def jobs(draw, strategies=tuple(STRATEGIES)) -> Job:
         inference=inference,
         row_multiple=draw(st.sampled_from([1, 1, 3, 10])),
         seed=draw(st.integers(0, 3)),
-        packer=draw(st.sampled_from(["verl", "plan"])),
+        packer="plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"])),
         cost_model=draw(st.sampled_from(["tokens", "attention"])),
     )
