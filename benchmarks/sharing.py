@@ -11,8 +11,8 @@ rank during the update.
 
 The model is wide and its micro-batches are short, so that most of what a token takes is linear layers, as with large
 models. torch's attention on a CPU computes all pairs of tokens of a micro-batch, and with a narrow model and long
-micro-batches a token would cost by how full its micro-batch is. Every side has several micro-batches a rank and
-mini-batch, so that they are about equally full.
+micro-batches a token would cost by how full its micro-batch is. An update is one mini-batch of at least seven
+micro-batches a rank, so that those of all sides are about equally full.
 
 *Plans*: random batches of such sessions on 2 to 512 ranks. The time of the slowest rank of each micro-batch over the
 lower bound; and what a plan that knows nothing of prefixes would take with the same engine, which then shares what
@@ -50,10 +50,10 @@ from verl_padding.plan.row_keys import row_key
 
 TURNS = (1, 2, 4, 8, 16)
 HIDDEN, BUDGET = 512, 1024
-PROMPTS = 2
+PROMPTS = 1
 """Each is a mini-batch."""
-DISTINCT_TOKENS = PROMPTS * RANKS * 3 * BUDGET
-"""Of an update, without those that rows repeat: three full micro-batches of each rank in each mini-batch."""
+DISTINCT_TOKENS = PROMPTS * RANKS * 6 * BUDGET
+"""Of an update, without those that rows repeat: six full micro-batches of each rank in each mini-batch."""
 STOCK = Side(name="stock verl", strategy=None)
 PLAN = Side(name="plan", strategy="prompt", packer="plan")
 CHAINS = Side(name="plan with chains", strategy="prompt", packer="plan", sharing="chains")

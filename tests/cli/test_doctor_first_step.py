@@ -28,6 +28,8 @@ from verl_padding.local.tiny_models import make_byte_tokenizer, make_tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 
+BUDGET = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
 
 def a_tokenizer_that_panics(machine: Machine) -> list[str]:
     """In Rust, at a letter that is not of ASCII: its map of characters ends before that."""
@@ -93,6 +95,10 @@ def a_column_that_verl_knows_a_validation_by(machine: Machine) -> list[str]:
     return machine.data(prompts(16, validate=[False] * 16))
 
 
+def a_token_budget_below_the_prompts(machine: Machine) -> list[str]:
+    return [f"{BUDGET}=8"]
+
+
 def a_loop_that_wants_a_template(machine: Machine) -> list[str]:
     return [
         *a_tokenizer_without_template(machine),
@@ -109,6 +115,7 @@ def a_template_of_tokens_that_the_model_lacks(machine: Machine) -> list[str]:
 
 
 CANNOT_START: Reasons = {
+    a_token_budget_below_the_prompts: (BUDGET, "train.parquet have 22 tokens or more, without a response. A row that"),
     a_template_that_is_cut_off: ("actor_rollout_ref.model.custom_chat_template", "no template of Jinja ("),
     a_tokenizer_without_template: (
         "actor_rollout_ref.model.custom_chat_template",
@@ -239,6 +246,26 @@ def test_a_loop_that_seems_to_want_a_template_is_warned_of(composed, machine):
     (warned,) = [each for each in found if each.verdict != "ok"]
     assert (warned.subject, warned.verdict) == ("actor_rollout_ref.model.custom_chat_template", "warning")
     assert "'mine' seems to put prompts through a chat template" in warned.told
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("        return one_output()\n", "a session ends where its agent loop gives an output no reward_score"),
+        ("        return one_output(reward_score=1.0)\n", None),
+    ],
+)
+def test_a_source_without_a_score_is_warned_of_where_a_loop_seems_to_leave_rewards_to_verl(
+    made, told, composed, machine
+):
+    data = machine.data(prompts(16, data_source=["sums"] * 16))
+    found = matters(contents_of(composed, [*data, *machine.loop(LOOP + made)]))
+    if told is None:
+        assert found == []
+        return
+    (warned,) = found
+    assert (warned.verdict, warned.subject) == ("warning", "data.train_files")
+    assert told in warned.told
 
 
 def test_a_model_whose_prompts_verl_writes_itself_needs_no_template(composed):

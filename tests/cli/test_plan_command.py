@@ -293,6 +293,13 @@ def test_the_cost_may_be_what_a_job_has_measured(tmp_path):
     costs.write(checkpoint)
     by_clock, by_formula = (plan_of(path, *SHAPE, "--cost-model", name) for name in (checkpoint, "attention"))
     assert by_clock["figures"]["over_lower_bound"] != by_formula["figures"]["over_lower_bound"]
+    of_one_step = run(path, *SHAPE, "--cost-model", checkpoint)
+    assert "its job still planned by the formula" in of_one_step.stderr
+    for step in range(2, 10):
+        costs.learn(TimedStep(step=step, keys=[], laps=laps), {"actor": COST_MODELS["attention"]}, [])
+    assert costs.used() == {"actor"}
+    costs.write(checkpoint)
+    assert "still planned by" not in run(path, *SHAPE, "--cost-model", checkpoint).stderr
     checkpoint.write_text("{}")
     assert "has no costs of the actor's update" in refused(path, *SHAPE, "--cost-model", checkpoint)
     assert "no costs of a job with padding.cost_model=measured" in refused(path, *SHAPE, "--cost-model", path)

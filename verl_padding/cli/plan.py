@@ -41,8 +41,8 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
     notes = Console(stderr=True)
     try:
         # Before anything is printed: a refused command prints only its refusal.
-        files, left_out = _planned_files(request, notes, compare=compare, picture=picture)
-        for note in [*left_out, *all_notes(files)]:
+        files, told = _planned_files(request, notes, compare=compare, picture=picture)
+        for note in [*told, *all_notes(files)]:
             notes.print(note, markup=False, highlight=False, soft_wrap=True)
         if not as_json:
             _print_tables(request, files)
@@ -66,14 +66,14 @@ def _planned_files(
 ) -> tuple[list[PlannedFile], list[str]]:
     """Reads and plans all files, and refuses what would be refused later.
 
-    Returns: the files, and notes on what a job that was killed has left and no plan holds.
+    Returns: the files, and notes on costs, and on what a job that was killed has left and no plan holds.
 
     Raises:
         PaddingDataError: a file, an option or the picture is refused.
         PlanError: a batch cannot be planned.
     """
-    cost_model, count_tokens = _cost_model(request.cost_model), token_counter(request.tokenizer)
-    files = files_of(request.path)
+    cost_model, told = _cost_model(request.cost_model)
+    count_tokens, files = token_counter(request.tokenizer), files_of(request.path)
     if picture is not None:
         if request.is_folder:
             raise PaddingDataError(
@@ -82,17 +82,16 @@ def _planned_files(
             )
         refuse_unwritable(picture)
     planned: list[PlannedFile] = []
-    left_out = []
     for number in _bar("planning", notes)(range(len(files))):
         try:
             batch = read_rows_file(files[number], count_tokens)
         except NoRowError:
             if not request.is_folder:
                 raise
-            left_out.append(f"{files[number]}: holds no row, and is left out.")
+            told.append(f"{files[number]}: holds no row, and is left out.")
             continue
         if batch.half_written is not None:
-            left_out.append(f"{place(batch.name, batch.half_written)}: half written, and left out.")
+            told.append(f"{place(batch.name, batch.half_written)}: half written, and left out.")
         planned.append(PlannedFile.of(request, batch, cost_model))
     if not planned:
         raise PaddingDataError(
@@ -102,19 +101,24 @@ def _planned_files(
     if compare:
         for file in planned:
             file.refuse_comparison()
-    return planned, left_out
+    return planned, told
 
 
-def _cost_model(name: str) -> CostModel:
+def _cost_model(name: str) -> tuple[CostModel, list[str]]:
+    """The cost model that an option names, and notes on it."""
     if name in COST_MODELS:
-        return COST_MODELS[name]
+        return COST_MODELS[name], []
     if os.path.isfile(name):
-        measured = LearnedCosts.read(Path(name)).fitted().get(ACTOR)
+        learned = LearnedCosts.read(Path(name))
+        measured = learned.fitted().get(ACTOR)
         if measured is None:
             raise PaddingDataError(
                 f"--cost-model {name}: has no costs of the actor's update. Name one of a later step."
             )
-        return measured
+        if ACTOR in learned.used():
+            return measured, []
+        by_formula = "its job still planned by the formula, since these costs had not foretold its seconds better."
+        return measured, [f"--cost-model {name}: {by_formula}"]
     if not os.path.isfile(Path(name) / "config.json"):
         raise PaddingDataError(
             f"--cost-model {name}: not {' or '.join(COST_MODELS)}, nor a folder with a config.json, nor a file of "
@@ -129,7 +133,7 @@ def _cost_model(name: str) -> CostModel:
         raise PaddingDataError(
             f"--cost-model {name}: config.json cannot be read ({first_line(error)}). Choose --cost-model attention."
         ) from error
-    return TransformerCost.from_config(config)
+    return TransformerCost.from_config(config), []
 
 
 def _print_tables(request: PlanRequest, files: Sequence[PlannedFile]) -> None:

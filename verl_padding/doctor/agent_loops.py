@@ -95,14 +95,22 @@ class Loop:
         run = method(loop, "run") if loop is not None and self._extends_verls() else None
         if run is None:
             return False
+        returned = [node.value for node in ast.walk(run) if isinstance(node, ast.Return)]
+        return self._names_no_reward() and bool(returned) and all(map(_is_made_in_full, returned))
+
+    def seems_to_leave_rewards(self) -> bool:
+        """Whether it leaves them to verl's reward managers, unless what it calls in other files sets them."""
+        return self.is_verls or (self._class() is not None and self._names_no_reward())
+
+    def _names_no_reward(self) -> bool:
+        """Whether nothing in its file is called as the field of outputs with a reward."""
         for node in self._nodes():
             match node:
                 case ast.Name(id="reward_score") | ast.Attribute(attr="reward_score"):
                     return False
                 case ast.Constant(value="reward_score") | ast.keyword(arg="reward_score"):
                     return False
-        returned = [node.value for node in ast.walk(run) if isinstance(node, ast.Return)]
-        return bool(returned) and all(map(_is_made_in_full, returned))
+        return True
 
     def _class(self) -> ast.ClassDef | None:
         try:

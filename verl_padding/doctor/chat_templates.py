@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.doctor.agent_loops import Loop
 from verl_padding.doctor.finding import Finding, in_one_line, ok, panics_as_errors, warning, wrong
 from verl_padding.doctor.loaded_model import LoadedModel, size_of_embedding
+from verl_padding.doctor.token_budgets import shortest_rows
 from verl_padding.plan.counted import counted
 
 SECONDS = 0.5
@@ -156,6 +157,9 @@ def rendered_prompts(
             yield warning(setting, f"{of_them} ({first}); their sessions fail.")
     if rendered.lengths:
         yield from _lengths(config, told, rendered, several=several)
+        if several and setting == "data.train_files":
+            shortest = min(*rendered.lengths, config.data.max_prompt_length)
+            yield from shortest_rows(config, f"the first {rendered.tried} of {told}", shortest)
 
 
 def tokens_of_template(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:

@@ -28,11 +28,11 @@ from verl_padding.doctor.prompts import prompts_of_job
 from verl_padding.doctor.rewards import read_by_verl, rewards_of_job
 from verl_padding.doctor.settings import (
     ignored_settings,
-    lengths,
     missing_settings,
     misspelt_settings,
     refusal_of_hydra,
 )
+from verl_padding.doctor.token_budgets import longest_rows
 from verl_padding.doctor.tools import tools_of_job
 from verl_padding.doctor.value_heads import CRITIC, value_head_of_job
 from verl_padding.verl_job.composition import JobArguments, compose_job
@@ -164,7 +164,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         job = planned_job(config, trainer.extends)
         for subject, told in summary(config, job):
             yield ok(subject, told)
-        yield from lengths(config, job)
+        yield from longest_rows(config, job)
     except (PaddingError, PlanError) as refusal:
         yield wrong("padding", str(refusal))
 

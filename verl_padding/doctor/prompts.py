@@ -56,6 +56,7 @@ TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "t
 """Names that a column may not have: verl's workers call functions with it, or put it over their own field."""
 SHOWN = ("image_key", "video_key", "audio_key")
 """Settings of the data with the column of what a prompt has beside text."""
+FUNCTION = "reward.custom_reward_function.path"
 VALIDATE = "validate"
 """What verl's trainer adds to prompts of a validation, and its workers look for in all; whatever it holds."""
 
@@ -248,7 +249,15 @@ def _of_items(
     by_name, default = loops_by_name(config), OmegaConf.select(config, DEFAULT)
     for_loops = [(item, by_name.get(str(item.get(AGENT_COLUMN, default)))) for item in items]
     if read_by_verl(config):
-        yield from _rewards(config, setting, told, [item for item, loop in for_loops if loop and loop.leaves_rewards()])
+        certain = [item for item, loop in for_loops if loop and loop.leaves_rewards()]
+        yield from _rewards(config, setting, told, certain)
+        seem = [item for item, loop in for_loops if loop and loop.seems_to_leave_rewards() and "data_source" in item]
+        if not certain and (unknown := _without_score(config, seem)):
+            yield warning(
+                setting,
+                f"{told}: its data_source is {unknown}, and verl has no score for that: a session ends where its agent "
+                f"loop gives an output no reward_score. Set {FUNCTION} to a function of your own.",
+            )
     by_verl = [item for item, loop in for_loops if loop and loop.is_verls and not is_costly(item)]
     if without_template:
         return
@@ -375,20 +384,29 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
                 "reward managers read both. Add them, or have the agent loop give each output a reward_score.",
             )
             return
-    if not config.reward.custom_reward_function.path:
-        sources = {str(item["data_source"]) for item in items}
-        if unknown := sorted(source for source in sources if not scores_source(source)):
-            yield wrong(
-                setting,
-                f"{told}: its data_source is {', '.join(unknown)}, and verl has no score for that. Set "
-                "reward.custom_reward_function.path to a function of your own.",
-            )
-        elif missing := next(filter(None, map(missing_to_score, sorted(sources))), ""):
+    if unknown := _without_score(config, items):
+        yield wrong(
+            setting,
+            f"{told}: its data_source is {unknown}, and verl has no score for that. Set {FUNCTION} to a function of "
+            "your own.",
+        )
+    elif not config.reward.custom_reward_function.path:
+        sources = sorted({str(item["data_source"]) for item in items})
+        if missing := next(filter(None, map(missing_to_score, sources)), ""):
             yield wrong(
                 setting,
                 f"{told}: verl's score for its data_source cannot be imported: {missing}. Install it, or set "
-                "reward.custom_reward_function.path to a function of your own.",
+                f"{FUNCTION} to a function of your own.",
             )
+
+
+def _without_score(config: DictConfig, items: list[dict[str, Any]]) -> str:
+    """The data sources that neither verl nor a function of the user's own scores, "" for none."""
+    if config.reward.custom_reward_function.path:
+        return ""
+    return ", ".join(
+        sorted({str(item["data_source"]) for item in items if not scores_source(str(item["data_source"]))})
+    )
 
 
 def _filtered(

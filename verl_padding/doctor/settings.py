@@ -1,4 +1,4 @@
-"""Settings that are missing, that verl does not read, or that do not go together."""
+"""Settings that are missing, that have no effect, or whose name is nearly one of verl's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError
 
 from verl_padding.config import PaddingConfig
-from verl_padding.doctor.finding import Finding, ok, warning, wrong
-from verl_padding.plan import Job
+from verl_padding.doctor.finding import Finding, warning, wrong
 from verl_padding.verl_job.composition import JobArguments, compose_job
 from verl_padding.verl_job.known_verl import KNOWN_VERL
 from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
@@ -235,19 +234,3 @@ def _likely_meant(key: str) -> str | None:
 @cache
 def _verls_own() -> DictConfig:
     return compose_job(JobArguments())
-
-
-def lengths(config: DictConfig, job: Job) -> Iterator[Finding]:
-    """Whether the longest row of the data settings fits into the token budget of each call."""
-    data = config.data
-    longest = data.max_prompt_length + data.max_response_length
-    told = f"data.max_prompt_length + data.max_response_length = {longest}"
-    budgets = {call.budget_setting: call.token_budget for _, call in job.calls() if call.token_budget is not None}
-    for setting, budget in budgets.items():
-        if budget < longest:
-            yield warning(
-                setting,
-                f"{budget}: below {told}. A row that is longer than the budget ends the job. Raise it to {longest}.",
-            )
-    if budgets and min(budgets.values()) >= longest:
-        yield ok("lengths", f"{told}, and every token budget is as large")

@@ -208,6 +208,10 @@ class LearnedCosts:
         """The newest fit of each call, used or not."""
         return {call: known.fitted for call, known in self._learned.items() if known.fitted is not None}
 
+    def used(self) -> set[str]:
+        """The calls that are planned by their fits, not by the formula."""
+        return {call for call, known in self._learned.items() if known.used}
+
 
 def _learned(said: dict[str, Any]) -> _Learned:
     return _Learned(

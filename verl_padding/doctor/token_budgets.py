@@ -1,0 +1,73 @@
+"""Whether rows fit into the token budgets of the calls that compute them: a row that does not ends the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from verl_padding.doctor.finding import Finding, ok, warning, wrong
+from verl_padding.plan import Job
+
+SHORTEST = 2
+"""Tokens of the shortest row: one of a prompt, one of a response."""
+
+
+def longest_rows(config: DictConfig, job: Job) -> Iterator[Finding]:
+    """Whether the longest row of the data settings fits into the token budget of each call."""
+    data, budgets = config.data, _by_setting(job)
+    longest = data.max_prompt_length + data.max_response_length
+    told = f"data.max_prompt_length + data.max_response_length = {longest}"
+    for setting, budget in budgets.items():
+        if budget < SHORTEST:
+            yield wrong(
+                setting, f"{budget}: below any row, and one that does not fit ends the job. Raise it to {longest}."
+            )
+        elif budget < longest:
+            yield warning(
+                setting,
+                f"{budget}: below {told}. A row that is longer than the budget ends the job. Raise it to {longest}.",
+            )
+    if budgets and min(budgets.values()) >= longest:
+        yield ok("lengths", f"{told}, and every token budget is as large")
+
+
+def shortest_rows(config: DictConfig, prompts: str, shortest: int) -> Iterator[Finding]:
+    """Whether a token budget is below every row of some prompts, which have a token of a response besides.
+
+    Args:
+        prompts: which these are.
+        shortest: tokens of the shortest one.
+    """
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    for setting, budget in _budgets_of_job(config).items():
+        if SHORTEST <= budget <= shortest:
+            yield wrong(
+                setting,
+                f"{budget}: {prompts} have {shortest} tokens or more, without a response. A row that does not fit ends "
+                f"the job. Raise it to {longest}.",
+            )
+
+
+def _budgets_of_job(config: DictConfig) -> dict[str, int]:
+    """Those of a job that the plug-in plans; a refusal of it is told with the plan."""
+    from verl_padding.config import PaddingConfig
+    from verl_padding.errors import PaddingError
+    from verl_padding.plan.errors import PlanError
+    from verl_padding.trainer.trainers import asks_for_padding, padded_trainer
+    from verl_padding.verl_job.job_reader import JobReader
+
+    try:
+        if not asks_for_padding(config):
+            return {}
+        padding = PaddingConfig.from_section(config.padding)
+        reader = JobReader(config, padding, padded_trainer(config.trainer.v1.trainer_mode).extends)
+        job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    except (PaddingError, PlanError):
+        return {}
+    return _by_setting(job)
+
+
+def _by_setting(job: Job) -> dict[str, int]:
+    """Setting -> tokens that a micro-batch has at most, of the calls that are cut by tokens."""
+    return {call.budget_setting: call.token_budget for _, call in job.calls() if call.token_budget is not None}
