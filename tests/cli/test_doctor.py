@@ -390,14 +390,6 @@ def test_what_cannot_be_meant_is_warned_of_and_the_job_can_start(overrides, sett
     assert not [each for each in found if each.verdict == "wrong"]
 
 
-@pytest.mark.usefixtures("composed_once")
-def test_a_token_budget_below_any_row_is_wrong(job):
-    budget = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-    found = findings_of(*job, FLAG, f"{budget}=1")
-    (matter,) = [each for each in found if each.verdict == "wrong"]
-    assert (matter.subject, matter.told.split(",")[0]) == (budget, "1: below any row")
-
-
 def test_folders_and_names_of_configs_of_the_users_own_are_taken_as_hydra_takes_them(job, tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ntrainer:\n  project_name: my_own\n")
     (tmp_path / "more").mkdir()

@@ -9,9 +9,6 @@ from omegaconf import DictConfig
 from verl_padding.doctor.finding import Finding, ok, warning, wrong
 from verl_padding.plan import Job
 
-SHORTEST = 2
-"""Tokens of the shortest row: one of a prompt, one of a response."""
-
 
 def longest_rows(config: DictConfig, job: Job) -> Iterator[Finding]:
     """Whether the longest row of the data settings fits into the token budget of each call."""
@@ -19,11 +16,7 @@ def longest_rows(config: DictConfig, job: Job) -> Iterator[Finding]:
     longest = data.max_prompt_length + data.max_response_length
     told = f"data.max_prompt_length + data.max_response_length = {longest}"
     for setting, budget in budgets.items():
-        if budget < SHORTEST:
-            yield wrong(
-                setting, f"{budget}: below any row, and one that does not fit ends the job. Raise it to {longest}."
-            )
-        elif budget < longest:
+        if budget < longest:
             yield warning(
                 setting,
                 f"{budget}: below {told}. A row that is longer than the budget ends the job. Raise it to {longest}.",
@@ -41,7 +34,7 @@ def shortest_rows(config: DictConfig, prompts: str, shortest: int) -> Iterator[F
     """
     longest = config.data.max_prompt_length + config.data.max_response_length
     for setting, budget in _budgets_of_job(config).items():
-        if SHORTEST <= budget <= shortest:
+        if budget <= shortest:
             yield wrong(
                 setting,
                 f"{budget}: {prompts} have {shortest} tokens or more, without a response. A row that does not fit ends "
@@ -60,7 +53,7 @@ def _budgets_of_job(config: DictConfig) -> dict[str, int]:
     try:
         if not asks_for_padding(config):
             return {}
-        padding = PaddingConfig.from_section(config.padding)
+        padding = PaddingConfig.from_section(config.get("padding"))
         reader = JobReader(config, padding, padded_trainer(config.trainer.v1.trainer_mode).extends)
         job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
     except (PaddingError, PlanError):
