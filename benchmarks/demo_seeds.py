@@ -1,6 +1,6 @@
 """The demo with several seeds, each a model, data and draws of its own: what it learns, and whether it keeps it.
 
-``python -m benchmarks.demo_seeds`` takes some ten minutes a seed on two cores. Overrides show what another recipe
+``python -m benchmarks.demo_seeds`` takes ten to twenty minutes a seed on two cores. Overrides show what another recipe
 would do: ``python -m benchmarks.demo_seeds --out outputs/other actor_rollout_ref.actor.optim.lr=2e-3``.
 """
 

@@ -95,6 +95,7 @@ def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_recipe_runs_as_it_is_printed(tmp_path):
     folder = make_own_recipe(tmp_path)
     _, _, try_it, run_it, _ = commands_of(PAGE)

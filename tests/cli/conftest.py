@@ -16,6 +16,13 @@ def no_ray_cluster(monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
 
 
+@pytest.fixture(autouse=True)
+def time_for_all_prompts(monkeypatch) -> None:
+    """However slow the machine is just now: the doctor tries as many prompts as it has seconds for."""
+    for module in ("chat_templates", "prompts"):
+        monkeypatch.setattr(f"verl_padding.doctor.{module}.SECONDS", 60)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     """A model's folder; nobody writes into it."""

@@ -104,7 +104,7 @@ def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("mode", "steps_a_batch", "place"),
     [

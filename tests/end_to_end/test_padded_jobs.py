@@ -21,7 +21,7 @@ from verl_padding.verl_job.calls import ACTOR as ACTOR_CALL
 from verl_padding.verl_job.calls import CRITIC as CRITIC_CALL
 from verl_padding.verl_job.calls import LOG_PROB, REF, VALUES
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
 PROMPTS, SESSIONS, MINI = 6, 3, 2
 MISHAPS = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
@@ -306,7 +306,6 @@ def test_validation_runs_beside_a_padded_training(gae):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_plainest_job_takes_verls_numbers_of_steps_with_a_critic_of_other_mini_batches(tmp_path):
     """``lcm``, dynamic batch sizes, verl's packer, GAE, nothing else; the actor waits for the second step."""
     actor_rows, critic_rows, ranks = 2 * 2, 3 * 2, 2
@@ -338,7 +337,6 @@ def test_the_plainest_job_takes_verls_numbers_of_steps_with_a_critic_of_other_mi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_batches_and_through_mishaps(tmp_path):
     facts = run_job(
         tmp_path,
@@ -366,7 +364,6 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch_of_rows_on_a_disk(tmp_path: Path):
     """dp 2, 45 prompts, mini-batch 15, n 8, a varying number of rows; TransferQueue holds no value in memory."""
     disk = tmp_path / "disk"

@@ -11,7 +11,7 @@ from verl_padding.pads.prompt_order import place_of
 from verl_padding.plan.row_keys import parts_of_key
 from verl_padding.runs.report import ROLLOUTS
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS, PROMPTS, SESSIONS = 3, 6, 3
 MEASURED = re.compile(r"timing|seconds|memory|perf/(mfu|throughput|time)")

@@ -82,7 +82,7 @@ def test_a_job_killed_by_a_signal_is_told_by_its_code(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("bystander")
 def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="log"):
-        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=8)
+        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=15)
 
     assert_all_gone(tmp_path)
 

@@ -35,8 +35,10 @@ def ray_and_queue(object_store_bytes: int = 200_000_000, python: str | None = No
 
     folder = tempfile.mkdtemp(prefix="vp", dir="/tmp")  # Ray's sockets want a short path
     ray.init(
-        num_cpus=128,  # tickets, not cores: verl asks for ten a rank, and for a GPU
-        num_gpus=12,
+        # Tickets, not cores: verl asks for ten a rank, and for a GPU. Who gets none waits for ever, and files that
+        # share workers hold theirs while others start more.
+        num_cpus=512,
+        num_gpus=48,
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=folder,

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -182,12 +182,14 @@ def padded_and_plain(
         padded: overrides of the padded ranks, ``plain`` of the one.
         ranks: how many are padded.
     """
-    padded_ranks, one_rank = start(model, ranks, *overrides, *padded), start(model, 1, *overrides, *plain)
-    padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    yield padded_ranks, one_rank
-    stop(padded_ranks)
-    stop(one_rank)
-    empty_queue()
+    with ExitStack() as started:
+        started.callback(empty_queue)
+        padded_ranks = start(model, ranks, *overrides, *padded)
+        started.callback(stop, padded_ranks)
+        one_rank = start(model, 1, *overrides, *plain)
+        started.callback(stop, one_rank)
+        padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+        yield padded_ranks, one_rank
 
 
 def empty_queue() -> None:

@@ -1,6 +1,7 @@
 """The padded trainer's own steps on the real TransferQueue; the workers here only say how many ranks they have."""
 
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
 from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
+from verl_padding.plan import Job
 from verl_padding.trainer import mixin
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
@@ -149,6 +151,30 @@ def test_finding_out_which_rows_extend_each_other_is_timed_and_reaches_the_plan(
     assert metrics["timing_s/padding/plan"] == 2.0
     assert metrics["padding/actor/sharing_factor"] > 1
     assert set(trainer._padded_batch.plan.chains) == set(trainer._padded_batch.plan.layouts)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_reading_the_clocks_of_the_workers_is_timed_and_gives_metrics(monkeypatch):
+    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
+    batch = put_rows([(5, 2)] * 6)
+    read_of: list[list[str]] = []
+
+    class Clocks:
+        def priced(self, job: Job) -> Job:
+            return job
+
+        def read(self, step: int, planned: Sequence[str]) -> dict[str, float]:
+            clock.now += 4
+            read_of.append(list(planned))
+            return {"padding/actor/waited_seconds": 1.5}
+
+    monkeypatch.setattr(mixin, "time", clock)
+    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
+    monkeypatch.setattr(stock, "_step_once", lambda self, metrics, *args: self._balance_batch(batch, metrics))
+    trainer._timing = Clocks()
+    trainer._step_once(metrics, {}, 6)
+    assert (metrics["timing_s/padding/timing"], metrics["padding/actor/waited_seconds"]) == (4.0, 1.5)
+    assert [key for key in read_of[0] if key in batch.keys] == list(batch.keys)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 

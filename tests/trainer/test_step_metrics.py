@@ -89,7 +89,7 @@ OF_THE_DRIVER = {
     "timing_s/padding/upsample",
     "timing_s/padding/timing",
 }
-"""Their values: test_planning_and_pads_are_timed_each_by_itself in test_mixin.py; of clocks, in real jobs."""
+"""Their values: test_mixin.py, in the tests whose names say that something is timed."""
 OF_CLOCKS = {
     f"padding/{call}/{name}": value
     for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
