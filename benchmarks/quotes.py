@@ -208,18 +208,27 @@ def _train_step(it: Figures) -> Iterator[Quote]:
         "lcm, verl's packer": "`+padding=lcm`",
         "lcm, plan's": "`+padding=lcm padding.packer=plan`",
         "prompt, plan's": "`+padding=prompt padding.packer=plan`",
+        "stock verl, one row a micro-batch": "stock verl, one row a micro-batch",
+        "stock verl, 4 padded rows a micro-batch": "stock verl, 4 padded rows a micro-batch",
     }
     stock = [took["update"] for took in it["sides"]["stock verl"]]
-    sides = {name: took for name, took in it["sides"].items() if name in titles}
-    for name, took in sides.items():
+    sides = it["sides"]
+    for name, title in titles.items():
+        took = sides[name]
         ratios = sorted(theirs / turn["update"] for theirs, turn in zip(stock, took, strict=True))
-        line = {"steps": str(took[0]["steps"]), "seconds": _seconds(took, "update", 1)}
+        line = {
+            "steps": str(took[0]["steps"]),
+            "wasted": f"{100 * took[0]['wasted_tokens']:.1f}",
+            "peak": f"{median(turn['peak_bytes'] for turn in took) / 2**30:.2f}",
+            "seconds": _seconds(took, "update", 1),
+        }
+        measured = f"| {title} | {{steps}} | {{wasted}} % | {{peak}} | {{seconds}} |"
         if name == "stock verl":
-            yield Quote("README.md", f"| {titles[name]} | {{steps}} | {{seconds}} | 1.00 |", line)
+            yield Quote("README.md", f"{measured} 1.00 |", line)
             continue
         yield Quote(
             "README.md",
-            f"| {titles[name]} | {{steps}} | {{seconds}} | {{gain}} ({{least}} to {{most}}) |",
+            f"{measured} {{gain}} ({{least}} to {{most}}) |",
             line | {"gain": f"{median(ratios):.2f}", "least": f"{ratios[0]:.2f}", "most": f"{ratios[-1]:.2f}"},
         )
     gains = {
@@ -231,7 +240,7 @@ def _train_step(it: Figures) -> Iterator[Quote]:
         "where an update is {own} times as fast as stock verl's with it, and {mixed} times without (",
         {name: f"{gain:.2f}" for name, gain in gains.items()},
     )
-    planned = [took for name, turns in sides.items() if name != "stock verl" for took in turns]
+    planned = [took for name, turns in sides.items() if not name.startswith("stock verl") for took in turns]
     yield Quote(
         "README.md", "Planning and pads took {seconds} s of these.", {"seconds": _seconds(planned, "before", 2)}
     )
