@@ -415,3 +415,15 @@ def test_veomni_on_a_cpu_is_looked_for_and_its_version_is_one_that_was_tried(ins
     assert finding.told.startswith(told)
     assert finding.verdict == ("ok" if told == "veomni" else "wrong")
     assert found["engine of the actor"].told == "veomni, 2 ranks"
+
+
+@pytest.mark.parametrize("missing", ["megatron.core", "mbridge"])
+def test_megatron_on_a_cpu_is_installed_by_the_extra_that_pins_it(missing, job, monkeypatch):
+    engine = ("megatron.core", "mbridge")
+    is_module = packages.is_module
+    monkeypatch.setattr(packages, "is_module", lambda name: name != missing and (name in engine or is_module(name)))
+    on_megatron = ["+local=cpu_megatron" if override.startswith("+local=") else override for override in job]
+    found = {finding.subject: finding for finding in findings_of(*on_megatron)}
+    told = found["actor_rollout_ref.actor.strategy"].told
+    assert told.startswith(f"megatron: {missing.replace('.', '-')} is not installed here. ")
+    assert told.endswith("pip install '.[megatron-cpu]'")

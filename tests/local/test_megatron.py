@@ -41,12 +41,19 @@ def test_both_kinds_of_models_are_registered_and_nothing_of_cuda_is_changed(regi
     assert torch.cuda.Stream.__module__.startswith("torch")
 
 
-@pytest.mark.parametrize("name", ["window_size", "softmax_type", "attention_dropout"])
-def test_an_attention_that_packed_rows_do_not_have_on_a_cpu_is_refused(name):
+@pytest.mark.parametrize("name", engines_on_cpu.PLAIN)
+def test_what_the_layers_for_a_cpu_do_not_have_is_refused(name):
     attention = pytest.importorskip("verl_padding.local.megatron.attention", reason="needs megatron-core")
-    config = SimpleNamespace(**attention.PLAIN | {name: (8, 0)})
+    config = SimpleNamespace(**engines_on_cpu.PLAIN | {name: (8, 0)})
     with pytest.raises(PaddingConfigError, match=rf"^override_transformer_config\.{name}=\(8, 0\): on a CPU"):
         attention.PackedAttention(config)
+
+
+def test_rows_that_are_not_packed_are_refused_by_its_attention():
+    attention = pytest.importorskip("verl_padding.local.megatron.attention", reason="needs megatron-core")
+    states = torch.zeros(4, 1, 2, 8)
+    with pytest.raises(PaddingConfigError, match=r"^packed_seq_params=None: on a CPU, .* Set use_remove_padding"):
+        attention.PackedAttention.forward(None, states, states, states, torch.ones(1, 4, dtype=torch.bool))
 
 
 def test_another_version_is_refused_before_anything_is_changed(registered, monkeypatch):

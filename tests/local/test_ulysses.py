@@ -40,6 +40,19 @@ def test_attention_that_the_exchange_does_not_carry_is_refused(strategies, setti
         attention(None, states, states, states, None, position_ids=torch.arange(6)[None], **other)
 
 
+def test_attention_of_text_without_position_ids_is_refused_and_that_of_images_is_not_exchanged(
+    attention,
+):
+    states = torch.zeros(1, 2, 6, 4)
+    text, images = torch.nn.Module(), torch.nn.Module()
+    text.is_causal, images.is_causal = True, False
+    with pytest.raises(
+        PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* Module passes none .* to 1\.$"
+    ):
+        attention(text, states, states, states, None)
+    assert attention(images, states, states, states, None)[0].shape == (1, 6, 2, 4)
+
+
 def test_packed_rows_attend_to_themselves_alone():
     query, key, value = torch.randn(3, 1, 7, 4, 8, dtype=torch.float64)
     key, value = key[:, :, :2], value[:, :, :2]  # heads that queries share

@@ -164,8 +164,8 @@ def test_transfer_queue_keeps_values_of_fields_that_only_some_cleared_rows_have(
 
 def test_verls_prompts_can_be_cleared_from_simple_storage_only(request, one_storage):
     # verl's replay buffer clears prompts, which have a tag and no field, when it samples their rows. When this fails,
-    # run the job on a disk of tests/end_to_end/test_padded_jobs.py with a storage by key, and take the line out of
-    # docs/limits.md.
+    # run the job on a disk of tests/end_to_end/test_padded_jobs.py with a storage by key, and take the refusal out of
+    # job_reader.py, and the line out of docs/limits.md.
     key = uuid4().hex
     tq.kv_put(key=key, partition_id=PARTITION, tag={"is_prompt": True})
     if request.node.callspec.id.startswith("SimpleStorage"):

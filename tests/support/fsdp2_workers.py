@@ -207,8 +207,10 @@ def stop(workers: RayWorkerGroup) -> None:
 
 
 def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
-    """All parameters, (N,) float32, gathered from the ranks."""
-    return workers.execute_with_func_generator(_gather_weights).batch["weights"][0]
+    """All parameters, (N,) float32, gathered from the ranks; each rank must have the same."""
+    of_ranks = workers.execute_with_func_generator(_gather_weights).batch["weights"]
+    assert all(torch.equal(weights, of_ranks[0]) for weights in of_ranks), "copies of weights differ between ranks"
+    return of_ranks[0]
 
 
 def _gather_weights(worker: Any) -> DataProto:

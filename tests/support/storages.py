@@ -20,7 +20,6 @@ from transfer_queue.storage.clients import mooncake_client, ray_storage_client, 
 from transfer_queue.storage.simple_storage import SimpleStorageUnit
 from transfer_queue.utils.zmq_utils import process_zmq_server_info
 
-from tests.support.ray_store_without_nixl import put_without_transport
 from verl_padding.pads.queue import controller
 
 
@@ -57,8 +56,11 @@ def start_simple_storage_on_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) 
 
 def start_ray_store(monkeypatch: pytest.MonkeyPatch, _: Path) -> Storage:
     """Its actor and its code; tensors go through Ray's store, since nixl, which takes them past it, is not here."""
-    monkeypatch.setattr(ray_storage_client, "ray", ray)  # taken back at the end
-    put_without_transport(ray_storage_client)
+
+    def put(value: Any, _tensor_transport: str | None = None) -> Any:
+        return ray.put(value)
+
+    monkeypatch.setattr(ray_storage_client, "ray", SimpleNamespace(**{**vars(ray), "put": put}))
     actor = ray_storage_client.RayStorageClient().storage_actor
     return Storage({}, lambda: ray.get(actor.__ray_call__.remote(lambda self: len(self.storage_dict))), [actor])
 

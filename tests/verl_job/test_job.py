@@ -474,6 +474,22 @@ def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(t
             check_job(job)
 
 
+@pytest.mark.parametrize("storage", ["RayStore", "MooncakeStore", "Yuanrong"])
+def test_a_storage_that_verls_prompts_cannot_be_cleared_from_is_refused(storage):
+    setting = "transfer_queue.backend.storage_backend"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}={storage}: .* Set it to SimpleStorage\.$"):
+        job_of(*DYNAMIC, f"{setting}={storage}")
+    assert job_of(*DYNAMIC, f"{setting}=SimpleStorage")
+
+
+def test_a_pad_is_as_long_as_the_engines_ask_that_there_are():
+    """An adapter without itself is its own reference, whatever the section of one says."""
+    sizes = "megatron.tensor_model_parallel_size"
+    job = (*DYNAMIC, "model_engine=megatron", "actor_rollout_ref.actor.use_kl_loss=true")
+    job += (f"actor_rollout_ref.actor.{sizes}=2", f"actor_rollout_ref.ref.{sizes}=8")
+    assert job_of(*job, "actor_rollout_ref.model.lora_rank=8").pad_tokens == 2
+
+
 @pytest.mark.parametrize("choice", ["auto", "minimal"])
 def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_start(choice, tmp_path):
     transformers.MllamaConfig().save_pretrained(tmp_path)

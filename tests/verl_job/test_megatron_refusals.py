@@ -41,6 +41,20 @@ def test_a_router_that_would_learn_from_pads_is_refused(overrides):
         check(*overrides)
 
 
+@pytest.mark.parametrize("section", [ACTOR, REF, CRITIC])
+def test_experts_whose_places_pads_would_take_are_refused_in_passes_too(section):
+    setting = f"{section}.megatron.override_transformer_config.moe_expert_capacity_factor"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=1\.5: an expert .* Leave it out"):
+        check(*([] if section == ACTOR else WITH_ALL), f"+{setting}=1.5")  # a reference has what the actor has
+
+
+@pytest.mark.parametrize("section", [ACTOR, CRITIC])
+def test_routes_that_depend_on_the_other_tokens_of_a_micro_batch_are_refused(section):
+    setting = f"{section}.megatron.override_transformer_config.moe_router_load_balancing_type"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=sinkhorn: in training, .* Leave it out"):
+        check(*WITH_ALL, f"+{setting}=sinkhorn")
+
+
 def test_so_is_that_of_a_critic():
     setting = f"{CRITIC}.megatron.override_transformer_config.moe_z_loss_coeff"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=0.001: the router"):
@@ -52,7 +66,9 @@ def test_so_is_that_of_a_critic():
     [
         [],
         [f"{OVERRIDE}.moe_router_load_balancing_type=none", f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
-        [f"{OVERRIDE}.moe_router_load_balancing_type=sinkhorn"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=[sinkhorn]", f"{OVERRIDE}.moe_aux_loss_coeff=[0]"],
+        [f"{OVERRIDE}.moe_expert_capacity_factor=-1"],
+        [f"+{REF}.megatron.override_transformer_config.moe_router_load_balancing_type=sinkhorn"],
         [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss", f"{OVERRIDE}.moe_aux_loss_coeff=0"],
         [f"{OVERRIDE}.moe_z_loss_coeff=null"],
         [f"{OVERRIDE}.moe_router_enable_expert_bias=true", f"{OVERRIDE}.moe_router_bias_update_rate=0"],
@@ -85,6 +101,14 @@ def test_a_loss_of_several_predicted_tokens_is_refused_with_megatron_alone():
             ],
             r"virtual_pipeline_model_parallel_size=2: verl does not run it .* Set it to None",
         ),
+        (
+            (f"{OVERRIDE}.fp8=hybrid",),
+            r"override_transformer_config.fp8=hybrid: verl does not run it .* Set it to null",
+        ),
+        (
+            (f"{OVERRIDE}.moe_router_fusion=true", f"{ACTOR}.megatron.router_replay.mode=R3"),
+            r"override_transformer_config.moe_router_fusion=True: verl does not run it .* Set it to False",
+        ),
         (("trainer.n_gpus_per_node=3",), r"dynamic_context_parallel=True: .* an even number of ranks, .* has 3 for it"),
         (
             [f"{section}.megatron.tensor_model_parallel_size=8" for section in (ACTOR, REF)],
@@ -96,6 +120,15 @@ def test_what_verls_scheduler_cannot_do_is_refused(overrides, message):
     check(*SCHEDULER)
     with pytest.raises(PaddingConfigError, match=rf"\.megatron\.{message}"):
         check(*SCHEDULER, *overrides)
+
+
+def test_a_loss_of_several_tokens_of_a_teacher_is_refused_with_the_scheduler():
+    teacher, loss = "distillation.enabled=true", "distillation.distillation_loss.loss_mode"
+    with pytest.raises(PaddingConfigError, match=rf"^{loss}=forward_kl_topk: verl does not run it .* to False"):
+        check(*SCHEDULER, teacher, f"{loss}=forward_kl_topk")
+    check(*SCHEDULER, teacher, f"{loss}=k3")
+    check(*SCHEDULER, f"{loss}=forward_kl_topk")
+    check(teacher, f"{loss}=forward_kl_topk")
 
 
 def test_a_scheduler_whose_other_ranks_would_not_tell_their_seconds_is_refused():

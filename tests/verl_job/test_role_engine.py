@@ -1,5 +1,6 @@
 """The engine of a role on the driver is the one that verl's own code makes in a worker."""
 
+import re
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.trainer.engine_check import check_engines
+from verl_padding.verl_job import engines_on_cpu
+from verl_padding.verl_job.engine_refusals import refuse_untried_versions
 from verl_padding.verl_job.job_reader import JobReader
 from verl_padding.verl_job.role_engine import RoleEngine
 
@@ -354,12 +357,77 @@ def test_what_veomni_cannot_do_on_a_cpu_is_refused_there_with_the_value_that_wor
     engine_of("critic", "model_engine=veomni", f"{key}={value}")
 
 
-def test_megatron_on_a_cpu_without_the_vanilla_bridge_is_refused():
-    key = f"{CRITIC}.megatron.vanilla_mbridge"
-    with pytest.raises(PaddingConfigError, match=rf"^{key}=False: on a CPU, .* Set it to True"):
-        engine_of("critic", "+local=cpu_megatron", f"{key}=false")
-    engine_of("critic", "+local=cpu_megatron")
-    engine_of("critic", "model_engine=megatron", f"{key}=false")
+@pytest.mark.parametrize(
+    ("setting", "value", "works"),
+    [
+        ("critic.megatron.vanilla_mbridge", "False", "True"),
+        ("critic.model.use_remove_padding", "False", "True"),
+        ("critic.megatron.param_offload", "True", "False"),
+        ("+critic.megatron.override_transformer_config.window_size", "[8, 0]", "null"),
+        ("+critic.megatron.override_transformer_config.softmax_type", "learnable", "vanilla"),
+        ("+critic.megatron.override_transformer_config.attention_dropout", "0.1", "0"),
+        ("+critic.megatron.override_transformer_config.normalization", "LayerNorm", "RMSNorm"),
+        ("+critic.megatron.override_transformer_config.layernorm_zero_centered_gamma", "True", "false"),
+    ],
+)
+def test_what_megatron_cannot_do_on_a_cpu_is_refused_there(setting, value, works):
+    name = re.escape(f"{setting.removeprefix('+')}={value}")
+    with pytest.raises(PaddingConfigError, match=rf"^{name}: on a CPU, .* Set it to "):
+        engine_of("critic", "+local=cpu_megatron", f"{setting}={value}", packer="plan")
+    engine_of("critic", "+local=cpu_megatron", f"{setting}={works}", packer="plan")
+    engine_of("critic", "model_engine=megatron", f"{setting}={value}", packer="plan")
+
+
+def test_a_scheduler_that_megatron_on_a_cpu_lacks_is_refused():
+    with pytest.raises(
+        PaddingConfigError, match=r"ref\.megatron\.dynamic_context_parallel=True: on a CPU, .* to False"
+    ):
+        engine_of("actor", "+local=cpu_megatron", *SCHEDULER[1:])
+
+
+def test_another_version_of_an_engine_on_a_cpu_is_refused_on_the_driver(monkeypatch):
+    monkeypatch.setattr(engines_on_cpu, "version", lambda package: "9.9")
+    for strategy, package in (("megatron", "megatron-core"), ("veomni", "veomni")):
+        with pytest.raises(
+            PaddingConfigError, match=rf"^{package} 9\.9: on a CPU, .* pip install --no-deps {package}=="
+        ):
+            refuse_untried_versions([engine_of("critic", f"+local=cpu_{strategy}")])
+        refuse_untried_versions([engine_of("critic", f"model_engine={strategy}")])
+
+
+def of_all_roles(strategy, *settings):
+    """Settings of the engines of all roles, which share their groups."""
+    roles = (ACTOR, "actor_rollout_ref.ref", CRITIC)
+    return [f"model_engine={strategy}", *(f"{role}.{strategy}.{setting}" for role in roles for setting in settings)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (
+            of_all_roles("megatron", "expert_model_parallel_size=3"),
+            "megatron.expert_model_parallel_size=3: .* the 8 that",
+        ),
+        (
+            of_all_roles("megatron", "expert_model_parallel_size=4", "expert_tensor_parallel_size=4"),
+            "megatron.expert_model_parallel_size=4: .* expert_tensor_parallel_size=4 x .* the 8 that",
+        ),
+        (of_all_roles("veomni", "expert_parallel_size=3"), "veomni.expert_parallel_size=3: .* the 8 that"),
+        (
+            of_all_roles("veomni", "expert_parallel_size=4", "fsdp_size=2", "ulysses_parallel_size=1"),
+            "veomni.expert_parallel_size=4: .* the 2 that",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_dealt_out_to_the_ranks_are_refused(overrides, setting):
+    with pytest.raises(PaddingConfigError, match=rf"^critic\.{setting} share them\. Set these sizes"):
+        engine_of("critic", *overrides)
+
+
+def test_veomnis_engines_share_the_ranks_that_share_weights():
+    with pytest.raises(PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4\."):
+        engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=4")
+    engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
 
 
 def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():

@@ -191,6 +191,9 @@ def _missing(setting: str, value: str, module: str, *, on_cpu: bool = False) -> 
     package = INSTALLED_AS.get(module, module)
     if module == "vllm":
         return wrong(setting, f"{value}: {package} is not installed here. In a checkout: pip install '.[vllm]'")
+    if module in ("megatron.core", "mbridge") and on_cpu:
+        command = "pip install '.[megatron-cpu]'"
+        return wrong(setting, f"{value}: {package} is not installed here. In a checkout: {command}")
     if module == "veomni" and on_cpu:
         command = command_for(package)
         return wrong(setting, f"{value}: {package} is not installed here. In an environment of its own: {command}")

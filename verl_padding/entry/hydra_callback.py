@@ -9,7 +9,8 @@ from omegaconf import DictConfig
 
 from verl_padding.entry.verl_refusals import refuse_what_verl_refuses
 from verl_padding.errors import PaddingError
-from verl_padding.verl_job.job_reader import check_job
+from verl_padding.verl_job.engine_refusals import refuse_untried_versions
+from verl_padding.verl_job.job_reader import JobReader, check_job
 
 
 class CheckJobBeforeStart(Callback):
@@ -28,7 +29,9 @@ def _exit_if_refused(config: DictConfig) -> None:
     try:
         from verl_padding.trainer.trainers import padded_trainer
 
-        check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
+        mode = padded_trainer(config.trainer.v1.trainer_mode).extends
+        padding = check_job(config, mode)
+        refuse_untried_versions(JobReader(config, padding, mode).engines.values())
         refuse_what_verl_refuses(config)
     except PaddingError as refusal:
         sys.exit(f"verl_padding: {refusal}")

@@ -24,7 +24,8 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
     Args:
         monkey_patch: verl's module of this name.
 
-    The attention raises a PaddingConfigError where ranks share rows and the model has a sliding window or dropout.
+    The attention raises a PaddingConfigError where ranks share rows and the model has a sliding window or dropout, or
+    passes no position ids.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -42,6 +43,11 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         ranks = monkey_patch.get_ulysses_sequence_parallel_world_size()
+        if ranks > 1 and position_ids is None and getattr(module, "is_causal", False):
+            raise PaddingConfigError(
+                f"{_setting(monkey_patch)}={ranks}: on a CPU, ranks that share a row find its beginning by position "
+                f"ids, and {type(module).__name__} passes none to its attention. Set it to 1."
+            )
         # As verl: vision towers pass no position ids, and their ranks share nothing.
         if ranks == 1 or position_ids is None:
             out: tuple[torch.Tensor, None] = sdpa(
@@ -49,9 +55,8 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
             )
             return out
         if kwargs.get("sliding_window") is not None or kwargs.get("dropout"):
-            strategy = STRATEGY_OF_GROUP.get(monkey_patch.get_ulysses_sequence_parallel_group(), "fsdp2")
             raise PaddingConfigError(
-                f"{ULYSSES[strategy]}={ranks}: on a CPU, attention with a sliding window or dropout has no "
+                f"{_setting(monkey_patch)}={ranks}: on a CPU, attention with a sliding window or dropout has no "
                 "exchange between the ranks that share a row. Set it to 1."
             )
         states = (part.transpose(1, 2).contiguous() for part in (query, key, value))
@@ -62,6 +67,10 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
 
     monkey_patch._flash_attention_forward = attention_of_packed_rows
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+
+
+def _setting(monkey_patch: Any) -> str:
+    return ULYSSES[STRATEGY_OF_GROUP.get(monkey_patch.get_ulysses_sequence_parallel_group(), "fsdp2")]
 
 
 def attention_of_packed_rows(

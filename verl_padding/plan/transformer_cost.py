@@ -90,7 +90,7 @@ class TransformerCost:
         multiplies = layers * projections + sum(_mlp(config, layer) for layer in range(layers))
         if lm_head:
             multiplies += hidden * config["vocab_size"]
-        sliding = _sliding_layers(config)
+        sliding = sliding_layers(config)
         return cls(
             linear=2 * multiplies,
             attention=4 * heads * head_dim,
@@ -136,7 +136,8 @@ def _mlp(config: Mapping[str, Any], layer: int) -> int:
     return 3 * hidden * (active + shared) + hidden * int(experts) + (hidden if shared else 0)
 
 
-def _sliding_layers(config: Mapping[str, Any]) -> int:
+def sliding_layers(config: Mapping[str, Any]) -> int:
+    """How many layers of a model attend to a window of a row; by its Hugging Face config."""
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return 0
     kinds = config.get("layer_types")

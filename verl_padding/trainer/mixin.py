@@ -81,7 +81,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        self._job_reader.refuse_model()  # the model is at hand now, and no worker has started
+        self._job_reader.refuse_models()  # the model is at hand now, and no worker has started
 
     def _setup(self) -> None:
         claim_queue()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from importlib.metadata import PackageNotFoundError
+from math import prod
 from typing import Any
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.verl_job.engines_on_cpu import refuse_megatron_bridge
+from verl_padding.verl_job.engines_on_cpu import refuse_megatron_on_a_cpu, refuse_other_versions
 from verl_padding.verl_job.megatron_refusals import refuse_megatron
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
@@ -23,7 +26,7 @@ SHARED_SIZES = {
         "expert_tensor_parallel_size",
         "dynamic_context_parallel",
     ),
-    "veomni": ("ulysses_parallel_size", "expert_parallel_size"),
+    "veomni": ("ulysses_parallel_size", "expert_parallel_size", "fsdp_size"),
 }
 """Strategy -> settings of its process groups, which the engines of one process share."""
 
@@ -61,6 +64,20 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
             _refuse_sharing(engine, padding)
         if padding.cost_model == "measured":
             _refuse_measured(engine)
+
+
+def refuse_untried_versions(engines: Iterable[RoleEngine]) -> None:
+    """Refuses engines on a CPU whose packages are here in versions that were not tried.
+
+    Not part of :func:`refuse_engines`: a plan does not depend on it, and the doctor tells it of the packages.
+
+    Raises:
+        PaddingConfigError: one message with the package, its version and the command that installs the other.
+    """
+    for engine in engines:
+        if engine.device == "cpu":
+            with suppress(PackageNotFoundError):  # which verl tells, and the doctor
+                refuse_other_versions(engine.strategy)
 
 
 def _refuse_measured(engine: RoleEngine) -> None:
@@ -106,6 +123,8 @@ def _size_of_group(engine: RoleEngine, name: str) -> Any:
     size = getattr(engine.config, name)
     if name == "expert_tensor_parallel_size" and size is None:  # as Megatron-Core (parallel_state.py)
         return engine.config.tensor_model_parallel_size
+    if name == "fsdp_size" and not 0 <= size < engine.dp_size:  # as verl's VeOmniEngine
+        return engine.dp_size
     return size
 
 
@@ -130,13 +149,35 @@ def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
 
 
 def _refuse_uneven_ranks(engine: RoleEngine) -> None:
-    if engine.strategy == "torchtitan" or engine.n_gpus % engine.model_ranks == 0:
+    if engine.strategy == "torchtitan":
+        return
+    if engine.n_gpus % engine.model_ranks == 0:
+        _refuse_uneven_experts(engine)
         return
     raise PaddingConfigError(
         f"{engine.section}: {engine.model_ranks} ranks compute a row together (tensor, pipeline, context or Ulysses "
         f"parallel), which does not divide the job's {engine.n_gpus} ranks (trainer.n_gpus_per_node x trainer.nnodes). "
         "Set these sizes so that their product divides it."
     )
+
+
+def _refuse_uneven_experts(engine: RoleEngine) -> None:
+    """As Megatron-Core's and VeOmni's ``parallel_state.py``."""
+    names: list[str] = []
+    among = engine.n_gpus
+    if engine.strategy == "megatron":
+        names = ["expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size"]
+    elif engine.strategy == "veomni":
+        names = ["expert_parallel_size"]
+        among = _size_of_group(engine, "fsdp_size") * engine.sequence_parallel_size
+    sizes = {name: int(_size_of_group(engine, name)) for name in names}
+    if sizes and among % prod(sizes.values()):
+        told = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        raise PaddingConfigError(
+            f"{engine.section}.{engine.strategy}.{names[0]}={sizes[names[0]]}: experts are dealt out to ranks by "
+            f"{told}, which does not divide the {among} that share them. Set these sizes so that their product divides "
+            "it."
+        )
 
 
 def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
@@ -164,7 +205,7 @@ def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
 
 def _refuse_on_a_cpu(engine: RoleEngine) -> None:
     if engine.strategy == "megatron":
-        refuse_megatron_bridge(engine.section, engine.config)
+        refuse_megatron_on_a_cpu(engine.section, engine.model_section, engine.config)
     if engine.strategy == "veomni":
         _refuse_veomni_on_a_cpu(engine)
 

@@ -12,6 +12,14 @@ TRIED = {
     "veomni": {"veomni": "0.1.12"},
 }
 """Strategy of a role -> package -> the version that ``verl_padding/local`` was written for."""
+PLAIN = {
+    "window_size": None,
+    "softmax_type": "vanilla",
+    "attention_dropout": 0.0,
+    "normalization": "RMSNorm",
+    "layernorm_zero_centered_gamma": False,
+}
+"""Setting of Megatron's ``TransformerConfig`` -> what the layers of ``verl_padding/local/megatron`` have."""
 
 
 def refuse_other_versions(strategy: str) -> None:
@@ -28,19 +36,53 @@ def refuse_other_versions(strategy: str) -> None:
             )
 
 
-def refuse_megatron_bridge(section: str, config: Any) -> None:
+def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> None:
     """
     Args:
         section: of the role.
+        model_section: of its model.
         config: verl's ``McoreEngineConfig``.
 
     Raises:
-        PaddingConfigError: the engine asks for Megatron-Bridge.
+        PaddingConfigError: the engine asks for what Megatron does not have on a CPU.
     """
     if not config.vanilla_mbridge:
         raise PaddingConfigError(
             f"{section}.megatron.vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge; Megatron-Bridge "
             "imports Transformer Engine, which needs CUDA. Set it to True, as +local=cpu_megatron does."
+        )
+    if not config.use_remove_padding:
+        raise PaddingConfigError(
+            f"{model_section}.use_remove_padding=False: on a CPU, Megatron's attention is one of packed rows, and "
+            "takes a mask for its opposite. Set it to True."
+        )
+    if config.dynamic_context_parallel:
+        raise PaddingConfigError(
+            f"{section}.megatron.dynamic_context_parallel=True: on a CPU, Megatron-Core is "
+            f"{TRIED['megatron']['megatron-core']}, which has no scheduler for it. Set it to False."
+        )
+    if config.param_offload:
+        raise PaddingConfigError(
+            f"{section}.megatron.param_offload=True: on a CPU, there is no device for which memory could be pinned. "
+            "Set it to False."
+        )
+    for name, value in (config.override_transformer_config or {}).items():
+        refuse_other_layers(name, value, f"{section}.megatron.")
+
+
+def refuse_other_layers(name: str, value: Any, prefix: str = "") -> None:
+    """
+    Args:
+        name: of a setting of Megatron's ``TransformerConfig``.
+        prefix: of ``override_transformer_config``, where it is known.
+
+    Raises:
+        PaddingConfigError: the layers for a CPU would not follow it.
+    """
+    if name in PLAIN and value != (plain := PLAIN[name]):
+        raise PaddingConfigError(
+            f"{prefix}override_transformer_config.{name}={value}: on a CPU, Megatron's layers are replaced by others "
+            f"that have {plain} only. Set it to that, or train a model without it."
         )
 
 

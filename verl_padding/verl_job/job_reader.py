@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import verl
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
@@ -23,13 +23,16 @@ from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
-from verl_padding.verl_job.model_cost import read_model_config, read_model_cost, rope_by_length
+from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
+from verl_padding.verl_job.model_refusals import refuse_model
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
 from verl_padding.verl_job.weighings import refuse_equal_sessions
 
+STORAGES_BY_KEY = ("RayStore", "MooncakeStore", "Yuanrong")
+"""TransferQueue's storages that hold each field of a row by itself, as far as TransferQueue 0.1 has them."""
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
 
 
@@ -67,6 +70,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
             f"trainer.v1.{mode}.parameter_sync_step={sync_step}. Set it to a multiple."
         )
     _check_packer(padding)
+    _check_storage(config)
     refuse_equal_sessions(config, padding)
     _check_advantages(config, padding)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
@@ -74,13 +78,15 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
         _check_loss(config.critic, "critic")
     reader = JobReader(config, padding, mode)
     reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+    if reader.engines["actor"].has_scheduler:
+        _check_teacher_of_scheduler(config)
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
     path = model.get("hf_config_path") or model.path
     if path and Path(path).expanduser().is_dir():
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
-            reader.refuse_model()
+            reader.refuse_models()
     return padding
 
 
@@ -162,26 +168,21 @@ class JobReader:
         """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
 
-    def refuse_model(self) -> None:
-        """Refuses an actor or critic whose outputs pads or shared prefixes would change.
+    def refuse_models(self) -> None:
+        """Refuses an actor or critic that pads or shared prefixes would change, or that an engine does not compute.
 
         With a vision tower, it must be known what pads must show it; and rows share only what depends on the tokens up
         to it.
 
         Raises:
-            PaddingConfigError: they would, it is not known, or the model's config cannot be read.
+            PaddingConfigError: one is refused, it is not known, or a model's config cannot be read.
         """
-        if self._padding.sharing != "off":
-            models = {"actor_rollout_ref": self.model_config}
-            if self._uses_critic and Path(self._config.critic.model.path).expanduser().is_dir():
-                models["critic"] = read_model_config(self._config.critic.model, "critic")
-            for section, model in models.items():
-                if rope := rope_by_length(model):
-                    raise PaddingConfigError(
-                        f"padding.sharing={self._padding.sharing!r}: the model of {section} turns positions by the "
-                        f"length of the whole input (rope_type={rope!r}), so a row's outputs are not those of a longer "
-                        "row's first tokens. Set padding.sharing=off."
-                    )
+        models = {"actor_rollout_ref": self.model_config}
+        if self._uses_critic and Path(self._config.critic.model.path).expanduser().is_dir():
+            models["critic"] = read_model_config(self._config.critic.model, "critic")
+        for section, model in models.items():
+            engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]
+            refuse_model(section, self._config[section].model.path, model, engines, self._padding)
         if self.has_vision:
             refuse_unknown_type(self._padding.multimodal, self.model_config)
 
@@ -201,8 +202,8 @@ class JobReader:
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad, no fewer than ``at_least``; see :func:`~verl_padding.verl_job.pad_length.pad_length`."""
-        roles = [self._actor, *([self._ref] if self._uses_ref else []), *([self._critic] if self._uses_critic else [])]
-        return pad_length(self._padding, roles, at_least)
+        sections = {"actor": self._actor, "ref": self._ref, "critic": self._critic}
+        return pad_length(self._padding, [sections[role] for role in self.engines], at_least)
 
     def step_job(
         self, *, dp_sizes: Mapping[str, int], updates_actor: bool, seed: int, pad_tokens: int | None = None
@@ -323,6 +324,29 @@ def _check_packer(padding: PaddingConfig) -> None:
         raise PaddingConfigError(
             f"padding.packer={padding.packer!r}: it replaces a function of verl {KNOWN_VERL}, but this is verl "
             f"{verl.__version__}. Set padding.packer=verl."
+        )
+
+
+def _check_storage(config: DictConfig) -> None:
+    storage = OmegaConf.select(config, "transfer_queue.backend.storage_backend")
+    if storage in STORAGES_BY_KEY:
+        raise PaddingConfigError(
+            f"transfer_queue.backend.storage_backend={storage}: TransferQueue cannot clear from it what has no field, "
+            "such as verl's prompts, and the job would end at its first step. Set it to SimpleStorage."
+        )
+
+
+def _check_teacher_of_scheduler(config: DictConfig) -> None:
+    if not OmegaConf.select(config, "distillation.enabled"):
+        return
+    from verl.trainer.distillation.losses import DISTILLATION_SETTINGS_REGISTRY
+
+    mode = config.distillation.distillation_loss.loss_mode
+    settings = DISTILLATION_SETTINGS_REGISTRY.get(mode)  # verl refuses what it does not know
+    if settings is not None and settings.use_topk:
+        raise PaddingConfigError(
+            f"distillation.distillation_loss.loss_mode={mode}: verl does not run it together with "
+            "dynamic_context_parallel=True. Set dynamic_context_parallel of the engines to False."
         )
 
 

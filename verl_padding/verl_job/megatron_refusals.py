@@ -13,6 +13,9 @@ BALANCING = "moe_router_load_balancing_type"
 BALANCING_COST = "moe_aux_loss_coeff"
 AUXILIARY = ("aux_loss", "seq_aux_loss", "global_aux_loss")
 """Choices of ``moe_router_load_balancing_type`` that are losses."""
+SINKHORN = "sinkhorn"
+"""The choice that is no loss. In a list, it chooses nothing."""
+OVERRIDE = "{}.megatron.override_transformer_config"
 
 
 def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
@@ -23,6 +26,7 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
     """
     if engine.has_scheduler:
         _refuse_scheduler(engine, padding)
+    _refuse_limited_experts(engine)
     if engine.section != REF_SECTION:  # it does not train
         _refuse_routers_that_count(engine)
         if engine.trains_mtp:
@@ -58,6 +62,18 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
             f"{setting}: Megatron's scheduler deals rows out to an even number of ranks, and this job has {ranks} for "
             "it (trainer.n_gpus_per_node x trainer.nnodes / tensor / pipeline parallel sizes). Change one of them."
         )
+    override = overridden(engine)
+    if override.get("fp8") not in (None, False):
+        raise PaddingConfigError(
+            f"{OVERRIDE.format(engine.section)}.fp8={override['fp8']}: verl does not run it together with "
+            "dynamic_context_parallel=True. Set it to null, or dynamic_context_parallel to False."
+        )
+    if override.get("moe_router_fusion") and config.router_replay.mode != "disabled":
+        raise PaddingConfigError(
+            f"{OVERRIDE.format(engine.section)}.moe_router_fusion=True: verl does not run it together with "
+            "dynamic_context_parallel=True where routes are replayed. Set it to False, or dynamic_context_parallel to "
+            "False."
+        )
     without = {"pad_to_length": False, "virtual_pipeline_model_parallel_size": None}
     for name, off in without.items():
         value = getattr(config, name)
@@ -68,13 +84,33 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
             )
 
 
+def _refuse_limited_experts(engine: RoleEngine) -> None:
+    """Of each expert's tokens, in training and in passes (Megatron-Core's ``apply_router_token_dropping``)."""
+    factor = overridden(engine).get("moe_expert_capacity_factor")
+    if factor is not None and factor >= 0:
+        raise PaddingConfigError(
+            f"{OVERRIDE.format(engine.section)}.moe_expert_capacity_factor={factor}: an expert would take so many "
+            "tokens of a micro-batch and no more, and pads would take places of real ones. Leave it out, as verl does."
+        )
+
+
 def _refuse_routers_that_count(engine: RoleEngine) -> None:
-    override = engine.config.override_transformer_config or {}
+    override = overridden(engine)
+    if override.get(BALANCING) == SINKHORN:
+        raise PaddingConfigError(
+            f"{OVERRIDE.format(engine.section)}.{BALANCING}={SINKHORN}: in training, the experts of a token would be "
+            "chosen by all tokens of its micro-batch, those of pads among them. Leave it out, as verl does."
+        )
     for name, value in _counts_all_tokens(override):
         raise PaddingConfigError(
-            f"{engine.section}.megatron.override_transformer_config.{name}={value}: the router would learn from all "
+            f"{OVERRIDE.format(engine.section)}.{name}={value}: the router would learn from all "
             "tokens of a micro-batch, those of pads among them. Leave it out, as verl does."
         )
+
+
+def overridden(engine: RoleEngine) -> Mapping[str, Any]:
+    """Settings of Megatron's ``TransformerConfig`` that are the job's own, and not the bridge's."""
+    return engine.config.override_transformer_config or {}
 
 
 def _counts_all_tokens(override: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -47,17 +47,23 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings of transformers whose angles depend on the longest position of an input."""
 
 
-def rope_by_length(config: Mapping[str, Any]) -> str | None:
-    """The type of a model's rotary embedding if it depends on the length of the input; else None."""
+def ropes_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parameters of a model's rotary embeddings: one, or one for each kind of layer that has its own."""
+    found: list[dict[str, Any]] = []
     for of_model in (config, config.get("text_config") or {}):
         for name in ("rope_parameters", "rope_scaling"):
             rope = of_model.get(name) or {}
-            # Some models have one for each kind of layer.
-            for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-                kind = each.get("rope_type") or each.get("type")
-                if kind in ROPE_BY_LENGTH:
-                    return str(kind)
-    return None
+            of_layers = [value for value in rope.values() if isinstance(value, dict)]
+            if rope and (not of_layers or {"rope_type", "type"} & set(rope)):
+                found.append(rope)
+            found += of_layers
+    return found
+
+
+def rope_by_length(config: Mapping[str, Any]) -> str | None:
+    """The type of a model's rotary embedding if it depends on the length of the input; else None."""
+    kinds = (rope.get("rope_type") or rope.get("type") for rope in ropes_of(config))
+    return next((str(kind) for kind in kinds if kind in ROPE_BY_LENGTH), None)
 
 
 def read_model_cost(model: DictConfig, section: str) -> TransformerCost:

@@ -12,25 +12,20 @@ from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
 from verl_padding.errors import PaddingConfigError
-
-PLAIN = {"window_size": None, "softmax_type": "vanilla", "attention_dropout": 0.0}
-"""What the attention of packed rows can do; torch's has no other."""
+from verl_padding.verl_job.engines_on_cpu import PLAIN, refuse_other_layers
 
 
 class PackedAttention(DotProductAttention):
     """In the place of ``TEDotProductAttention``: causal attention inside each packed row.
 
     Raises:
-        PaddingConfigError: the model has a sliding window, sinks or dropout in its attention.
+        PaddingConfigError: the model has a sliding window, sinks or dropout in its attention, or another norm than
+            the layers around it; or rows are not packed.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        for name, plain in PLAIN.items():
-            if (value := getattr(config, name)) != plain:
-                raise PaddingConfigError(
-                    f"override_transformer_config.{name}={value}: on a CPU, Megatron's attention of packed rows has "
-                    f"{plain} only. Set it to that, or train a model without it."
-                )
+        for name in PLAIN:
+            refuse_other_layers(name, getattr(config, name))
         # Megatron-Core's own attention refuses context parallelism, which is done below.
         ranks, config.context_parallel_size = config.context_parallel_size, 1
         super().__init__(config, *args, **kwargs)
@@ -56,8 +51,11 @@ class PackedAttention(DotProductAttention):
             (T, heads x dim).
         """
         if packed_seq_params is None:
-            out: torch.Tensor = super().forward(query, key, value, attention_mask, attn_mask_type, attention_bias, None)
-            return out
+            # Megatron-Core's own attention hides what a mask marks, and verl marks what is not to be hidden.
+            raise PaddingConfigError(
+                "packed_seq_params=None: on a CPU, Megatron's attention is one of packed rows, and takes a mask for "
+                "its opposite. Set use_remove_padding of the model to True."
+            )
         padded = packed_seq_params.cu_seqlens_q_padded
         starts = (packed_seq_params.cu_seqlens_q if padded is None else padded).tolist()
         ranks = parallel_state.get_context_parallel_world_size()

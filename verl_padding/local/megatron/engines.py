@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_padding.local.megatron.cuda_calls import answer_for_cuda
-from verl_padding.verl_job.engines_on_cpu import refuse_megatron_bridge, refuse_other_versions
+from verl_padding.verl_job.engines_on_cpu import refuse_megatron_on_a_cpu, refuse_other_versions
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
@@ -31,7 +31,8 @@ class _OnCpu:
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
         refuse_other_versions("megatron")
-        refuse_megatron_bridge("actor_rollout_ref.actor", engine_config)  # it is not told the role
+        # It is not told the role.
+        refuse_megatron_on_a_cpu("actor_rollout_ref.actor", "actor_rollout_ref.model", engine_config)
         answer_for_cuda()
         from verl_padding.local.megatron import megatron_core
 

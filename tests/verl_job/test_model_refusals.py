@@ -1,0 +1,127 @@
+"""Models that do not go with the engines of a job are refused, as their configs show them, before a worker starts."""
+
+import pytest
+import transformers
+
+from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.job_reader import check_job
+
+ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+RATE = "megatron.override_transformer_config.moe_router_bias_update_rate"
+EXPERTS_CUT = "megatron.expert_tensor_parallel_size"
+ON_A_CPU = ("+local=cpu_megatron",)
+ULYSSES_ON_A_CPU = ("+local=cpu", f"{ACTOR}.ulysses_sequence_parallel_size=2")
+SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+def check(model, folder, *overrides):
+    """Checks a padded job of this actor; a critic, where there is one, has another model."""
+    model.save_pretrained(folder / "actor")
+    transformers.Qwen2Config(**SMALL).save_pretrained(folder / "critic")
+    paths = (f"actor_rollout_ref.model.path={folder / 'actor'}", f"critic.model.path={folder / 'critic'}")
+    check_job(compose_job(*DYNAMIC, "+padding=prompt", *paths, *overrides))
+
+
+def with_sizes(*sizes):
+    """Of the engines of all roles, which share their groups."""
+    return ["model_engine=megatron", *(f"{role}.megatron.{size}" for role in (ACTOR, REF, CRITIC) for size in sizes)]
+
+
+def mixture(**changes):
+    return transformers.Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, **changes)
+
+
+def deepseek():
+    return transformers.DeepseekV3Config(**SMALL, n_routed_experts=8, n_group=2, topk_group=1)
+
+
+@pytest.mark.parametrize("vanilla", ["true", "false"])
+def test_biases_of_experts_that_a_bridge_has_follow_tokens_are_refused(vanilla, tmp_path):
+    job = ("model_engine=megatron", f"{ACTOR}.megatron.vanilla_mbridge={vanilla}")
+    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.{RATE}=None: .* type deepseek_v3, .* Set it to 0\.$"):
+        check(deepseek(), tmp_path, *job)
+    check(deepseek(), tmp_path, *job, f"+{ACTOR}.{RATE}=0")
+    check(
+        deepseek(), tmp_path, *job, f"+{ACTOR}.megatron.override_transformer_config.moe_router_enable_expert_bias=false"
+    )
+    check(deepseek(), tmp_path)  # FSDP's engines leave them as they are
+
+
+def test_biases_of_experts_that_a_bridge_leaves_as_they_are_are_not(tmp_path):
+    check(transformers.Glm4MoeConfig(**SMALL, n_routed_experts=8), tmp_path, "model_engine=megatron")
+    check(mixture(), tmp_path, "model_engine=megatron")
+
+
+@pytest.mark.parametrize(("tensor", "of_expert"), [(2, 1), (1, 2)])
+def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are_refused(tensor, of_expert, tmp_path):
+    cut = f"tensor_model_parallel_size={tensor}", f"expert_tensor_parallel_size={of_expert}"
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{ACTOR}\.{EXPERTS_CUT}={of_expert}: with .* Set it to {tensor}\.$"
+    ):
+        check(mixture(), tmp_path, *with_sizes(*cut))
+    check(mixture(), tmp_path, *with_sizes(*cut, "expert_model_parallel_size=2"))
+    check(mixture(), tmp_path, *with_sizes(cut[0], f"expert_tensor_parallel_size={tensor}"))
+    check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(*cut))
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(
+    ("model", "lacks"),
+    [
+        (transformers.Qwen2Config(**SMALL, rope_parameters=YARN), r"rope_type='yarn'"),
+        (transformers.Glm4MoeConfig(**SMALL), r"partial_rotary_factor=0\.5"),
+        (transformers.Gemma3TextConfig(**SMALL), "rotary embeddings for each kind of layer"),
+        (transformers.Qwen2_5_VLConfig(), "a vision tower"),
+        (
+            transformers.Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+            "sliding_window=8",
+        ),
+        (transformers.Qwen2Config(**SMALL, attention_dropout=0.1), r"attention_dropout=0\.1"),
+    ],
+    ids=lambda value: value.model_type if hasattr(value, "model_type") else "",
+)
+def test_a_model_that_megatron_on_a_cpu_would_compute_without_a_part_is_refused(model, lacks, tmp_path):
+    with pytest.raises(PaddingConfigError, match=rf"^actor_rollout_ref\.model\.path=.*: on a CPU, .* has {lacks}\. "):
+        check(model, tmp_path, *ON_A_CPU)
+    check(transformers.Qwen2Config(**SMALL), tmp_path, *ON_A_CPU)
+    check(model, tmp_path, "+local=cpu")
+
+
+def test_so_is_that_of_a_critic(tmp_path):
+    transformers.Qwen2Config(**SMALL, rope_parameters=YARN).save_pretrained(tmp_path / "scaled")
+    critic = ("algorithm.adv_estimator=gae", f"critic.model.path={tmp_path / 'scaled'}")
+    with pytest.raises(PaddingConfigError, match=r"^critic\.model\.path=.*: on a CPU, .* has rope_type='yarn'\."):
+        check(transformers.Qwen2Config(**SMALL), tmp_path, *ON_A_CPU, *critic)
+
+
+def test_dropout_that_the_job_turns_off_is_not(tmp_path):
+    off = f"+{ACTOR}.megatron.override_transformer_config.attention_dropout=0"
+    check(transformers.Qwen2Config(**SMALL, attention_dropout=0.1), tmp_path, *ON_A_CPU, off)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding_window=8"),
+        ({"attention_dropout": 0.1}, r"attention_dropout=0\.1"),
+    ],
+)
+def test_a_model_whose_attention_ulysses_on_a_cpu_does_not_exchange_is_refused(changes, lacks, tmp_path):
+    model = transformers.Qwen2Config(**SMALL, **changes)
+    with pytest.raises(
+        PaddingConfigError, match=rf"^ulysses_sequence_parallel_size=2: on a CPU, .* {ACTOR} has {lacks}\. Set it to 1"
+    ):
+        check(model, tmp_path, *ULYSSES_ON_A_CPU)
+    check(model, tmp_path, "+local=cpu")
+    check(transformers.Qwen2Config(**SMALL), tmp_path, *ULYSSES_ON_A_CPU)
+
+
+def test_images_that_verls_scheduler_does_not_deal_out_are_refused(tmp_path):
+    settings = ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=4096")
+    job = ["model_engine=megatron", *(f"{ACTOR}.megatron.{setting}" for setting in settings)]
+    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.dynamic_context_parallel=True: .* images, and"):
+        check(transformers.Qwen2_5_VLConfig(), tmp_path, *job)
+    check(transformers.Qwen2Config(**SMALL), tmp_path, *job)

@@ -1,0 +1,122 @@
+"""Refuses models, as their configs show them, that do not go with a job's engines, or with shared prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.plan.transformer_cost import EXPERTS, sliding_layers
+from verl_padding.verl_job.engine_refusals import ULYSSES
+from verl_padding.verl_job.megatron_refusals import OVERRIDE, overridden
+from verl_padding.verl_job.model_cost import rope_by_length, ropes_of
+from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
+
+FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
+"""Whether a bridge is the vanilla one -> types of models whose experts it gives biases that follow their tokens."""
+
+
+def refuse_model(
+    section: str, path: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig
+) -> None:
+    """
+    Args:
+        section: ``actor_rollout_ref`` or ``critic``.
+        path: of the model, for messages.
+        model: its Hugging Face config, with the job's overrides.
+        engines: those that compute it.
+
+    Raises:
+        PaddingConfigError: pads or shared prefixes would change its outputs, or an engine does not compute it.
+    """
+    if padding.sharing != "off" and (rope := rope_by_length(model)):
+        raise PaddingConfigError(
+            f"padding.sharing={padding.sharing!r}: the model of {section} turns positions by the "
+            f"length of the whole input (rope_type={rope!r}), so a row's outputs are not those of a longer "
+            "row's first tokens. Set padding.sharing=off."
+        )
+    for engine in engines:
+        if engine.strategy == "megatron":
+            _refuse_on_megatron(engine, model, f"{section}.model.path={path}")
+        elif engine.device == "cpu" and engine.strategy in ULYSSES:
+            _refuse_on_ulysses(engine, model)
+
+
+def _refuse_on_megatron(engine: RoleEngine, model: Mapping[str, Any], named: str) -> None:
+    if engine.section != REF_SECTION:  # it does not train
+        _refuse_biases_that_follow_tokens(engine, model)
+        _refuse_copies_of_experts(engine, model)
+    if engine.has_scheduler and model.get("vision_config"):
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.dynamic_context_parallel=True: verl's scheduler does not deal out images, and "
+            f"{named} has a vision tower. Set it to False."
+        )
+    if engine.device == "cpu" and (other := next(_not_plain(engine, model), None)):
+        raise PaddingConfigError(
+            f"{named}: on a CPU, Megatron's bridge and layers know plain rotary embeddings and plain attention of text "
+            f"models, and this one has {other}. Choose another model, or another engine."
+        )
+
+
+def _refuse_biases_that_follow_tokens(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+    """Biases of experts that a bridge turns on by itself; others are refused where they are set."""
+    override = overridden(engine)
+    rate, kind = override.get("moe_router_bias_update_rate"), model.get("model_type")
+    if kind not in FOLLOW_TOKENS[bool(engine.config.vanilla_mbridge)] or not _n_experts(model):
+        return
+    if rate != 0 and override.get("moe_router_enable_expert_bias") is not False:
+        raise PaddingConfigError(
+            f"{OVERRIDE.format(engine.section)}.moe_router_bias_update_rate={rate}: in a model of type {kind}, biases "
+            "of experts would follow the number of their tokens, those of pads among them. Set it to 0."
+        )
+
+
+def _refuse_copies_of_experts(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+    """Megatron-Core reduces gradients of experts over their own groups only if ``expert_model_parallel_size`` is more
+    than 1 (``allreduce`` of a weight, in its layers and in ``DistributedDataParallel``)."""
+    config = engine.config
+    tensor, of_expert = config.tensor_model_parallel_size, config.expert_tensor_parallel_size
+    if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor) and _n_experts(model):
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}: with expert_model_parallel_size=1, "
+            "Megatron adds gradients of experts up over the ranks that share other weights "
+            f"(tensor_model_parallel_size={tensor}), and not over those that share experts. Set it to {tensor}."
+        )
+
+
+def _n_experts(model: Mapping[str, Any]) -> int:
+    text = model.get("text_config") or model
+    return int(next((text[key] for key in EXPERTS if text.get(key)), 0))
+
+
+def _not_plain(engine: RoleEngine, model: Mapping[str, Any]) -> Iterator[str]:
+    """What the vanilla bridge leaves out without a word where transformers is 5, and the layers for a CPU lack."""
+    if model.get("vision_config"):
+        yield "a vision tower"
+    ropes = ropes_of(model)
+    for rope in ropes:
+        if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
+            yield f"rope_type={kind!r}"
+    if len(ropes) > 1:
+        yield "rotary embeddings for each kind of layer"
+    for of_model in (*ropes, model):
+        if (part := of_model.get("partial_rotary_factor") or 1) != 1:
+            yield f"partial_rotary_factor={part}"
+    if sliding_layers(model):
+        yield f"sliding_window={model['sliding_window']}"
+    if "attention_dropout" not in overridden(engine) and (dropout := model.get("attention_dropout")):
+        yield f"attention_dropout={dropout}"
+
+
+def _refuse_on_ulysses(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+    text = model.get("text_config") or model
+    other = f"sliding_window={text['sliding_window']}" if sliding_layers(text) else ""
+    if dropout := text.get("attention_dropout"):
+        other = f"attention_dropout={dropout}"
+    if engine.sequence_parallel_size > 1 and other:
+        raise PaddingConfigError(
+            f"{ULYSSES[engine.strategy]}={engine.sequence_parallel_size}: on a CPU, attention with a sliding window or "
+            f"dropout has no exchange between the ranks that share a row, and the model of {engine.section} has "
+            f"{other}. Set it to 1."
+        )
