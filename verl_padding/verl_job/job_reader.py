@@ -23,7 +23,7 @@ from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
-from verl_padding.verl_job.model_cost import read_model_config, read_model_cost, rope_by_length
+from verl_padding.verl_job.model_cost import read_model_config, read_model_cost, rope_by_length, sees_later_tokens
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
@@ -80,7 +80,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     if path and Path(path).expanduser().is_dir():
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
-            reader.refuse_model()
+            reader.refuse_model(fetched=False)
     return padding
 
 
@@ -162,28 +162,39 @@ class JobReader:
         """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
 
-    def refuse_model(self) -> None:
+    def refuse_model(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic whose outputs pads or shared prefixes would change.
 
         With a vision tower, it must be known what pads must show it; and rows share only what depends on the tokens up
         to it.
 
+        Args:
+            fetched: whether a critic may be fetched to be looked at; else one that is not in a folder here passes.
+
         Raises:
-            PaddingConfigError: they would, it is not known, or the model's config cannot be read.
+            PaddingConfigError: they would, it is not known, or a model's config cannot be read.
         """
         if self._padding.sharing != "off":
             models = {"actor_rollout_ref": self.model_config}
-            if self._uses_critic and Path(self._config.critic.model.path).expanduser().is_dir():
+            if self._uses_critic and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
                 models["critic"] = read_model_config(self._config.critic.model, "critic")
             for section, model in models.items():
-                if rope := rope_by_length(model):
-                    raise PaddingConfigError(
-                        f"padding.sharing={self._padding.sharing!r}: the model of {section} turns positions by the "
-                        f"length of the whole input (rope_type={rope!r}), so a row's outputs are not those of a longer "
-                        "row's first tokens. Set padding.sharing=off."
-                    )
+                self._refuse_to_share(section, model)
         if self.has_vision:
             refuse_unknown_type(self._padding.multimodal, self.model_config)
+
+    def _refuse_to_share(self, section: str, model: Mapping[str, Any]) -> None:
+        if rope := rope_by_length(model):
+            raise PaddingConfigError(
+                f"padding.sharing={self._padding.sharing!r}: the model of {section} turns positions by the "
+                f"length of the whole input (rope_type={rope!r}), so a row's outputs are not those of a longer "
+                "row's first tokens. Set padding.sharing=off."
+            )
+        if sees := sees_later_tokens(model):
+            raise PaddingConfigError(
+                f"padding.sharing={self._padding.sharing!r}: tokens of the model of {section} see those after them "
+                f"({sees}), so what a longer row goes on with would change them. Set padding.sharing=off."
+            )
 
     @cached_property
     def n_experts(self) -> int | None:

@@ -49,7 +49,7 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 def rope_by_length(config: Mapping[str, Any]) -> str | None:
     """The type of a model's rotary embedding if it depends on the length of the input; else None."""
-    for of_model in (config, config.get("text_config") or {}):
+    for of_model in _with_text(config):
         for name in ("rope_parameters", "rope_scaling"):
             rope = of_model.get(name) or {}
             # Some models have one for each kind of layer.
@@ -58,6 +58,27 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
                 if kind in ROPE_BY_LENGTH:
                     return str(kind)
     return None
+
+
+NOT_CAUSAL = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+"""Settings of transformers' configs, and the values with which a token sees later ones of its row.
+
+With ``"vision"``, only tokens of one image see each other, and no row ends inside of an image.
+"""
+
+
+def sees_later_tokens(config: Mapping[str, Any]) -> str | None:
+    """The setting by which a model is not causal; None if it is."""
+    for of_model in _with_text(config):
+        for name, values in NOT_CAUSAL.items():
+            if (value := of_model.get(name)) in values:
+                return f"{name}={value!r}"
+    return None
+
+
+def _with_text(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """A model's config, and that of its text part, if it has others."""
+    return config, config.get("text_config") or {}
 
 
 def read_model_cost(model: DictConfig, section: str) -> TransformerCost:
