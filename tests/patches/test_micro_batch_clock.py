@@ -1,5 +1,8 @@
 """The clock on an engine of verl's kind, with the events of a device that only counts."""
 
+import os
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.patches import micro_batch_clock
 from verl_padding.patches.micro_batch_clock import MicroBatchClock
+from verl_padding.patches.shared_prefixes import TIPS
 
 
 class Device:
@@ -121,3 +125,79 @@ def test_calls_that_are_not_timed_leave_no_mark(device):
     assert engine.forward_backward_batch(data(5, 2, timed=False), None) == [[5], [2]]
     assert device.marks == 0
     assert clock.read() == []
+
+
+def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
+    class InOne(Engine):
+        def forward_backward_batch(self, data, loss_function, forward_only=False):
+            return [self.forward_step(data)]
+
+    engine = InOne()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    shared = data(5, 9, 4, 2)
+    tu.assign_non_tensor(shared, **{TIPS: (1, 1, 2, 3)})
+    engine.forward_backward_batch(shared, None)
+    (lap,) = clock.read()
+    assert (lap.computed_tokens, lap.rows, lap.pads) == ((9, 4, 2), (0, 1, 2), 1)
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of torch's threads."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class WaitsThenComputes(Engine):
+    """Sleeps for the first row, as a rank that waits for others; computes for the second; and holds memory."""
+
+    def forward_step(self, micro_batch):
+        if self.waits:
+            time.sleep(0.2)
+        else:
+            until = time.process_time() + 0.2
+            while time.process_time() < until:
+                pass
+        self.waits = False
+        held = torch.ones(1 << 24)
+        self.resident = resident_bytes()
+        return len(held)
+
+    waits = True
+
+
+def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_waits(threads):
+    threads(1)
+    engine = WaitsThenComputes()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    began = time.time()
+    engine.forward_backward_batch(data(5, 9), None)
+    ended = time.time()
+    waited, computed = clock.read()
+    assert waited.seconds >= 0.2
+    assert waited.busy_s is not None
+    assert waited.busy_s < 0.1
+    assert computed.busy_s is not None
+    assert 0.2 <= computed.busy_s <= computed.seconds
+    assert waited.start_s + waited.seconds == pytest.approx(computed.start_s)
+    assert began - 0.05 < waited.start_s < computed.start_s + computed.seconds < ended + 0.05
+    assert waited.reserved_bytes == computed.reserved_bytes
+    # Linux counts pages in batches.
+    assert 0.9 * engine.resident < computed.reserved_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert computed.allocated_bytes is None
+
+
+def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):
+    threads(2)
+    engine = WaitsThenComputes()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    engine.forward_backward_batch(data(5, 9), None)
+    assert [lap.busy_s for lap in clock.read()] == [None, None]

@@ -42,6 +42,7 @@ def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it():
 def test_equal_rows_are_computed_once_and_only_rows_of_one_chain_share():
     assert tips_of(rows_of([[1, 2], [1, 2], [1, 2]])) == (2, 2, 2)
     assert tips_of(rows_of([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2])) == (1, 1, 2)
+    assert tips_of(rows_of([[1, 2], [1, 2, 3]], [0, 1])) == (0, 1), "of another session"
     data = rows_of([[1, 2], [1, 2]])
     del data[CHAIN_COLUMN]
     assert tips_of(data) == (0, 1)

@@ -142,6 +142,39 @@ def test_after_ten_steps_the_plan_is_within_three_percent_of_one_that_knows_the_
     assert np.mean(ratios) < 1.03, ratios
 
 
+def rows_of_two_kinds(step: int, mini_batches: int) -> Rows:
+    """Of each mini-batch, a long row for each rank and many short ones: its levels are a full and an empty one."""
+    draw = random.Random(step)
+    keys, tokens = [], []
+    for mini_batch in range(mini_batches):
+        lengths = [draw.randint(5000, 8000) for _ in range(RANKS)] + [draw.randint(20, 400) for _ in range(48)]
+        keys += [f"p{mini_batch}_0_{row}" for row in range(len(lengths))]
+        tokens += lengths
+    return Rows.from_keys(keys, tokens)
+
+
+def job_of_two_levels(cost_model, mini_batches: int) -> Job:
+    job = job_of(cost_model)
+    actor = replace(job.updates["actor"], prompts_per_mini_batch=1)
+    return replace(job, strategy="prompt", prompts=mini_batches, updates={"actor": actor})
+
+
+@pytest.mark.parametrize("most", [learned_costs.MOST, 40], ids=["of all", "of every second one"])
+@pytest.mark.parametrize("mini_batches", [1, 3])
+@pytest.mark.parametrize("told_apart", [True, False], ids=["on a CPU", "by events"])
+def test_costs_are_learned_where_full_and_empty_micro_batches_take_turns(told_apart, mini_batches, most, monkeypatch):
+    monkeypatch.setattr(learned_costs, "MOST", most)
+    costs, true = LearnedCosts(), TRUE["sliding window"]
+    for step in range(1, 10):
+        rows = rows_of_two_kinds(step, mini_batches)
+        plan = plan_batch(rows, job_of_two_levels(costs.cost_of("actor", cut_by_plan=False), mini_batches))
+        costs.learn(timed_step(step, plan, rows, true, told_apart=told_apart), FORMULAS, ())
+    assert costs.cost_of("actor", cut_by_plan=False) is not None, "the formula is off by more"
+    fit, held = costs.fitted()["actor"], list(micro_batches(plan, rows).values())
+    ratios = fit.seconds(held) / [true(tokens) for tokens in held]
+    assert max(ratios) / min(ratios) < 1.4, "it knows both kinds"
+
+
 def test_the_plan_changes_over_when_the_fit_has_been_better_and_says_so_once():
     costs, told = learn(TRUE["quadratic"], 4)
     assert costs.cost_of("actor", cut_by_plan=True) is not None

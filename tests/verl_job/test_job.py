@@ -519,6 +519,48 @@ def test_rows_do_not_share_where_a_model_turns_positions_by_the_length_of_its_in
         check_job(compose_job(*job, *sharing))
 
 
+def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_before(tmp_path, monkeypatch):
+    actor, critic = make_tiny_model("qwen2", tmp_path / "actor"), make_tiny_model("qwen2", tmp_path / "critic")
+    config = json.loads((critic / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (critic / "config.json").write_text(json.dumps(config))
+    fetched = {"hdfs://models/critic": str(critic), "hdfs://models/nothing": str(tmp_path / "nothing")}
+    monkeypatch.setattr("verl.utils.fs.copy_to_local", lambda path: fetched.get(path, path))
+    overrides = ["+padding=prompt", *DYNAMIC, "algorithm.adv_estimator=gae", f"actor_rollout_ref.model.path={actor}"]
+    for path, message in {
+        "hdfs://models/critic": r"the model of critic turns positions.*rope_type='dynamic'",
+        "hdfs://models/nothing": r"^the config of critic.model.path=hdfs://models/nothing cannot be read",
+    }.items():
+        job = compose_job(*overrides, f"critic.model.path={path}", "padding.packer=plan", "padding.sharing=chains")
+        padding = check_job(job)
+        with pytest.raises(PaddingConfigError, match=message):
+            JobReader(job, padding).refuse_models()
+        off = compose_job(*overrides, f"critic.model.path={path}")
+        JobReader(off, check_job(off)).refuse_models()
+
+
+@pytest.mark.parametrize(
+    ("sees", "refused"),
+    [
+        ({"is_causal": False}, "is_causal=False"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ({"use_bidirectional_attention": "vision", "is_causal": True}, None),
+    ],
+)
+def test_rows_do_not_share_where_tokens_of_a_model_see_later_ones(sees, refused, tmp_path):
+    model = make_tiny_model("qwen2", tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | sees))
+    job = [f"actor_rollout_ref.model.path={model}", "+padding=prompt", *DYNAMIC]
+    sharing = ("padding.packer=plan", "padding.sharing=chains")
+    check_job(compose_job(*job))
+    if refused is None:
+        check_job(compose_job(*job, *sharing))
+        return
+    with pytest.raises(PaddingConfigError, match=rf"^padding.sharing='chains': .*\({refused}\).*sharing=off"):
+        check_job(compose_job(*job, *sharing))
+
+
 def test_the_summary_tells_each_engine_its_shape_and_what_that_asks_of_pads_and_micro_batches():
     shape = {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}
     sizes = [f"actor_rollout_ref.{role}.megatron.{name}_model_parallel_size={size}"

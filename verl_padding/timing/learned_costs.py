@@ -91,8 +91,15 @@ class _Learned:
         self.steps += window
 
     def seen(self) -> list[_Seen]:
-        """The micro-batches that a fit takes."""
-        all_seen = [each for step in self.steps for each in step.seen]
+        """The micro-batches that a fit takes, by what they hold.
+
+        Every second one, or tenth, is then an even share of the full and of the empty ones: in the order of a step,
+        levels may take turns.
+        """
+        all_seen = sorted(
+            (each for step in self.steps for each in step.seen),
+            key=lambda each: (each.measured.fill, each.measured.sums_D),
+        )
         return all_seen[:: -(-len(all_seen) // MOST)]
 
     def half_fill(self) -> int:
@@ -234,6 +241,9 @@ def _errors(seen: Sequence[_Seen]) -> tuple[float, float] | None:
 
     One half of the measurements is foretold by a fit to the other, and the other way round. The formula knows no
     seconds, and the fit leaves the paces of ranks out: both are granted one scale for all.
+
+    Args:
+        seen: by what they hold, so that both halves have full ones and empty ones.
     """
     halves = seen[::2], seen[1::2]
     fits = [fit_cost([each.measured for each in half]) for half in halves]

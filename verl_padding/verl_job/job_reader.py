@@ -86,7 +86,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     if path and Path(path).expanduser().is_dir():
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
-            reader.refuse_models()
+            reader.refuse_models(fetched=False)
     return padding
 
 
@@ -168,17 +168,22 @@ class JobReader:
         """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
 
-    def refuse_models(self) -> None:
+    def refuse_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, or that an engine does not compute.
 
         With a vision tower, it must be known what pads must show it; and rows share only what depends on the tokens up
         to it.
 
+        Args:
+            fetched: whether a critic may be fetched to see whether its rows can share; else one that is not in a folder
+                here passes.
+
         Raises:
             PaddingConfigError: one is refused, it is not known, or a model's config cannot be read.
         """
         models = {"actor_rollout_ref": self.model_config}
-        if self._uses_critic and Path(self._config.critic.model.path).expanduser().is_dir():
+        fetched &= self._padding.sharing != "off"
+        if self._uses_critic and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models["critic"] = read_model_config(self._config.critic.model, "critic")
         for section, model in models.items():
             engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]

@@ -50,7 +50,7 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")
 def ropes_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The parameters of a model's rotary embeddings: one, or one for each kind of layer that has its own."""
     found: list[dict[str, Any]] = []
-    for of_model in (config, config.get("text_config") or {}):
+    for of_model in _with_text(config):
         for name in ("rope_parameters", "rope_scaling"):
             rope = of_model.get(name) or {}
             of_layers = [value for value in rope.values() if isinstance(value, dict)]
@@ -64,6 +64,27 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
     """The type of a model's rotary embedding if it depends on the length of the input; else None."""
     kinds = (rope.get("rope_type") or rope.get("type") for rope in ropes_of(config))
     return next((str(kind) for kind in kinds if kind in ROPE_BY_LENGTH), None)
+
+
+NOT_CAUSAL = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+"""Settings of transformers' configs, and the values with which a token sees later ones of its row.
+
+With ``"vision"``, only tokens of one image see each other, and no row ends inside of an image.
+"""
+
+
+def sees_later_tokens(config: Mapping[str, Any]) -> str | None:
+    """The setting by which a model is not causal; None if it is."""
+    for of_model in _with_text(config):
+        for name, values in NOT_CAUSAL.items():
+            if (value := of_model.get(name)) in values:
+                return f"{name}={value!r}"
+    return None
+
+
+def _with_text(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """A model's config, and that of its text part, if it has others."""
+    return config, config.get("text_config") or {}
 
 
 def read_model_cost(model: DictConfig, section: str) -> TransformerCost:

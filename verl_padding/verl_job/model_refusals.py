@@ -10,7 +10,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.transformer_cost import EXPERTS, sliding_layers
 from verl_padding.verl_job.engine_refusals import ULYSSES
 from verl_padding.verl_job.megatron_refusals import OVERRIDE, overridden
-from verl_padding.verl_job.model_cost import rope_by_length, ropes_of
+from verl_padding.verl_job.model_cost import rope_by_length, ropes_of, sees_later_tokens
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
 FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
@@ -35,6 +35,11 @@ def refuse_model(
             f"padding.sharing={padding.sharing!r}: the model of {section} turns positions by the "
             f"length of the whole input (rope_type={rope!r}), so a row's outputs are not those of a longer "
             "row's first tokens. Set padding.sharing=off."
+        )
+    if padding.sharing != "off" and (sees := sees_later_tokens(model)):
+        raise PaddingConfigError(
+            f"padding.sharing={padding.sharing!r}: tokens of the model of {section} see those after them "
+            f"({sees}), so what a longer row goes on with would change them. Set padding.sharing=off."
         )
     for engine in engines:
         if engine.strategy == "megatron":

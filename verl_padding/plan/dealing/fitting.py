@@ -91,7 +91,10 @@ def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None
             level = min(
                 (k for k, rows in enumerate(rows_DK[giver]) if len(rows) > 1),
                 key=lambda k: prices.tokens_R[rows_DK[giver][k][-1]],
+                default=None,
             )
+            if level is None:
+                return None
             row = rows_DK[giver][level][-1]
             tokens = int(prices.tokens_R[row])
             below_DK = np.where(used_DK + tokens <= budget, height_K - load_DK, np.iinfo(np.int64).min)
