@@ -99,6 +99,23 @@ def a_token_budget_below_the_prompts(machine: Machine) -> list[str]:
     return [f"{BUDGET}=8"]
 
 
+def a_source_that_nobody_scores(machine: Machine) -> list[str]:
+    """A loop of several outputs, all made in its own file."""
+    body = """\
+        outputs = []
+        for _ in range(2):
+            outputs.append(self.made())
+        return outputs
+
+    def made(self):
+        return AgentLoopOutput(
+            prompt_ids=[1], response_ids=[2], response_mask=[1], num_turns=2, metrics={},
+            extra_fields={"min_global_steps": 1, "max_global_steps": 1},
+        )
+"""
+    return [*machine.data(prompts(16, data_source=["sums"] * 16)), *machine.loop(LOOP + body)]
+
+
 def a_loop_that_wants_a_template(machine: Machine) -> list[str]:
     return [
         *a_tokenizer_without_template(machine),
@@ -115,6 +132,7 @@ def a_template_of_tokens_that_the_model_lacks(machine: Machine) -> list[str]:
 
 
 CANNOT_START: Reasons = {
+    a_source_that_nobody_scores: ("data.train_files", "its data_source is sums, and verl has no score for that. Set"),
     a_token_budget_below_the_prompts: (BUDGET, "train.parquet have 22 tokens or more, without a response. A row that"),
     a_template_that_is_cut_off: ("actor_rollout_ref.model.custom_chat_template", "no template of Jinja ("),
     a_tokenizer_without_template: (
@@ -251,7 +269,10 @@ def test_a_loop_that_seems_to_want_a_template_is_warned_of(composed, machine):
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        ("        return one_output()\n", "a session ends where its agent loop gives an output no reward_score"),
+        (
+            "        from mine import one_output\n        return one_output()\n",
+            "a session ends where its agent loop gives an output no reward_score",
+        ),
         ("        return one_output(reward_score=1.0)\n", None),
     ],
 )

@@ -207,6 +207,15 @@ JOBS = [
         "strategy ddp not supported",
         {f"{ACTOR}.use_kl_loss": True, f"{REF}.fsdp_config.strategy": "ddp"},
     ),
+    # the reward manager
+    (
+        "verl's reward manager",
+        "max_resp_len must be larger than overlong_buffer.len",
+        {
+            "reward.reward_manager.name": "dapo",
+            "reward.reward_kwargs": {"max_resp_len": 64, "overlong_buffer_cfg": {"enable": True, "len": 4096}},
+        },
+    ),
     # distillation
     (
         "verl's distillation",

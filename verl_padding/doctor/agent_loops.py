@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -50,6 +51,8 @@ MADE_WITH = (
 APPLY = ("self.tokenizer.apply_chat_template", "self.processor.apply_chat_template", "self.ct_build_initial_tokens")
 """Calls that put messages through the model's own chat template."""
 BUILDS = "ct_build_initial_tokens"
+MAKE_NO_OUTPUT = {*sys.stdlib_module_names, "verl", "torch", "numpy", "transformers"} - {"importlib"}
+"""Packages none of whose functions gives an agent loop an output with a reward."""
 RUN_WITH = ("raw_prompt", "index", "uid", "session_id")
 """What verl's workers always call ``run`` with, by name, beside the columns of the data."""
 
@@ -96,11 +99,18 @@ class Loop:
         if run is None:
             return False
         returned = [node.value for node in ast.walk(run) if isinstance(node, ast.Return)]
-        return self._names_no_reward() and bool(returned) and all(map(_is_made_in_full, returned))
+        in_sight = bool(returned) and all(map(_is_made_in_full, returned))
+        return self._names_no_reward() and (in_sight or self._makes_all_outputs())
 
     def seems_to_leave_rewards(self) -> bool:
         """Whether it leaves them to verl's reward managers, unless what it calls in other files sets them."""
         return self.is_verls or (self._class() is not None and self._names_no_reward())
+
+    def _makes_all_outputs(self) -> bool:
+        """Whether its file makes outputs, all in plain sight, and imports nothing that might make others."""
+        made = [node for node in self._nodes() if isinstance(node, ast.Call) and _name_of(node) == OUTPUT]
+        imported = [name for node in self._nodes() for name in _packages_of(node)]
+        return bool(made) and all(map(_is_made_in_full, made)) and all(name in MAKE_NO_OUTPUT for name in imported)
 
     def _names_no_reward(self) -> bool:
         """Whether nothing in its file is called as the field of outputs with a reward."""
@@ -146,10 +156,26 @@ class Loop:
 
 def _is_made_in_full(returned: ast.expr | None) -> bool:
     """Whether it is ``AgentLoopOutput(..)`` with all that it gets in plain sight."""
-    match returned:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name == OUTPUT:
-            return not any(keyword.arg is None for keyword in returned.keywords)
-    return False
+    if not isinstance(returned, ast.Call) or _name_of(returned) != OUTPUT:
+        return False
+    return not any(keyword.arg is None for keyword in returned.keywords)
+
+
+def _name_of(call: ast.Call) -> str:
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _packages_of(node: ast.AST) -> list[str]:
+    """First parts of the names that an import imports from; "" for the module's own package."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name.split(".")[0] for alias in names]
+        case ast.ImportFrom(module=module, level=level):
+            return ["" if level else str(module).split(".")[0]]
+    return []
 
 
 def known_loops(config: DictConfig) -> dict[str, str]:

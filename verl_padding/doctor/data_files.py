@@ -191,7 +191,9 @@ def prompts_at_once(config: DictConfig) -> int:
 def _enough_to_train(config: DictConfig, prompts: int) -> Finding:
     data, setting = config.data, "data.train_batch_size"
     fetched = prompts_at_once(config)
-    told = f"{data.train_batch_size}: the data set has {counted(prompts, 'prompt')}"
+    limit = data.get("train_max_samples", -1)
+    cut = f" (data.train_max_samples={limit})" if limit == prompts else ""
+    told = f"{data.train_batch_size}: the data set has {counted(prompts, 'prompt')}{cut}"
     if prompts < fetched:
         return wrong(setting, f"{told}, and verl leaves out a batch that is not whole. Lower it, or add prompts.")
     if fetched > 1 and data.train_batch_size % fetched:

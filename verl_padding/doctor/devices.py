@@ -157,7 +157,8 @@ def _tickets(config: DictConfig) -> Iterator[Finding]:
         yield wrong(
             setting,
             f"{given}: verl asks Ray for at least {needed} CPUs ({CPUS_A_RANK} for each of {counted(ranks, 'rank')}, "
-            "and one), and the job would wait for ever. They are tickets, not cores. Raise it, or leave it out.",
+            "and one), and the job would wait for ever. They are tickets, not cores. Raise it, leave it out, or lower "
+            f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}.",
         )
 
 
@@ -176,7 +177,8 @@ def _tickets_of_ranks(config: DictConfig) -> Iterator[Finding]:
         yield wrong(
             setting,
             f"{given}: verl asks Ray for {wanted}, one for each rank of the trainer and of a rollout of its own. "
-            "Raise it: on a CPU they are tickets, not devices.",
+            "Raise it: on a CPU they are tickets, not devices; or lower trainer.n_gpus_per_node="
+            f"{config.trainer.n_gpus_per_node}.",
         )
 
 

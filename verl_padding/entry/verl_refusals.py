@@ -102,6 +102,16 @@ def _loss(config: DictConfig) -> None:
     try_policy_loss(config)
 
 
+def _reward_manager(config: DictConfig) -> None:
+    """verl's own, as each of its reward workers makes it; one that starts actors for it is left out."""
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    manager = REWARD_MANAGER.get(config.reward.reward_manager.name)
+    is_verls = manager is not None and manager.__module__.startswith("verl.")
+    if config.reward.reward_manager.source == "register" and is_verls and manager.__name__ not in STARTS_ACTORS:
+        manager(deepcopy(config), None, None)
+
+
 def _skip(config: DictConfig) -> None:
     from verl.utils.skip import SkipManagerConfig
 
@@ -114,6 +124,8 @@ def _typed(section: DictConfig, dataclass_type: type[Any] | None = None) -> None
     omega_conf_to_dataclass(section, dataclass_type)
 
 
+STARTS_ACTORS = ("RemoteRewardManager",)
+
 CALLS: dict[str, Callable[[DictConfig], object]] = {
     "verl's own check": _check_of_main,
     "verl's trainer": _trainer,
@@ -121,6 +133,7 @@ CALLS: dict[str, Callable[[DictConfig], object]] = {
     "verl's reference": _ref,
     "verl's estimators and losses": _names,
     "verl's policy loss": _loss,
+    "verl's reward manager": _reward_manager,
     "verl's distillation": _distillation,
     "verl's skipped rollouts": _skip,
 }
