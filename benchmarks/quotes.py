@@ -433,6 +433,19 @@ def _sharing(it: Figures) -> Iterator[Quote]:
                 "most": f"{max(ratios['stock_over_chains']):.2f}",
             },
         )
+    steps = {
+        side: [of_turns[side][0]["steps"] for turns, of_turns in it["sides"].items() if turns != "1"]
+        for side in ("stock verl", "plan with chains")
+    }
+    yield Quote(
+        "README.md",
+        "From two turns on, stock verl takes {least} to {most} optimizer steps for the same rows, and the plan {plan}",
+        {
+            "least": str(min(steps["stock verl"])),
+            "most": str(max(steps["stock verl"])),
+            "plan": str(max(steps["plan with chains"])),
+        },
+    )
     longest = it["ratios"]["16"]
     yield Quote(
         "CHANGELOG.md",

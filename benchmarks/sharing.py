@@ -5,9 +5,9 @@
 *Sides*: sessions whose every turn is a row that begins with the whole row before it, of 1, 2, 4, 8 and 16 turns on
 average (long-tailed), as many as have ``DISTINCT_TOKENS``. A Qwen2 of two layers, verl's own worker, engine and loss;
 stock verl with its trainer's own balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with
-``padding.sharing=chains``. The sides take turns, in one order and the other, each on the same rows, put anew. Finding
-out which rows extend each other, planning and pads are told beside the update. Memory is the largest resident set of a
-rank during the update.
+``padding.sharing=chains``. The sides take turns, in one order and the other, each on the same rows, put anew. What
+comes before the update (finding out which rows extend each other, planning or balancing, pads) is told beside it, and
+ratios are of both together. Memory is the largest resident set of a rank during the update.
 
 The model is wide and its micro-batches are short, so that most of what a token takes is linear layers, as with large
 models. torch's attention on a CPU computes all pairs of tokens of a micro-batch, and with a narrow model and long
@@ -41,7 +41,17 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
-from benchmarks.train_step import RANKS, TRAINED, Side, StepSize, make_model, planned_update, stock_update
+from benchmarks.train_step import (
+    RANKS,
+    TRAINED,
+    Side,
+    StepSize,
+    make_model,
+    peak_of,
+    planned_update,
+    start_peak,
+    stock_update,
+)
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
@@ -130,20 +140,6 @@ def put_batch(rows: Grown) -> KVBatchMeta:
     )
 
 
-def _start_to_watch_memory(worker: Any) -> Any:
-    from verl.protocol import DataProto
-
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (man 5 proc)
-    return DataProto()
-
-
-def _peak_memory(worker: Any) -> Any:
-    from verl.protocol import DataProto
-
-    line = next(line for line in Path("/proc/self/status").read_text().split("\n") if line.startswith("VmHWM"))
-    return DataProto(batch=TensorDict({"gib": torch.tensor([int(line.split()[1]) / 2**20])}, batch_size=1))
-
-
 def _rounds(repeats: int) -> Iterator[int]:
     """A first round, which is not kept, and then as many as asked for, or more until `LEAST_SECONDS` have passed."""
     started = time.perf_counter()
@@ -172,14 +168,13 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
                 for side in SIDES if number % 2 else reversed(SIDES):
                     start_over(workers, "token-mean")
                     batch = put_batch(rows)
-                    workers.execute_with_func_generator(_start_to_watch_memory)
+                    start_peak(workers)
                     took: dict[str, Any] = (
                         stock_update(workers, batch, size)
                         if side.strategy is None
                         else planned_update(workers, batch, side, size)
                     )
-                    peaks = workers.execute_with_func_generator(_peak_memory)
-                    took["memory_gib"] = float(peaks.batch["gib"].max())
+                    took["memory_gib"] = peak_of(workers) / 2**30
                     took["rows"], took["sessions"] = len(rows), PROMPTS * size.sessions
                     if number:  # the first round warms up
                         told[str(turns)][side.name].append(took)
@@ -308,6 +303,11 @@ def measure_lineage(repeats: int) -> dict[str, Any]:
     return told
 
 
+def _seconds(took: list[dict[str, Any]]) -> list[float]:
+    """Of each round, what comes before the update, and the update."""
+    return [it["before"] + it["update"] for it in took]
+
+
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Least rounds of all sides.")] = 3,
     batches: Annotated[int, typer.Option(min=1, help="Random batches to plan.")] = 200,
@@ -320,24 +320,22 @@ def main(
     sides = measure_updates(repeats)
     lines, ratios = [], {}
     for turns, of_turns in sides.items():
-        chains = of_turns[CHAINS.name]
-        factor = chains[0]["sharing_factor"]
-        stock, plain = ([took["update"] for took in of_turns[side.name]] for side in (STOCK, PLAN))
+        stock, plain, chains = (_seconds(of_turns[side.name]) for side in SIDES)
         ratios[turns] = {
-            "sharing_factor": factor,
-            "stock_over_chains": [a / b["update"] for a, b in zip(stock, chains, strict=True)],
-            "plan_over_chains": [a / b["update"] for a, b in zip(plain, chains, strict=True)],
+            "sharing_factor": of_turns[CHAINS.name][0]["sharing_factor"],
+            "stock_over_chains": [a / b for a, b in zip(stock, chains, strict=True)],
+            "plan_over_chains": [a / b for a, b in zip(plain, chains, strict=True)],
         }
         for side in SIDES:
             took = of_turns[side.name]
-            seconds = [it["update"] for it in took]
+            seconds = _seconds(took)
             lines.append(
                 [
                     f"{turns} turns, {took[0]['rows']} rows: {side.name}",
                     took[0]["steps"],
                     took[0]["pads"],
                     spread([it["before"] for it in took]),
-                    spread(seconds, 2),
+                    spread([it["update"] for it in took], 2),
                     spread([a / b for a, b in zip(stock, seconds, strict=True)], 2),
                     spread([a / b for a, b in zip(plain, seconds, strict=True)], 2),
                     took[0].get("sharing_factor", 1.0),
@@ -345,7 +343,7 @@ def main(
                 ]
             )
     show(
-        "seconds of an update, median (least-most); ratios round by round",
+        "seconds of an update and before it, median (least-most); ratios of both together, round by round",
         ["side", "steps", "pads", "before", "update", "stock / side", "plan / side", "sharing factor", "GiB"],
         lines,
     )

@@ -652,6 +652,20 @@ MUTATIONS = [
         "tests/plan/test_measured_cost.py",
     ),
     Mutation(
+        "a pass is said to try what only its update tries",
+        "verl_padding/trainer/step_timing.py",
+        " and update_taken(job, call) is None",
+        "",
+        "tests/trainer/test_step_timing.py",
+    ),
+    Mutation(
+        "a critic that has to be fetched is never looked at",
+        "verl_padding/verl_job/job_reader.py",
+        "(fetched or Path(",
+        "(Path(",
+        "tests/verl_job/test_job.py",
+    ),
+    Mutation(
         "costs that were learned do not outlast a restart",
         "verl_padding/timing/learned_costs.py",
         'used=bool(said["used"]),',

@@ -140,6 +140,12 @@ def test_of_two_rows_as_long_the_later_one_may_extend_the_earlier_one():
     )
 
 
+def test_a_row_extends_the_longest_one_of_its_session_that_it_begins_with_also_where_rows_branch_off():
+    ids = [[1, 2], [1], [1, 2, 9], [1, 2, 3, 4], [1, 3], [2], [1, 2, 3], [1, 2, 3]]
+    rows = [{"prompt": "a", "session": 0, "token_ids": each} for each in ids]
+    assert read(*rows).rows.extends_R == (1, None, 0, 7, 1, None, 0, 6)
+
+
 def test_a_folder_is_read_in_the_order_of_its_steps_and_other_files_are_left_alone(tmp_path):
     for name in ("10.jsonl", "9.jsonl", "metrics.jsonl", "9.json", "notes"):
         (tmp_path / name).write_text("{")

@@ -24,6 +24,7 @@ from tests.support.engine_in_process import (
     Row,
     Whole,
     in_float64,
+    loss_tokens,
     micro_batch_of,
     start_engine,
     train_as_planned,
@@ -49,7 +50,6 @@ NOMINAL = 7
 """Rows of a mini-batch as a configuration would say it: not those that are there."""
 TOP_K = 4
 CALL = "actor"
-EQUAL_SESSIONS = Weighing(call=CALL, mode="seq-mean-token-mean", by_session=True)
 
 
 def rows_of_sessions(**fields: Callable[[int], Any]) -> dict[str, Row]:
@@ -182,29 +182,46 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
 
 SESSION_LOSSES = [
     *[(name, "seq-mean-token-mean") for name in sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS))],
-    *[("vanilla", mode) for mode in SEQ_MEAN_MODES if mode != "seq-mean-token-mean"],
+    *[("vanilla", mode) for mode in MODES if mode != "seq-mean-token-mean"],
 ]
 """test_row_weights.py has all modes of all losses, without sharing."""
 
 
 @pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
 def test_every_session_weighs_the_same_however_many_of_its_rows_are_computed(name, mode, engines, rows, plan):
-    sharing, plain = engines
-    loss, keys, fields, want = policy_loss(mode, name), list(rows), list(rows.values()), []
-    factor_R = loss_factors(plan.layouts[CALL], keys, [1.0] * len(keys), None, EQUAL_SESSIONS)
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), factor_R=factor_R)
+    assert_sessions_weigh_the_same(*engines, policy_loss(mode, name), mode, rows, plan)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_so_it_does_in_the_loss_of_a_critic(mode, models, rows, plan):
+    model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
+    both = (start_engine(Critic, model, sharing=sharing) for sharing in (True, False))
+    assert_sessions_weigh_the_same(*both, critic_loss(mode), mode, rows, plan, calculate_entropy=False)
+
+
+def assert_sessions_weigh_the_same(sharing: Whole, plain: Whole, loss, mode: str, rows, plan, **said) -> None:
+    keys, fields, want = list(rows), list(rows.values()), []
+    tokens_R = [loss_tokens([row]) for row in fields]
+    equal_sessions = Weighing(call=CALL, mode=mode, by_session=True)
+    factor_R = loss_factors(plan.layouts[CALL], keys, [1.0] * len(keys), tokens_R, equal_sessions)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), factor_R=factor_R, **said)
     for ranks in plan.layouts[CALL].cells:
         rows_M = [row for cell in ranks for row in cell if row < len(rows)]
-        session_of = {row: session_of_key(keys[row]) for row in rows_M}
-        sessions = list(session_of.values())
-        # 1 / S x 1 / k_s for each row of session s.
-        want.append(
-            sum(
-                train_at_once(plain, [fields[row]], loss, global_batch_size=1)
-                / (len(set(sessions)) * sessions.count(session_of[row]))
-                for row in rows_M
-            )
-        )
+        sessions: dict[str, list[int]] = {}
+        for row in rows_M:
+            sessions.setdefault(session_of_key(keys[row]), []).append(row)
+        assert max(map(len, sessions.values())) > 1
+        gradient = torch.zeros(())
+        for of_session in sessions.values():
+            tokens = sum(tokens_R[row] for row in of_session)
+            for row in of_session:
+                # What verl divides the loss of a row by that is alone, against what it is to be divided by.
+                share = {
+                    "token-sum": 1 / tokens,
+                    "token-mean": tokens_R[row] / tokens / len(sessions),
+                }.get(mode, 1 / len(of_session) / len(sessions))
+                gradient = gradient + share * train_at_once(plain, [fields[row]], loss, global_batch_size=1, **said)
+        want.append(gradient)
     assert_same_gradients(got, torch.stack(want))
 
 

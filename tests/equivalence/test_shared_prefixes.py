@@ -32,6 +32,7 @@ from tests.support.fsdp2_workers import (
 from tests.support.padded_rows import upsample
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
+from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
@@ -167,6 +168,16 @@ def test_so_do_adapters(qwen2, tmp_path):
         f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(qwen2, tmp_path)}",
     )
     with padded_and_plain(start_actor, qwen2, *ALL_TERMS, *lora, padded=BUDGETS) as both:
+        both[0].execute_with_func_generator(SHARE)
+        batch, plan = batch_and_plan()
+        assert_shared(plan, "actor")
+        assert_metrics_agree(update_both_with(*both, batch, plan, TEMPLATE))
+
+
+@pytest.mark.slow
+def test_so_do_experts(transfer_queue, tmp_path):
+    model = make_tiny_model("qwen3_moe", tmp_path)
+    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=BUDGETS) as both:
         both[0].execute_with_func_generator(SHARE)
         batch, plan = batch_and_plan()
         assert_shared(plan, "actor")

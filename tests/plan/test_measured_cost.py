@@ -1,7 +1,8 @@
 """Costs found from seconds, and plans for costs that do not add up over the rows of a micro-batch."""
 
+import json
 import random
-from dataclasses import replace
+from dataclasses import astuple, replace
 from statistics import median
 
 import numpy as np
@@ -61,10 +62,17 @@ def test_a_slow_rank_is_told_from_costly_rows_where_only_the_slowest_ranks_secon
     assert found.per_square_s / found.per_token_s == pytest.approx(true.per_square_s / true.per_token_s, rel=0.1)
 
 
-def test_the_same_measurements_give_the_same_coefficients():
-    draw = random.Random(0)
-    seen = [Measurement.of(draw.random(), [rows]) for rows in drawn_micro_batches(draw, 50)]
-    assert fit_cost(seen) == fit_cost(list(seen))
+def test_the_same_measurements_give_the_same_coefficients_also_after_they_were_saved_and_in_any_order():
+    draw, seen = random.Random(0), []
+    for _ in range(50):
+        tokens_D = drawn_micro_batches(draw, 3)
+        seen.append(Measurement.of(noisy(max(ON_A_CPU.seconds(tokens_D)), draw, 0.3), tokens_D))
+    found = fit_cost(seen)
+    assert found is not None
+    saved = json.loads(json.dumps([(each.seconds, each.sums_D) for each in seen]))
+    again = [Measurement(seconds=seconds, sums_D=tuple(map(tuple, sums_D))) for seconds, sums_D in saved]
+    assert fit_cost(again) == found
+    assert astuple(fit_cost(draw.sample(seen, len(seen)))) == pytest.approx(astuple(found), rel=1e-6)
 
 
 def test_no_coefficient_is_negative_and_seconds_that_no_row_explains_are_shared_by_tokens():

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 from tests.support.drawn_jobs import batches, jobs
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Pass, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
+from verl_padding.plan.calls import Call
 from verl_padding.plan.planner import update_taken
 
 EXAMPLES = settings(max_examples=60)
+MOSTLY_CUT_BY_PLAN = st.one_of(jobs(), jobs(pass_cut_as_update=True))
+"""Many of these share prefixes, too."""
 SEVERAL_STEPS = "plans of several steps whose micro-batches a pass takes over"
 met: Counter = Counter()
 """What the examples have met, so that no promise passes because nothing was asked of it."""
@@ -28,7 +32,24 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
     met["steps"] += sum(plan.layouts[name].n_mini_batches for name in job.updates)
     met["two updates"] += len(job.updates) > 1
     met["fewer steps"] += bool(plan.warnings)
+    met["shared prefixes"] += any(figures.sharing_factor > 1 for figures in plan.figures.values())
     return plan
+
+
+def computed(rows: Rows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+    """What the engine computes of a micro-batch: pads, and the rows that no longer row of their chain is beside."""
+    if job.sharing == "off" or call.token_budget is None:
+        return list(held)
+    beginnings = {shorter for row in held if row < len(rows) for shorter in _beginnings(rows, row)}
+    return [row for row in held if row not in beginnings]
+
+
+def _beginnings(rows: Rows, row: int) -> list[int]:
+    """The rows of the chain before a row: each extends the one before, and is the first that does."""
+    earlier = rows.extends_R[row] if rows.extends_R else None
+    if earlier is None or rows.extends_R is None or rows.extends_R.index(earlier) != row:
+        return []
+    return [earlier, *_beginnings(rows, earlier)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +57,16 @@ def _not_vacuous():
     met.clear()
     yield
     # Each is met several times as often, whatever the seed.
-    for what in ("pads", "steps", "two updates", "fewer steps", "micro-batches", "micro-batches of pads alone"):
+    for what in (
+        "pads",
+        "steps",
+        "two updates",
+        "fewer steps",
+        "micro-batches",
+        "micro-batches of pads alone",
+        "shared prefixes",
+        "rows that are computed in others",
+    ):
         assert met[what] >= met["plans"] / 50, (what, met)
     assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
 
@@ -104,8 +134,11 @@ def test_no_step_is_without_real_rows_and_every_rank_has_one_where_there_are_eno
     for name, update in job.updates.items():
         layout = plan.layouts[name]
         assert min(layout.real_rows_M) >= 1
-        for real, reporting in zip(layout.real_rows_M, layout.reporting_ranks_M, strict=True):
-            assert reporting == min(real, update.dp_size)
+        for ranks, reporting in zip(layout.cells, layout.reporting_ranks_M, strict=True):
+            real = [row for cell in ranks for row in cell if row < len(rows)]
+            # A chain on one rank is computed once.
+            items = computed(rows, job, update, real)
+            assert min(len(items), update.dp_size) <= reporting <= min(len(real), update.dp_size)
 
 
 @EXAMPLES
@@ -150,7 +183,7 @@ def test_lcm_takes_verls_number_of_steps_of_verls_size(rows, job):
 @EXAMPLES
 @given(rows=batches(), job=jobs())
 def test_whoever_packs_the_mini_batches_hold_the_same_rows(rows, job):
-    by_packer = [planned(rows, replace(job, packer=packer)) for packer in ("verl", "plan")]
+    by_packer = [planned(rows, replace(job, packer="verl", sharing="off")), planned(rows, replace(job, packer="plan"))]
     for name in job.updates:
         verls, ours = (
             [{row for cell in ranks for row in cell if row < len(rows)} for ranks in plan.layouts[name].cells]
@@ -160,11 +193,10 @@ def test_whoever_packs_the_mini_batches_hold_the_same_rows(rows, job):
 
 
 @EXAMPLES
-@given(rows=batches(), job=jobs())
+@given(rows=batches(), job=MOSTLY_CUT_BY_PLAN)
 def test_the_same_input_gives_the_same_plan_and_it_survives_json(rows, job):
     plan = planned(rows, job)
-    again = plan_batch(rows, job)
-    assert plan == again
+    assert plan_batch(replace(rows), replace(job)) == plan
     for name, layout in plan.layouts.items():
         told = json.loads(json.dumps(layout_as_json(layout, plan.figures[name])))
         parts = [[rank.get("micro_batches", [rank]) for rank in step["ranks"]] for step in told["steps"]]
@@ -189,7 +221,7 @@ def test_with_fixed_micro_batches_cells_are_as_small_as_can_be(rows, job):
 
 
 @EXAMPLES
-@given(rows=batches(), job=jobs())
+@given(rows=batches(), job=MOSTLY_CUT_BY_PLAN)
 def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(rows, job):
     plan = planned(rows, job)
     for name, call in job.calls():
@@ -212,36 +244,56 @@ def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(row
                     if call.token_budget is None:
                         assert len(micro_batch) == call.micro_batch_rows
                     else:
-                        assert sum(tokens_R[row] for row in micro_batch) <= call.token_budget
+                        counted = computed(rows, job, call, micro_batch)
+                        met["rows that are computed in others"] += len(micro_batch) - len(counted)
+                        assert sum(tokens_R[row] for row in counted) <= call.token_budget
 
 
 @EXAMPLES
-@given(rows=batches(), job=jobs())
+@given(rows=batches(), job=MOSTLY_CUT_BY_PLAN)
 def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(rows, job):
     plan = planned(rows, job)
     for name, call in job.calls():
         layout, figures = plan.layouts[name], plan.figures[name]
         tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_pads])
         cost_R = COST_MODELS[job.cost_model](tokens_R)
-        slowest = sum(max(cost_R[list(cell)].sum() for cell in ranks) for ranks in layout.cells)
-        mean = cost_R.sum() / call.dp_size
-        assert figures.imbalance == pytest.approx(slowest / mean)
-        assert figures.over_lower_bound >= 1
         if layout.micro_batch_rows is None:
+            slowest = sum(max(cost_R[list(cell)].sum() for cell in ranks) for ranks in layout.cells)
+            assert figures.imbalance == pytest.approx(slowest / (cost_R.sum() / call.dp_size))
+            assert figures.over_lower_bound >= 1
             assert figures.micro_batches is None
             continue
-        micro_slowest = micro_batches = 0
+        slowest = micro_slowest = micro_batches = cost = computed_tokens = 0
         for mini_batch in range(layout.n_mini_batches):
-            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
-            for bins in zip(*by_rank, strict=True):
-                micro_slowest += max(cost_R[list(rows)].sum() for rows in bins)
-                micro_batches += 1
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
+            counted_DK = [[computed(rows, job, call, held) for held in held_K] for held_K in held_DK]
+            load_DK = np.array([[cost_R[counted].sum() for counted in counted_K] for counted_K in counted_DK])
+            computed_tokens += sum(
+                rows.tokens_R[row]
+                for counted_K in counted_DK
+                for counted in counted_K
+                for row in counted
+                if row < len(rows)
+            )
+            met["rows that are computed in others"] += len(
+                {row for held_K in held_DK for held in held_K for row in held}
+                - {row for counted_K in counted_DK for counted in counted_K for row in counted}
+            )
+            slowest += load_DK.sum(axis=1).max()
+            micro_slowest += load_DK.max(axis=0).sum()
+            cost += load_DK.sum()
+            micro_batches += load_DK.shape[1]
+        mean = cost / call.dp_size
+        assert figures.imbalance == pytest.approx(slowest / mean)
+        assert figures.over_lower_bound >= 1
         assert figures.micro_batches == micro_batches
         assert figures.micro_imbalance == pytest.approx(micro_slowest / mean)
         assert figures.micro_over_lower_bound >= 1
+        assert figures.computed_tokens == computed_tokens
+        assert figures.sharing_factor == pytest.approx(sum(rows.tokens_R) / computed_tokens)
         if call.token_budget is not None:
             room = micro_batches * call.dp_size * call.token_budget
-            assert figures.packing_efficiency == pytest.approx(sum(rows.tokens_R) / room)
+            assert figures.packing_efficiency == pytest.approx(computed_tokens / room)
 
 
 @EXAMPLES

@@ -6,11 +6,15 @@ from hypothesis import strategies as st
 
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update
 from verl_padding.plan.calls import Call
+from verl_padding.plan.row_keys import session_of_key
 
 
 @st.composite
 def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 4) -> Rows:
-    """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any order."""
+    """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any order.
+
+    In most batches it is known which rows extend others: chains, and some branches.
+    """
     n_prompts = draw(st.integers(1, max_prompts))
     keys = []
     for prompt in range(n_prompts):
@@ -20,7 +24,18 @@ def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 
         keys = ["p0_0_0"]
     keys = draw(st.permutations(keys))
     tokens = draw(st.lists(st.integers(2, 400), min_size=len(keys), max_size=len(keys)))
-    return Rows.from_keys(keys, tokens)
+    if not draw(st.sampled_from([True, True, True, False])):
+        return Rows.from_keys(keys, tokens)
+    # How many places before a row, by length, the one stands that it extends; 0 for none.
+    back = draw(st.lists(st.sampled_from([1, 1, 1, 0, 2]), min_size=len(keys), max_size=len(keys)))
+    extends: list[int | None] = [None] * len(keys)
+    by_session: dict[str, list[int]] = {}
+    for row in sorted(range(len(keys)), key=lambda row: (tokens[row], row)):
+        before = by_session.setdefault(session_of_key(keys[row]), [])
+        if 0 < back[row] <= len(before):
+            extends[row] = before[-back[row]]
+        before.append(row)
+    return Rows.from_keys(keys, tokens, extends)
 
 
 @st.composite
@@ -61,6 +76,7 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -
         shared = {field.name: getattr(updates["actor"], field.name) for field in dataclasses.fields(Call)}
         shared["ranks_meet"] = draw(st.sampled_from(["mini_batch", "micro_batch"]))
         inference["log_prob"] = Pass(as_update="actor", **shared)
+    packer = "plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"]))
     return Job(
         strategy=strategy,
         prompts=prompts,
@@ -69,6 +85,7 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -
         inference=inference,
         row_multiple=draw(st.sampled_from([1, 1, 3, 10])),
         seed=draw(st.integers(0, 3)),
-        packer="plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"])),
+        packer=packer,
+        sharing=draw(st.sampled_from(["chains", "chains", "off"])) if packer == "plan" else "off",
         cost_model=draw(st.sampled_from(["tokens", "attention"])),
     )

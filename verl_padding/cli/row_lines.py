@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from verl_padding.errors import PaddingDataError
@@ -116,10 +115,14 @@ def _by_their_tokens(found: Sequence[RowLine]) -> list[int | None]:
         if row.whole:
             rows_of.setdefault((row.session, type(row.whole)), []).append(number)
     for rows in rows_of.values():
-        # In this order a row comes right before one that extends it, if there is any.
-        order = sorted(rows, key=lambda number: (found[number].whole, number))
-        for shorter, longer in pairwise(order):
+        # In this order the rows that begin with a row come right after it.
+        before: list[int] = []
+        for longer in sorted(rows, key=lambda number: (found[number].whole, number)):
+            while before and not _begins_with(found[longer], found[before[-1]]):
+                before.pop()
             # By the tokenizer's counts, a text may have fewer tokens than its beginning.
-            if may_extend(tokens_R, longer, shorter) and _begins_with(found[longer], found[shorter]):
-                extends_R[longer] = shorter
+            extends_R[longer] = next(
+                (earlier for earlier in before[::-1] if may_extend(tokens_R, longer, earlier)), None
+            )
+            before.append(longer)
     return extends_R

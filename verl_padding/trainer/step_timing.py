@@ -14,6 +14,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.patches import micro_batch_clock
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
+from verl_padding.plan.planner import update_taken
 from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import SUFFIX, TimedStep, write_step
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
@@ -56,8 +57,11 @@ class StepTiming:
         self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
         if LOG_PROB in self._formulas:  # a LoRA actor is its own reference, by a call that is not planned apart
             self._formulas.setdefault(REF, self._formulas[LOG_PROB])
+        # A pass that takes over the micro-batches of an update tries what that one tries.
         self._cut_by_plan = [
-            name for name, call in job.calls() if job.packer == "plan" and call.token_budget is not None
+            name
+            for name, call in job.calls()
+            if job.packer == "plan" and call.token_budget is not None and update_taken(job, call) is None
         ]
         learned = {
             name: self._learned.cost_of(name, cut_by_plan=name in self._cut_by_plan)
