@@ -119,7 +119,7 @@ def test_the_rollout_has_the_weights_of_the_trainer_at_each_step(jobs):
 def test_a_resumed_job_goes_on_as_the_one_that_was_not_ended(job, jobs):
     first, resumed = (facts.metrics[LAST] for facts in jobs)
     # Of several optimizer steps: the later ones tell whether the optimizer's state came back, too.
-    for name in (ACTOR, CRITIC) if job.critic else (ACTOR,):
+    for name in ("actor", "critic") if job.critic else ("actor",):
         assert resumed[f"{name}/grad_norm"] == pytest.approx(first[f"{name}/grad_norm"], rel=RELATIVE_METRIC)
     trained, again = (facts.trained_questions([LAST]) for facts in jobs)
     assert trained == again

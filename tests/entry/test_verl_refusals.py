@@ -399,6 +399,15 @@ def test_no_loss_of_verls_is_refused_with_what_it_needs(name, job_that_runs):
         assert refusal_of(CALLS["verl's policy loss"], job_with(job_that_runs, settings)) is None
 
 
+def test_no_reward_manager_of_verls_is_refused_as_it_comes(job_that_runs):
+    from verl.experimental.reward_loop.reward_manager import registry
+
+    names = list(registry.REWARD_MANAGER)
+    assert {"naive", "dapo", "remote", "rate_limited"} <= set(names)
+    for name in names:
+        assert list(verl_refusals(job_with(job_that_runs, {"reward.reward_manager.name": name}))) == [], name
+
+
 def test_a_refusal_comes_once_and_leaves_the_config_as_it_was(job_that_runs):
     config = job_with(job_that_runs, {f"{ROLLOUT}.mode": "sync", "skip.rollout_tq.action": "random"})
     before = OmegaConf.to_yaml(config)

@@ -103,12 +103,12 @@ def _loss(config: DictConfig) -> None:
 
 
 def _reward_manager(config: DictConfig) -> None:
-    """verl's own, as each of its reward workers makes it; one that starts actors for it is left out."""
+    """verl's own, as each of its reward workers makes it, unless making one leaves something behind."""
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
     manager = REWARD_MANAGER.get(config.reward.reward_manager.name)
     is_verls = manager is not None and manager.__module__.startswith("verl.")
-    if config.reward.reward_manager.source == "register" and is_verls and manager.__name__ not in STARTS_ACTORS:
+    if config.reward.reward_manager.source == "register" and is_verls and manager.__name__ not in LEAVES_BEHIND:
         manager(deepcopy(config), None, None)
 
 
@@ -124,7 +124,8 @@ def _typed(section: DictConfig, dataclass_type: type[Any] | None = None) -> None
     omega_conf_to_dataclass(section, dataclass_type)
 
 
-STARTS_ACTORS = ("RemoteRewardManager",)
+LEAVES_BEHIND = ("RemoteRewardManager", "RateLimitedRewardManager")
+"""Reward managers that start actors, or keep the limits of the first one for all that a process makes."""
 
 CALLS: dict[str, Callable[[DictConfig], object]] = {
     "verl's own check": _check_of_main,
