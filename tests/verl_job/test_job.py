@@ -229,6 +229,10 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
             r"^trainer.v1.trainer_mode='async': not a trainer that can be padded. Choices: sync, colocate_async,",
         ),
         (
+            ["trainer.v1.trainer_mode=padded_separate_async", "trainer.v1.separate_async.parameter_sync_step=0"],
+            r"^trainer.v1.separate_async.parameter_sync_step=0: a global step has a local update or more\. Set it to 1",
+        ),
+        (
             ["trainer.v1.trainer_mode=padded_separate_async", "data.train_batch_size=1022"],
             r"^data.train_batch_size=1022: not a multiple of trainer.v1.separate_async.parameter_sync_step=4\. Set",
         ),

@@ -107,8 +107,17 @@ def _check_mode_section(config: DictConfig, mode: str) -> None:
 
 
 def parameter_sync_step(config: DictConfig, mode: str) -> int:
-    """Local updates per global step, which share ``train_batch_size``; 1 in the colocated modes."""
-    return int(config.trainer.v1.get(mode, {}).get("parameter_sync_step", 1))
+    """Local updates per global step, which share ``train_batch_size``; 1 in the colocated modes.
+
+    Raises:
+        PaddingConfigError: fewer than 1.
+    """
+    steps = int(config.trainer.v1.get(mode, {}).get("parameter_sync_step", 1))
+    if steps < 1:
+        raise PaddingConfigError(
+            f"trainer.v1.{mode}.parameter_sync_step={steps}: a global step has a local update or more. Set it to 1."
+        )
+    return steps
 
 
 class JobReader:
