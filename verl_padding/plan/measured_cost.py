@@ -9,10 +9,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_padding.plan.cost import CostModel, Int64s
+from verl_padding.plan.cost import CostModel, Int64s, MicroBatchCost
 
 NANOSECONDS = 1_000_000_000
 """Costs are whole numbers: nanoseconds here."""
+PAD_HANDLING = 100_000
+"""Nanoseconds that handling a pad takes: a tenth of a millisecond (``PAD_HANDLING_TOKENS`` in ``prices.py``)."""
 ROUNDS = 12
 """Times that outliers are weighed anew, and ranks are guessed anew; a fit changes little after three or four."""
 OUTLIER = 1.5
@@ -84,6 +86,16 @@ class MeasuredCost:
     def handling(self) -> int:
         """What a micro-batch costs, whatever it holds, in nanoseconds."""
         return int(np.rint(self.handling_s * NANOSECONDS))
+
+    @property
+    def pad_handling(self) -> int:
+        """What a pad costs beside its tokens, in nanoseconds; no clock of a micro-batch sees it."""
+        return PAD_HANDLING
+
+    @property
+    def depends_on_fill(self) -> bool:
+        """Whether rows cost more beside others."""
+        return self.per_pair_s > 0
 
     def seconds(self, tokens_K: Sequence[Sequence[int]]) -> Floats:
         """Seconds of micro-batches, from the tokens of their computed rows."""
@@ -158,7 +170,7 @@ def micro_batch_cost(cost_model: CostModel, tokens_I: Sequence[int]) -> int:
     """What a micro-batch costs, by the tokens of its computed rows; with a measured cost, its handling too."""
     tokens = np.array(tokens_I, dtype=np.int64)
     cost = int(cost_model(tokens).sum())
-    if isinstance(cost_model, MeasuredCost):
+    if isinstance(cost_model, MicroBatchCost):
         cost += cost_model.together(tokens) + cost_model.handling
     return cost
 

@@ -8,14 +8,13 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
-from verl_padding.plan.cost import CostModel
+from verl_padding.plan.cost import CostModel, MicroBatchCost
 from verl_padding.plan.dealing import deal
 from verl_padding.plan.dealing.by_fill import deal_by_fill
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.figures import judge
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.prices import Prices
 from verl_padding.plan.rows import Rows
@@ -84,7 +83,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
 
 
 def _dealt(prices: Prices, packer: Packer, cut: MiniBatches) -> Layout:
-    if isinstance(prices.cost_model, MeasuredCost):
+    if isinstance(prices.cost_model, MicroBatchCost):
         return deal_by_fill(deal, prices, packer, cut)
     return deal(prices, packer, cut)
 

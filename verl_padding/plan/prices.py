@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from verl_padding.plan.calls import Call
-from verl_padding.plan.cost import CostModel, Int64s
-from verl_padding.plan.measured_cost import MeasuredCost
+from verl_padding.plan.cost import CostModel, Int64s, MicroBatchCost
 
 LEVEL_HANDLING_TOKENS = 256
 """A micro-batch delays a step by as much as this many tokens more on every rank would, beside the rows in it.
@@ -19,8 +18,6 @@ Parameters are gathered for it, and kernels started, mostly while other work goe
 micro-batch of 16k to 32k tokens.
 """
 
-PAD_HANDLING_NANOSECONDS = 100_000
-"""The same by the clock."""
 PAD_HANDLING_TOKENS = 8
 """A pad delays the step by as much as this many tokens more on every rank would, beside the tokens it has.
 
@@ -68,20 +65,24 @@ class Prices:
     @cached_property
     def level(self) -> int:
         """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
-        if isinstance(self.cost_model, MeasuredCost):
-            return self.cost_model.handling  # as it was measured, rounded up
+        if self._of_micro_batches is not None:
+            return self._of_micro_batches.handling  # as it was measured, rounded up
         return self.of(LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2)
 
     @cached_property
     def pad_handling(self) -> int:
         """Cost of handling a pad, which all ranks wait for."""
-        # No clock of a micro-batch sees it: it is spent before and after.
-        least = PAD_HANDLING_NANOSECONDS if isinstance(self.cost_model, MeasuredCost) else 0
+        least = 0 if self._of_micro_batches is None else self._of_micro_batches.pad_handling
         return max(self.of(PAD_HANDLING_TOKENS), least)
 
     def together(self, tokens_I: Int64s) -> int:
         """What the computed rows of a micro-batch cost beside what each costs alone."""
-        return self.cost_model.together(tokens_I) if isinstance(self.cost_model, MeasuredCost) else 0
+        return 0 if self._of_micro_batches is None else self._of_micro_batches.together(tokens_I)
+
+    @cached_property
+    def _of_micro_batches(self) -> MicroBatchCost | None:
+        """The cost model, where a micro-batch costs more than its rows do alone."""
+        return self.cost_model if isinstance(self.cost_model, MicroBatchCost) else None
 
     def of(self, tokens: int) -> int:
         """Cost of this many tokens in one row."""

@@ -17,9 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from verl_padding.plan.cost import MicroBatchCost
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.prices import Prices
@@ -35,10 +35,10 @@ def deal_by_fill(deal: Deal, prices: Prices, packer: Packer, mini_batches: MiniB
 
     Args:
         deal: deals rows whose costs add up.
-        prices: the call's; its cost model is a measured one, for rows alone.
+        prices: the call's; its cost model is one of micro-batches, for rows alone.
     """
     model = prices.cost_model
-    assert isinstance(model, MeasuredCost)
+    assert isinstance(model, MicroBatchCost)
     assert not model.fill
     call = prices.call
     if call.token_budget is None or packer == "verl":
@@ -56,7 +56,7 @@ def layout_time(layout: Layout, prices: Prices) -> int:
     return slowest + (layout.n_micro_batches or 0) * prices.level + layout.n_pads * prices.pad_handling
 
 
-def _priced_for(fill: int, prices: Prices, model: MeasuredCost) -> Prices:
+def _priced_for(fill: int, prices: Prices, model: MicroBatchCost) -> Prices:
     return replace(
         prices,
         call=replace(prices.call, token_budget=fill),
@@ -66,7 +66,7 @@ def _priced_for(fill: int, prices: Prices, model: MeasuredCost) -> Prices:
     )
 
 
-def _fills(prices: Prices, model: MeasuredCost) -> Iterator[int]:
+def _fills(prices: Prices, model: MicroBatchCost) -> Iterator[int]:
     """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length.
 
     None that is emptier than what was measured allows to foretell. Where a fill is to be tried, that one alone; where
@@ -81,7 +81,7 @@ def _fills(prices: Prices, model: MeasuredCost) -> Iterator[int]:
         yield min(max(model.trial_fill, least), budget)
         return
     yield budget
-    for halves in range(1, HALVES + 1 if model.per_pair_s else 1):
+    for halves in range(1, HALVES + 1 if model.depends_on_fill else 1):
         if budget >> halves < max(least, model.least_fill):
             return
         yield budget >> halves
