@@ -154,14 +154,18 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+WAIT = 0.5
+"""Seconds."""
+
+
 class WaitsThenComputes(Engine):
     """Sleeps for the first row, as a rank that waits for others; computes for the second; and holds memory."""
 
     def forward_step(self, micro_batch):
         if self.waits:
-            time.sleep(0.2)
+            time.sleep(WAIT)
         else:
-            until = time.process_time() + 0.2
+            until = time.process_time() + WAIT
             while time.process_time() < until:
                 pass
         self.waits = False
@@ -181,11 +185,11 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     engine.forward_backward_batch(data(5, 9), None)
     ended = time.time()
     waited, computed = clock.read()
-    assert waited.seconds >= 0.2
+    assert waited.seconds >= WAIT
     assert waited.busy_s is not None
-    assert waited.busy_s < 0.1
     assert computed.busy_s is not None
-    assert 0.2 <= computed.busy_s <= computed.seconds
+    # Not a matter of speed: other threads of this process, and the memory that is held, take some, too.
+    assert waited.busy_s < waited.seconds / 2 < WAIT <= computed.busy_s
     assert waited.start_s + waited.seconds == pytest.approx(computed.start_s)
     assert began - 0.05 < waited.start_s < computed.start_s + computed.seconds < ended + 0.05
     assert waited.reserved_bytes == computed.reserved_bytes

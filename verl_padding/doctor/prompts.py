@@ -39,7 +39,7 @@ from verl_padding.doctor.finding import (
     wrong,
 )
 from verl_padding.doctor.loaded_model import LoadedModel
-from verl_padding.doctor.rewards import missing_to_score, read_by_verl, scores_source
+from verl_padding.doctor.rewards import FUNCTION, missing_to_score, read_by_verl, scores_source
 from verl_padding.plan.counted import counted
 
 MOST_ROWS = 1000
@@ -56,7 +56,6 @@ TAKEN = ("prompts", "responses", "response_mask", "session_id", "trajectory", "t
 """Names that a column may not have: verl's workers call functions with it, or put it over their own field."""
 SHOWN = ("image_key", "video_key", "audio_key")
 """Settings of the data with the column of what a prompt has beside text."""
-FUNCTION = "reward.custom_reward_function.path"
 VALIDATE = "validate"
 """What verl's trainer adds to prompts of a validation, and its workers look for in all; whatever it holds."""
 
@@ -256,7 +255,7 @@ def _of_items(
             yield warning(
                 setting,
                 f"{told}: its data_source is {unknown}, and verl has no score for that: a session ends where its agent "
-                f"loop gives an output no reward_score. Set {FUNCTION} to a function of your own.",
+                f"loop gives an output no reward_score. Set {FUNCTION}.path to a function of your own.",
             )
     by_verl = [item for item, loop in for_loops if loop and loop.is_verls and not is_costly(item)]
     if without_template:
@@ -387,8 +386,8 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
     if unknown := _without_score(config, items):
         yield wrong(
             setting,
-            f"{told}: its data_source is {unknown}, and verl has no score for that. Set {FUNCTION} to a function of "
-            "your own.",
+            f"{told}: its data_source is {unknown}, and verl has no score for that. Set {FUNCTION}.path to a function "
+            "of your own.",
         )
     elif not config.reward.custom_reward_function.path:
         sources = sorted({str(item["data_source"]) for item in items})
@@ -396,7 +395,7 @@ def _rewards(config: DictConfig, setting: str, told: str, items: list[dict[str, 
             yield wrong(
                 setting,
                 f"{told}: verl's score for its data_source cannot be imported: {missing}. Install it, or set "
-                f"{FUNCTION} to a function of your own.",
+                f"{FUNCTION}.path to a function of your own.",
             )
 
 
