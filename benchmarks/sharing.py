@@ -19,7 +19,8 @@ lower bound; and what a plan that knows nothing of prefixes would take with the 
 happens to be in one micro-batch.
 
 *Lineage*: 8,192 rows of about 4,000 tokens in TransferQueue. The time to find which rows extend each other, by token
-ids, and where the agent loop has said it.
+ids, and where the agent loop has said it; and the seconds of an update that such rows would be spared, at what a token
+takes in the updates of rows with as many turns.
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
                     )
                     took["memory_gib"] = peak_of(workers) / 2**30
                     took["rows"], took["sessions"] = len(rows), PROMPTS * size.sessions
+                    took["tokens"] = sum(len(prompt) + len(answer) for _, prompt, answer in rows)
                     if number:  # the first round warms up
                         told[str(turns)][side.name].append(took)
         stop(workers)
@@ -224,9 +226,10 @@ def job_of(prompts: int, sessions: int, ranks: int, budget: int, sharing: Sharin
     )
 
 
-def measure_plans(batches: int) -> list[dict[str, float]]:
-    """Figures of each batch's plans."""
-    draw, told = random.Random(0), []
+def measure_plans(batches: int) -> dict[str, list[float]]:
+    """Figures of the plans, batch by batch."""
+    draw = random.Random(0)
+    told: dict[str, list[float]] = {}
     for _ in track(range(batches), "plans", console=console):
         rows, prompts, sessions, ranks, budget = random_batch(draw)
         plan = plan_batch(rows, job_of(prompts, sessions, ranks, budget, "chains")).figures["actor"]
@@ -236,18 +239,18 @@ def measure_plans(batches: int) -> list[dict[str, float]]:
         sharing = replace(job, sharing="chains")
         shared = prices_of(rows, sharing, sharing.updates["actor"])
         steps = mini_batch_costs(micro_batches_of(blind.layouts["actor"]), shared)
-        told.append(
-            {
-                "rows": len(rows),
-                "ranks": ranks,
-                "over_bound": plan.micro_over_lower_bound or 0.0,
-                "sharing_factor": plan.sharing_factor,
-                "pads": plan.pads,
-                "blind_over_bound": sum(step.micro_slowest for step in steps) / sum(step.micro_bound for step in steps),
-                "blind_sharing_factor": sum(rows.tokens_R) / sum(step.computed_tokens for step in steps),
-                "blind_pads": blind.figures["actor"].pads,
-            }
-        )
+        figures = {
+            "rows": len(rows),
+            "ranks": ranks,
+            "over_bound": plan.micro_over_lower_bound or 0.0,
+            "sharing_factor": plan.sharing_factor,
+            "pads": plan.pads,
+            "blind_over_bound": sum(step.micro_slowest for step in steps) / sum(step.micro_bound for step in steps),
+            "blind_sharing_factor": sum(rows.tokens_R) / sum(step.computed_tokens for step in steps),
+            "blind_pads": blind.figures["actor"].pads,
+        }
+        for name, figure in figures.items():
+            told.setdefault(name, []).append(figure)
     return told
 
 
@@ -294,6 +297,7 @@ def measure_lineage(repeats: int) -> dict[str, Any]:
                 keys += of_session
             batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id=PARTITION, fields=None, extra_info={})
             told["tokens"] = sum(tokens_R)
+            told["repeated_tokens"] = sum(n for row, n in enumerate(tokens_R) if (row + 1) % SEARCHED_TURNS)
             for _ in range(repeats):
                 started = time.perf_counter()
                 extends_R = find_extensions(batch, tokens_R)
@@ -318,6 +322,8 @@ def main(
     busy = busy_cores()
     plans, many, lineage = measure_plans(batches), seconds_of_many(), measure_lineage(repeats)
     sides = measure_updates(repeats)
+    plain = sides[str(SEARCHED_TURNS)][PLAN.name]
+    lineage["spared_s"] = lineage["repeated_tokens"] * median(it["update"] / it["tokens"] for it in plain)
     lines, ratios = [], {}
     for turns, of_turns in sides.items():
         stock, plain, chains = (_seconds(of_turns[side.name]) for side in SIDES)
@@ -348,13 +354,13 @@ def main(
         lines,
     )
     show(
-        f"{len(plans)} random batches, median (least-most)",
+        f"{batches} random batches, median (least-most)",
         ["", "slowest rank / bound", "sharing factor", "pads"],
         [
             [
                 name,
-                *(spread([it[f"{prefix}{figure}"] for it in plans]) for figure in ("over_bound", "sharing_factor")),
-                spread([it[f"{prefix}pads"] for it in plans], 0),
+                *(spread(plans[f"{prefix}{figure}"]) for figure in ("over_bound", "sharing_factor")),
+                spread(plans[f"{prefix}pads"], 0),
             ]
             for name, prefix in (("chains", ""), ("a plan without them, the same engine", "blind_"))
         ],
@@ -362,7 +368,8 @@ def main(
     console.print(f"{many['rows']} rows on {MANY_RANKS} ranks: {many['seconds']:.1f} s, {many['over_bound']:.3f}")
     console.print(
         f"lineage of {lineage['rows']} rows with {lineage['tokens'] / 1e6:.0f} million tokens: "
-        f"{spread(lineage['searched'], 2)} s, {spread(lineage['said'], 2)} s where the agent loop has said it"
+        f"{spread(lineage['searched'], 2)} s, {spread(lineage['said'], 2)} s where the agent loop has said it; "
+        f"an update is spared {lineage['spared_s']:.0f} s"
     )
     figures = {"sides": sides, "ratios": ratios, "plans": plans, "many": many, "lineage": lineage}
     tell(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)

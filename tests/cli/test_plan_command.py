@@ -345,6 +345,22 @@ def test_the_picture_shows_rows_pads_and_waiting_and_with_compare_stock_verl_bes
     assert image.imread(picture).shape[1] == 2 * width
 
 
+def test_the_picture_of_a_plan_that_shares_tells_the_tokens_that_it_computes(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("verl_padding.cli.plan_picture.save_chart", lambda figure, path: drawn.append(figure))
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "p0", "session": 0, "tokens": 100}, {"prompt": "p0", "session": 0, "tokens": 250, "extends": 0}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shape = (path, "--dp", 1, "--mini-batch", 1, "--n", 1, "--budget", 400, "--packer", "plan")
+    for sharing in ("off", "chains"):
+        assert run(*shape, "--sharing", sharing, "--picture", tmp_path / "plan.png").exit_code == 0
+    titles = [figure.axes[0].get_title() for figure in drawn]
+    assert titles == [
+        "plan, 1 of 1 step",
+        "plan with sharing, 1 of 1 step\n250 of 350 tokens computed: sharing factor 1.40",
+    ]
+
+
 def test_where_no_rank_waits_the_picture_shows_no_waiting(tmp_path):
     # Two ranks of equal rows in each step, but the second step is the longer one.
     path = tmp_path / "rows.jsonl"

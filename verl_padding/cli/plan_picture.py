@@ -47,7 +47,7 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
     handles: dict[str, Any] = {}
     for column, (name, (laid, colours)) in enumerate(layouts.items()):
         its_steps = min(steps, laid.n_steps)
-        axes_MC[0, column].set_title(f"{name}, {its_steps} of {counted(laid.n_steps, 'step')}")
+        axes_MC[0, column].set_title(_title(name, laid, its_steps))
         for step, axes in enumerate(axes_MC[:its_steps, column]):
             _draw_step(axes, laid, step, ranks, colours)
             axes.set_ylabel(f"step {step}\nrank")
@@ -62,6 +62,14 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
     figure.suptitle(f"micro-batches of each rank{left_out}")
     figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
     save_chart(figure, path)
+
+
+def _title(name: str, laid: LaidOut, drawn_steps: int) -> str:
+    title = f"{name}, {drawn_steps} of {counted(laid.n_steps, 'step')}"
+    if laid.prices.chain_R is None:
+        return title
+    tokens, computed = (sum(getattr(step, kind) for step in laid.steps) for kind in ("real_tokens", "computed_tokens"))
+    return f"{title}\n{computed:,} of {tokens:,} tokens computed: sharing factor {tokens / computed:.2f}"
 
 
 def _draw_step(axes: Any, laid: LaidOut, step: int, ranks: int, colours: Colours) -> None:
