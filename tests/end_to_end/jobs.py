@@ -4,6 +4,8 @@ import io
 import json
 import os
 import random
+import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ import pandas as pd
 
 from tests.end_to_end import probe
 from tests.support.forked_python import forked_python
-from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.local.launch import LOG, run_command
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
 
@@ -103,9 +105,10 @@ def run_job(
         levels: whether to note what each step leaves behind.
         local: choice of the config group ``local``.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
-        copies: whether Ray's workers are copies of one process (:mod:`tests.support.forked_python`); not so where
-            memory is looked at, or an actor killed.
+        copies: whether the trainer's process and Ray's workers are copies of one process
+            (:mod:`tests.support.forked_python`); not so where memory is looked at, or an actor killed.
     """
+    of_copies = copies and not levels and kill_actor is None
     facts = folder / PROBE
     facts.mkdir(parents=True)
     model = make_tiny_model(model_kind, folder / "models")
@@ -140,8 +143,10 @@ def run_job(
         **(FREE_IS_GIVEN_BACK | {probe.LEVELS: "1"} if levels else {}),
     }
     with mock.patch.dict(os.environ, environment):
-        code = run_local_job(
+        code = run_command(
             [
+                *(shlex.split(forked_python()) if of_copies else [sys.executable]),
+                *("-m", "verl.trainer.main_ppo", f"+local={local}"),
                 f"actor_rollout_ref.model.path={model}",
                 f"data.train_files={data}",
                 f"data.val_files={folder / 'val.parquet'}",
@@ -160,12 +165,11 @@ def run_job(
                 f"trainer.rollout_data_dir={folder / ROLLOUTS}",
                 f"hydra.run.dir={folder / 'hydra'}",
                 *([] if plugin else ["hydra.searchpath=[pkg://verl_padding.configs]"]),
-                *([] if levels or kill_actor or not copies else _copies()),
+                *(_copies() if of_copies else []),
                 *overrides,
             ],
             folder=folder,
             timeout_s=3000,
-            local=local,
         )
     log = (folder / LOG).read_text()
     assert (code == 0) == (not fails and kill is None and kill_actor is None), log[-5000:]
