@@ -136,19 +136,24 @@ def test_planning_and_pads_are_timed_each_by_itself(monkeypatch):
 
 def test_finding_out_which_rows_extend_each_other_is_timed_and_reaches_the_plan(monkeypatch):
     clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
-    find = mixin.find_extensions
+    find, tokens_of_tags = mixin.find_extensions, mixin.tokens_of_tags
 
     def find_for_two_seconds(*args, **kwargs):
         clock.now += 2
         return find(*args, **kwargs)
 
+    def count_for_one_second(keys, tags):
+        clock.now += 1
+        return tokens_of_tags(keys, tags)
+
     monkeypatch.setattr(mixin, "time", clock)
+    monkeypatch.setattr(mixin, "tokens_of_tags", count_for_one_second)
     monkeypatch.setattr(mixin, "find_extensions", find_for_two_seconds)
     trainer, metrics = padded_trainer("padding.packer=plan", "padding.sharing=chains"), {}
     batch = put_grown_sessions(grown_sessions([3, 1, 2], prompts=3))
     trainer._balance_batch(batch, metrics)
     assert metrics["timing_s/padding/lineage"] == 2.0
-    assert metrics["timing_s/padding/plan"] == 2.0
+    assert metrics["timing_s/padding/plan"] == 3.0
     assert metrics["padding/actor/sharing_factor"] > 1
     assert set(trainer._padded_batch.plan.chains) == set(trainer._padded_batch.plan.layouts)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
