@@ -391,6 +391,33 @@ def _demo_seeds(it: Figures) -> Iterator[Quote]:
     )
 
 
+def _demo_pads(it: Figures) -> Iterator[Quote]:
+    for title, side in (
+        ("verl_padding", "verl_padding"),
+        ("stock verl, its rule on the same rows", "stock verl, its rule"),
+    ):
+        of = it[side]
+        least, most = min(of["optimizer_steps"]), max(of["optimizer_steps"])
+        yield Quote(
+            "README.md",
+            f"| {title} | {{steps}} | {{share}} | {{tokens}} |",
+            {
+                "steps": str(least) if least == most else f"{least} to {most}",
+                "share": f"{100 * sum(of['pads']) / sum(it['real_rows']):.1f} %",
+                "tokens": f"{of['tokens_of_a_pad']:.0f}",
+            },
+        )
+    steps = it["stock verl, its rule"]["optimizer_steps"]
+    yield Quote(
+        "docs/why.md",
+        "the demo's batches take {steps} steps where {configured} are configured",
+        {
+            "steps": f"{min(steps)} to {max(steps)}",
+            "configured": str(max(it["verl_padding"]["optimizer_steps"])),
+        },
+    )
+
+
 def _subagents_seeds(it: Figures) -> Iterator[Quote]:
     for trainer, title in (("padded", "`+padding=prompt`"), ("stock", "stock verl")):
         runs = [run for name, run in sorted(it["runs"].items()) if name.startswith(trainer)]
@@ -511,6 +538,7 @@ BENCHMARKS: dict[str, Callable[[Figures], Iterator[Quote]]] = {
     "upsample": _upsample,
     "import_cost": _import_cost,
     "sharing": _sharing,
+    "demo_pads": _demo_pads,
     "demo_seeds": _demo_seeds,
     "subagents_seeds": _subagents_seeds,
     "every_call_seeds": _every_call_seeds,

@@ -1,0 +1,65 @@
+"""What pads cost on the rows of a demo: optimizer steps, pads and their tokens, beside what stock verl would append.
+
+``python -m benchmarks.demo_pads demo_out`` reads what ``verl-padding demo`` has left there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from omegaconf import DictConfig, OmegaConf
+
+from benchmarks.results import AsJson, Keep, show, tell
+from verl_padding.runs.curves import CONFIG, RunCurves
+from verl_padding.runs.report import read_metrics
+from verl_padding.stock.layout import VERL_PAD_TOKENS
+from verl_padding.stock.rule import StockRule
+from verl_padding.verl_job.metric_names import PAD_TOKENS_TOTAL
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="Folder of a demo, which is not a demo of stock verl.")],
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tells the pads of a run, and what stock verl would have appended to its batches."""
+    curves = RunCurves.read(run)
+    if curves.is_stock:
+        raise typer.BadParameter(f"{run} is a run of stock verl.")
+    config = OmegaConf.load(run / CONFIG)
+    assert isinstance(config, DictConfig)
+    rule = StockRule.of_config(config)
+    pad_tokens = sum(int(step[PAD_TOKENS_TOTAL]) for _, step in read_metrics(run))
+    figures: dict[str, dict[str, Any]] = {
+        "verl_padding": {
+            "optimizer_steps": curves.optimizer_steps,
+            "pads": curves.pads,
+            "tokens_of_a_pad": pad_tokens / sum(curves.pads),
+        },
+        "stock verl, its rule": {
+            "optimizer_steps": [rule.optimizer_steps(rows) for rows in curves.real_rows],
+            "pads": [rule.padded_rows(rows) - rows for rows in curves.real_rows],
+            "tokens_of_a_pad": VERL_PAD_TOKENS,
+        },
+    }
+    rows = sum(curves.real_rows)
+    show(
+        f"{len(curves.steps)} batches of {rows} rows",
+        ["", "optimizer steps", "pads / real rows", "tokens of a pad"],
+        [
+            [
+                name,
+                f"{min(of['optimizer_steps'])} to {max(of['optimizer_steps'])}",
+                f"{sum(of['pads']) / rows:.1%}",
+                f"{of['tokens_of_a_pad']:.0f}",
+            ]
+            for name, of in figures.items()
+        ],
+    )
+    tell({"real_rows": curves.real_rows} | figures, benchmark=__file__, keep=keep, as_json=as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
