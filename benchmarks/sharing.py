@@ -313,7 +313,7 @@ def _seconds(took: list[dict[str, Any]]) -> list[float]:
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Least rounds of all sides.")] = 3,
+    repeats: Annotated[int, typer.Option(min=2, help="Least rounds of all sides.")] = 3,
     batches: Annotated[int, typer.Option(min=1, help="Random batches to plan.")] = 200,
     keep: Keep = False,
     as_json: AsJson = False,

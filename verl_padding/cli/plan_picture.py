@@ -11,6 +11,7 @@ import numpy as np
 
 from verl_padding.cli.planned_file import LaidOut
 from verl_padding.plan.counted import counted
+from verl_padding.plan.mini_batch_costs import micro_batch_loads
 from verl_padding.runs.charts import PADS, WAITING, new_figure, patch, save_chart
 
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
@@ -92,13 +93,9 @@ def _draw_step(axes: Any, laid: LaidOut, step: int, ranks: int, colours: Colours
 
 
 def _loads(rows_DK: Sequence[Sequence[Sequence[int]]], laid: LaidOut) -> tuple[Any, Any]:
-    """Cost of the real rows, and of the pads, of each micro-batch of each rank."""
+    """Cost of each micro-batch of each rank without its pads, and that of its pads."""
     prices = laid.prices
-    real_DK = [[_real(rows, laid) for rows in rows_K] for rows_K in rows_DK]
-    pads_DK = [[prices.pad * sum(row >= prices.n_rows for row in rows) for rows in rows_K] for rows_K in rows_DK]
-    return np.array(real_DK, dtype=np.int64), np.array(pads_DK, dtype=np.int64)
-
-
-def _real(rows: Sequence[int], laid: LaidOut) -> int:
-    computed = laid.prices.computed([row for row in rows if row < laid.prices.n_rows])
-    return int(laid.prices.cost_R[computed].sum())
+    load_DK = np.array([micro_batch_loads(rows_K, prices) for rows_K in rows_DK], dtype=np.int64)
+    n_pads_DK = [[sum(row >= prices.n_rows for row in rows) for rows in rows_K] for rows_K in rows_DK]
+    pads_DK = prices.pad * np.array(n_pads_DK, dtype=np.int64)
+    return load_DK - pads_DK, pads_DK

@@ -32,7 +32,7 @@ class MiniBatchCost:
     real_cost: int
     """Cost of the real rows, each chain computed once."""
     cost: int
-    """Cost of all that is computed."""
+    """Cost of all that is computed, with the handling of micro-batches where that was measured."""
     micro_batches: int
     """Micro-batches of a rank."""
     mini_slowest: int
@@ -40,9 +40,9 @@ class MiniBatchCost:
     micro_slowest: int
     """Cost of the slowest rank of each micro-batch, summed: the time if ranks meet at each of them."""
     mini_bound: int
-    """Least that ``mini_slowest`` can be."""
+    """Least that ``mini_slowest`` can be; pairs of rows that were measured to cost something are not in it."""
     micro_bound: int
-    """Least that ``micro_slowest`` can be; 0 if micro-batches are not looked at."""
+    """Least that ``micro_slowest`` can be, likewise; 0 if micro-batches are not looked at."""
 
 
 def mini_batch_costs(rows_MDK: RowsMDK, prices: Prices, *, with_micro_bounds: bool = True) -> list[MiniBatchCost]:
@@ -78,7 +78,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
     numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
     real = numbers[numbers < prices.n_rows]
     n_pads = len(numbers) - len(real)
-    load_DK = np.array([_loads(rows_K, prices) for rows_K in rows_DK], dtype=np.int64)
+    load_DK = np.array([micro_batch_loads(rows_K, prices) for rows_K in rows_DK], dtype=np.int64)
     computed = prices.computed(real.tolist())
     tokens_I, cost_I = prices.tokens_R[computed], prices.cost_R[computed]
     mini_bound = mini_batch_bound(cost_I, n_ranks)
@@ -92,6 +92,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
     else:
         # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
         micro_bound = micro_batch_bound(tokens_I, cost_I, n_ranks, call.token_budget or int(tokens_I.sum()))
+    handling = _least_handling(tokens_I, n_ranks, prices)
     return MiniBatchCost(
         ranks=n_ranks,
         real_rows=len(real),
@@ -106,27 +107,34 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
         micro_batches=load_DK.shape[1],
         mini_slowest=int(load_DK.sum(axis=1).max()),
         micro_slowest=int(load_DK.max(axis=0).sum()),
-        mini_bound=mini_bound,
-        micro_bound=micro_bound,
+        mini_bound=mini_bound + handling,
+        micro_bound=micro_bound + handling if with_micro_bound else 0,
     )
 
 
-def _loads(rows_K: Sequence[Sequence[int]], prices: Prices) -> list[int]:
-    """Cost of each micro-batch of a rank, as the engine computes it."""
+def _least_handling(tokens_I: Int64s, n_ranks: int, prices: Prices) -> int:
+    """What handling costs a rank if no more micro-batches are made than these rows fill."""
+    budget = prices.call.token_budget
+    fewest = 1 if budget is None else max(1, -(-int(tokens_I.sum()) // (n_ranks * budget)))
+    return fewest * prices.of_micro_batch(tokens_I[:0])
+
+
+def micro_batch_loads(rows_K: Sequence[Sequence[int]], prices: Prices) -> list[int]:
+    """Cost of each micro-batch of a rank, as the engine computes it; its handling too, where that was measured."""
     cost_K = [_costs(rows, prices) for rows in rows_K]
     padded_to = prices.call.padded_to
     if padded_to == "row":
-        return [int(cost.sum()) + _together(rows, prices) for cost, rows in zip(cost_K, rows_K, strict=True)]
+        return [int(cost.sum()) + _of_micro_batch(rows, prices) for cost, rows in zip(cost_K, rows_K, strict=True)]
     if padded_to == "cell":
         costliest = max((int(cost.max()) for cost in cost_K if len(cost)), default=0)
         return [costliest * len(cost) for cost in cost_K]
     return [int(cost.max()) * len(cost) if len(cost) else 0 for cost in cost_K]
 
 
-def _together(rows: Sequence[int], prices: Prices) -> int:
+def _of_micro_batch(rows: Sequence[int], prices: Prices) -> int:
     n_pads = sum(row >= prices.n_rows for row in rows)
     pads = np.full(n_pads, prices.pad_tokens, dtype=np.int64)
-    return prices.together(np.append(prices.tokens_R[_computed(rows, prices)], pads))
+    return prices.of_micro_batch(np.append(prices.tokens_R[_computed(rows, prices)], pads))
 
 
 def _costs(rows: Sequence[int], prices: Prices) -> Int64s:

@@ -75,9 +75,10 @@ class Prices:
         least = 0 if self._of_micro_batches is None else self._of_micro_batches.pad_handling
         return max(self.of(PAD_HANDLING_TOKENS), least)
 
-    def together(self, tokens_I: Int64s) -> int:
-        """What the computed rows of a micro-batch cost beside what each costs alone."""
-        return 0 if self._of_micro_batches is None else self._of_micro_batches.together(tokens_I)
+    def of_micro_batch(self, tokens_I: Int64s) -> int:
+        """What a micro-batch costs beside what each of its computed rows costs alone, where that was measured."""
+        model = self._of_micro_batches
+        return 0 if model is None else model.handling + model.together(tokens_I)
 
     @cached_property
     def _of_micro_batches(self) -> MicroBatchCost | None:

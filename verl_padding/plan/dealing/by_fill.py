@@ -49,11 +49,11 @@ def deal_by_fill(deal: Deal, prices: Prices, packer: Packer, mini_batches: MiniB
 
 
 def layout_time(layout: Layout, prices: Prices) -> int:
-    """What a layout costs the slowest ranks, where they meet, with the handling of its micro-batches."""
+    """What a layout costs the slowest ranks, where they meet, with the handling of its pads."""
     steps = mini_batch_costs(micro_batches_of(layout), prices, with_micro_bounds=False)
     meets_often = prices.call.ranks_meet == "micro_batch"
     slowest = sum(step.micro_slowest if meets_often else step.mini_slowest for step in steps)
-    return slowest + (layout.n_micro_batches or 0) * prices.level + layout.n_pads * prices.pad_handling
+    return slowest + layout.n_pads * prices.pad_handling
 
 
 def _priced_for(fill: int, prices: Prices, model: MicroBatchCost) -> Prices:

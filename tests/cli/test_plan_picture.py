@@ -1,0 +1,32 @@
+"""Pictures of plans: bars are as long as micro-batches take."""
+
+import numpy as np
+import pytest
+
+from tests.cli.test_plan_command import write_rows
+from verl_padding.cli import plan_picture
+from verl_padding.cli.planned_file import PlannedFile, PlanRequest
+from verl_padding.cli.rows_file import read_rows_file
+from verl_padding.plan.measured_cost import MeasuredCost, micro_batch_cost
+
+COST = MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=5e-9, per_pair_s=2e-8)
+
+
+def test_by_measured_costs_bars_and_table_have_pairs_of_rows_and_the_handling_of_micro_batches(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plan_picture, "save_chart", lambda figure, path: drawn.append(figure))
+    write_rows(path := tmp_path / "rows.jsonl")
+    request = PlanRequest(path=path, dp_size=4, mini_batch=3, n=2, budget=1000, packer="plan")
+    file = PlannedFile.of(request, read_rows_file(path, None), COST)
+    laid = file.laid_out(list)
+    plan_picture.draw_layouts({"plan": (laid, ("red", "blue"))}, tmp_path / "plan.png")
+    tokens_R = np.array([*file.batch.rows.tokens_R, *[2] * file.plan.n_pads])
+    together = 0
+    for axes, step, rows_DK in zip(drawn[0].axes, laid.steps, laid.rows_MDK, strict=True):
+        by_clock = [[micro_batch_cost(COST, tokens_R[rows]) for rows in rows_K] for rows_K in rows_DK]
+        slowest = sum(map(max, zip(*by_clock, strict=True)))
+        assert step.micro_slowest == pytest.approx(slowest)
+        end = max(bar.get_x() + bar.get_width() for bar in axes.patches)
+        assert end * laid.prices.of(1000) == pytest.approx(slowest)
+        together += sum(len(rows) > 1 for rows_K in rows_DK for rows in rows_K)
+    assert together > 4, "rows were meant to be beside others"
