@@ -430,6 +430,21 @@ def test_veomnis_engines_share_the_ranks_that_share_weights():
     engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
 
 
+@pytest.mark.parametrize(("sharing", "size"), [(1, 3), (1, 0), (2, 3)])
+def test_groups_of_veomni_that_do_not_share_out_all_ranks_are_refused(sharing, size):
+    def critic_of(fsdp_size):
+        return engine_of(
+            "critic", *of_all_roles("veomni", f"ulysses_parallel_size={sharing}", f"fsdp_size={fsdp_size}")
+        )
+
+    ranks = 8 // sharing
+    told = rf"^critic\.veomni\.fsdp_size={size}: groups .* the {ranks} that rows .* a divisor of {ranks}, or to -1 "
+    with pytest.raises(PaddingConfigError, match=told):
+        critic_of(size)
+    for fitting in (-1, 2, ranks, 9):
+        critic_of(fitting)
+
+
 def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
     fixed = (*NOT_PACKED, *JOBS["fixed rows"])
     assert engine_of("actor", *fixed).pass_fields(8, training=True) == {
