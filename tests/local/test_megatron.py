@@ -70,3 +70,26 @@ def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeyp
     with pytest.raises(PaddingConfigError, match=r"vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge"):
         registered["language_model"](None, SimpleNamespace(vanilla_mbridge=False))
     assert torch.cuda.Stream.__module__.startswith("torch")
+
+
+def test_weights_of_a_loaded_optimizer_each_count_its_steps_once():
+    megatron_core = pytest.importorskip("verl_padding.local.megatron.megatron_core", reason="needs megatron-core")
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = torch.optim.AdamW(weights)
+
+    def take_a_step() -> None:
+        for weight in weights:
+            weight.grad = torch.ones(2)
+        optimizer.step()
+
+    def load(loaded) -> None:  # as Megatron-Core's
+        for state in loaded["state"].values():
+            state["step"] = step
+        optimizer.load_state_dict(loaded)
+
+    take_a_step()
+    step = torch.tensor(6.0)
+    instance = SimpleNamespace(optimizer=optimizer)
+    megatron_core._into_its_own_tensors(load, instance, (optimizer.state_dict(),), {})
+    take_a_step()
+    assert [float(optimizer.state[weight]["step"]) for weight in weights] == [7.0] * 3

@@ -29,7 +29,7 @@ def replace_transformer_engine() -> None:
     token_dispatcher.maybe_move_tensor_to_cpu = _as_on_the_host
     torch.distributed.all_to_all_single = _with_lists(torch.distributed.all_to_all_single)
     wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.sharded_state_dict", _of_a_new_optimizer)
-    wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.load_state_dict", _without_gradients)
+    wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.load_state_dict", _into_its_own_tensors)
 
 
 def _as_on_the_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -65,7 +65,11 @@ def _of_a_new_optimizer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwar
     return call(*args, **kwargs)
 
 
-def _without_gradients(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In float32 the optimizer's parameters are the model's own, into which a checkpoint is copied."""
+def _into_its_own_tensors(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In float32 the optimizer's parameters are the model's own, into which a checkpoint is copied. And Megatron-Core
+    gives torch's optimizer one count of steps for all parameters, so that each would add one to it in every step."""
     with torch.no_grad():
-        return wrapped(*args, **kwargs)
+        loaded = wrapped(*args, **kwargs)
+    for state in instance.optimizer.state.values():
+        state["step"] = state["step"].clone()
+    return loaded
