@@ -72,7 +72,7 @@ def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeyp
     assert torch.cuda.Stream.__module__.startswith("torch")
 
 
-def test_weights_of_a_loaded_optimizer_each_count_its_steps_once():
+def test_a_loaded_optimizer_goes_on_with_the_steps_of_its_checkpoint_in_each_weight():
     megatron_core = pytest.importorskip("verl_padding.local.megatron.megatron_core", reason="needs megatron-core")
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
     optimizer = torch.optim.AdamW(weights)
@@ -82,14 +82,16 @@ def test_weights_of_a_loaded_optimizer_each_count_its_steps_once():
             weight.grad = torch.ones(2)
         optimizer.step()
 
-    def load(loaded) -> None:  # as Megatron-Core's
+    def load(loaded) -> None:
+        """As Megatron-Core's: steps of the checkpoint in the groups, and one tensor for all weights."""
+        for group in loaded["param_groups"]:
+            group["step"] = 6.0
         for state in loaded["state"].values():
-            state["step"] = step
+            state["step"] = of_all
         optimizer.load_state_dict(loaded)
 
     take_a_step()
-    step = torch.tensor(6.0)
-    instance = SimpleNamespace(optimizer=optimizer)
-    megatron_core._into_its_own_tensors(load, instance, (optimizer.state_dict(),), {})
+    of_all = torch.tensor(1.0)
+    megatron_core._with_its_steps(load, SimpleNamespace(optimizer=optimizer), (optimizer.state_dict(),), {})
     take_a_step()
     assert [float(optimizer.state[weight]["step"]) for weight in weights] == [7.0] * 3
