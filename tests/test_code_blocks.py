@@ -1,10 +1,10 @@
 """Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
 
 What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: the demo
-takes its options, a run script is read by bash, an installation has its extras looked up, tests and benchmarks have
-their files. What verl's trainer, the doctor and Ray's commands are given is written down, and when the block has run,
-this process composes the job, has the doctor look at it, or has the command take its options: starting each would take
-seconds. The end-to-end tests run the commands themselves.
+takes its options, a run script is read by bash, an environment gets the same stand-ins, an installation has its extras
+looked up, tests and benchmarks have their files. What verl's trainer, the doctor and Ray's commands are given is
+written down, and when the block has run, this process composes the job, has the doctor look at it, or has the command
+take its options: starting each would take seconds. The end-to-end tests run the commands themselves.
 """
 
 import os
@@ -43,6 +43,7 @@ case "${{arguments[*]}}" in
 "-m verl.trainer.main_ppo"*) printf '%s\\0' "${{arguments[@]:1}}" "" >> "$CALLS" ;;
 "-m benchmarks."* | "-m tests."*)
     exec {sys.executable} -c "import importlib.util as i, sys; sys.exit(i.find_spec('${{arguments[1]}}') is None)" ;;
+"-m venv "*) mkdir -p "${{arguments[2]}}/bin" && cp "${{0%/*}}"/{{python,pip,pytest}} "${{arguments[2]}}/bin" ;;
 *) exec {sys.executable} "${{arguments[@]}}" ;;
 esac
 """

@@ -7,6 +7,7 @@ import pytest
 
 from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT, RELATIVE_METRIC
+from verl_padding.local.tiny_models import TinyModelKind
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -29,6 +30,9 @@ class JobOnEngine:
     shape: tuple[str, ...]
     """Overrides."""
     critic: bool = True
+    model_kind: TinyModelKind = "qwen2"
+    replays: bool = False
+    """Whether the update replays the routes that the pass before it has recorded."""
 
 
 JOBS = {
@@ -49,6 +53,19 @@ JOBS = {
         local="cpu_megatron",
         shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES[:2]),
         critic=False,
+    ),
+    "Megatron, experts that two ranks share, GRPO": JobOnEngine(
+        marks=(pytest.mark.megatron,),
+        local="cpu_megatron",
+        ranks=2,
+        shape=(
+            *(f"{role}.megatron.expert_model_parallel_size=2" for role in ROLES[:2]),
+            *(f"{role}.megatron.expert_tensor_parallel_size=1" for role in ROLES[:2]),
+            "actor_rollout_ref.actor.megatron.router_replay.mode=R2",
+        ),
+        critic=False,
+        model_kind="qwen3_moe",
+        replays=True,
     ),
     "VeOmni, two ranks to a row": JobOnEngine(
         marks=(pytest.mark.veomni,),
@@ -88,9 +105,10 @@ def jobs(job, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
         *job.shape,
     ]
     saving = (f"trainer.default_local_dir={checkpoints}", f"trainer.save_freq={SAVED}")
-    first = run_job(folder / "first", *common, *saving, steps=LAST, local=job.local)
+    first = run_job(folder / "first", *common, *saving, steps=LAST, local=job.local, model_kind=job.model_kind)
     resuming = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / f'global_step_{SAVED}'}")
-    return first, run_job(folder / "resumed", *common, *resuming, steps=LAST, local=job.local)
+    again = run_job(folder / "resumed", *common, *resuming, steps=LAST, local=job.local, model_kind=job.model_kind)
+    return first, again
 
 
 def test_each_batch_takes_the_configured_steps_with_real_rows_in_each(job, jobs):
@@ -107,6 +125,7 @@ def test_each_batch_takes_the_configured_steps_with_real_rows_in_each(job, jobs)
         assert taken == {model: count * len(facts.metrics) for model, count in steps.items()}
         assert all(step.moved and step.real_rows > 0 for step in facts.optimizer_steps[ACTOR])
         assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
+        assert any(step.pad_routes for step in facts.optimizer_steps[ACTOR]) == job.replays
     assert pads > 0
 
 

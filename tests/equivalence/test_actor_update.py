@@ -10,7 +10,6 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import (
     ALL_TERMS,
-    BUDGET,
     BUDGETS,
     EPOCHS,
     LENGTHS,
@@ -20,6 +19,7 @@ from tests.equivalence.updates import (
     assert_packed_as_planned,
     call,
     plan_of,
+    plan_of_few,
     put_few_rows,
     put_trained_rows,
     update_both,
@@ -33,7 +33,6 @@ from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
-from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, wrap_worker_loss
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
@@ -126,16 +125,7 @@ def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, four_ranks):
         for workers in (four_ranks, one_rank):
             start_over(workers, "seq-mean-token-mean")
         batch = put_few_rows()
-        job = Job(
-            strategy="prompt",
-            prompts=3,
-            sessions_per_prompt=2,
-            updates={"actor": Update(dp_size=4, token_budget=BUDGET, prompts_per_mini_batch=1)},
-            inference={},
-            packer=packer,
-        )
-        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-        assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 3), "three ranks were meant to have pads alone"
+        plan = plan_of_few(batch, packer, dp_size=4)
         template = PadTemplate(eos_token_id=3, length=2)
         assert_metrics_agree(update_both_with(four_ranks, one_rank, batch, plan, template))
 

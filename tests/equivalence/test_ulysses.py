@@ -16,7 +16,15 @@ from tests.equivalence.test_shared_prefixes import (
     assert_shared,
     batch_and_plan,
 )
-from tests.equivalence.updates import ALL_TERMS, EPOCHS, assert_packed_as_planned, update_both, update_both_with
+from tests.equivalence.updates import (
+    ALL_TERMS,
+    EPOCHS,
+    assert_packed_as_planned,
+    plan_of_few,
+    put_few_rows,
+    update_both,
+    update_both_with,
+)
 from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
 from tests.support.tolerance import ADAM_EPS
 from verl_padding.local.tiny_models import make_tiny_model
@@ -60,6 +68,15 @@ def test_so_do_they_where_verl_cuts_the_micro_batches(micro_batch_rows, actors):
     if micro_batch_rows:
         per_step = both.layout.rows_per_cell / micro_batch_rows
         assert both.padded[MICRO_BATCHES] == [per_step] * EPOCHS * both.layout.n_mini_batches
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_so_do_they_where_one_group_holds_pads_alone(packer, actors):
+    for workers in actors:
+        start_over(workers, "seq-mean-token-mean")
+    batch = put_few_rows()
+    plan = plan_of_few(batch, packer, ranks_of_row=SHARING_RANKS)
+    assert_metrics_agree(update_both_with(*actors, batch, plan, TEMPLATE))
 
 
 def test_so_do_ranks_with_a_mixture_of_experts(transfer_queue, tmp_path):

@@ -19,7 +19,10 @@ from tests.equivalence.updates import (
     ALL_TERMS,
     BUDGET,
     EPOCHS,
+    PAD_TOKENS,
     assert_packed_as_planned,
+    pad_tokens_of,
+    plan_of_few,
     put_few_rows,
     update_both,
     update_both_with,
@@ -30,7 +33,6 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
-from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.trainer.losses import MICRO_BATCHES
 
 pytestmark = [
@@ -58,6 +60,7 @@ def actors(request, transfer_queue, model) -> Iterator[tuple[RayWorkerGroup, Ray
     """The padded ranks, the one rank, and what the plan must know of the shape."""
     ranks, sharing = SHAPES[request.param]
     padded = [*ON_VEOMNI, ULYSSES.format(sharing)]
+    assert pad_tokens_of(*padded) == PAD_TOKENS
     with padded_and_plain(start_actor, model, *ALL_TERMS, padded=padded, ranks=ranks) as both:
         yield *both, {"dp_size": ranks // sharing, "ranks_of_row": sharing}
 
@@ -111,13 +114,9 @@ def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
         pytest.skip("its ranks share every row")
     start_both_over(padded_ranks, one_rank, MODES[1], packer)
     batch = put_few_rows()
-    update = Update(dp_size=2, token_budget=BUDGET * shape["ranks_of_row"], prompts_per_mini_batch=1)
-    job = Job(
-        strategy="prompt", prompts=3, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer=packer
-    )
-    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-    assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to have pads alone"
-    assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2)))
+    plan = plan_of_few(batch, packer, **shape)
+    template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
+    assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, template))
 
 
 def test_attention_that_ranks_cannot_exchange_is_refused_with_the_setting_of_veomni(actors):
@@ -139,12 +138,15 @@ def assert_sliding_window_is_refused(worker: Any) -> DataProto:
     return DataProto()
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_so_do_ranks_with_a_mixture_of_experts(packer, transfer_queue, tmp_path):
+@pytest.mark.parametrize("sharing", [1, 2], ids=["dp2", "two ranks to a row"])
+def test_so_do_ranks_with_a_mixture_of_experts(sharing, transfer_queue, tmp_path):
     mixture = make_tiny_model("qwen3_moe", tmp_path)
-    with padded_and_plain(start_actor, mixture, *ALL_TERMS, padded=ON_VEOMNI) as (padded_ranks, one_rank):
-        start_both_over(padded_ranks, one_rank, MODES[1], packer)
-        assert_metrics_agree(update_both(padded_ranks, one_rank, packer=packer))
+    padded = [*ON_VEOMNI, ULYSSES.format(sharing)]
+    with padded_and_plain(start_actor, mixture, *ALL_TERMS, padded=padded) as (padded_ranks, one_rank):
+        for packer in ("verl", "plan"):
+            start_both_over(padded_ranks, one_rank, MODES[1], packer)
+            both = update_both(padded_ranks, one_rank, packer=packer, dp_size=2 // sharing, ranks_of_row=sharing)
+            assert_metrics_agree(both)
 
 
 @pytest.mark.parametrize("sharing", [1, 2], ids=["dp2", "two ranks to a row"])

@@ -22,14 +22,19 @@ from tests.support.fsdp2_workers import weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
-from verl_padding.pads.padded_batch import strip
+from tests.support.verl_config import compose_job
+from verl_padding.config import PaddingConfig
+from verl_padding.pads.padded_batch import PaddedBatch, strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.trainer.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
+from verl_padding.verl_job.pad_length import pad_length
 
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
 EPOCHS = 2
+PAD_TOKENS = 2
+"""What engines ask for that round no row up; see :func:`pad_tokens_of`."""
 ALL_TERMS = (
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.kl_loss_coef=0.1",
@@ -84,6 +89,11 @@ def with_trained_fields(batch: KVBatchMeta, generator: torch.Generator) -> KVBat
     )
 
 
+def pad_tokens_of(*overrides: str) -> int:
+    """Tokens of a pad as the engine of an actor asks for them."""
+    return pad_length(PaddingConfig(), [compose_job(*overrides).actor_rollout_ref.actor])
+
+
 def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:
     """A worker call for some rows of the batch, with what verl's trainer says to every update."""
     tags = dict(zip(batch.keys, batch.tags, strict=True))
@@ -128,6 +138,17 @@ def plan_of(
     return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
 
 
+def plan_of_few(batch: KVBatchMeta, packer: str, dp_size: int = 2, ranks_of_row: int = 1) -> BatchPlan:
+    """For :func:`put_few_rows`: in two of three mini-batches, one rank (or group of them) alone has a real row."""
+    update = Update(dp_size=dp_size, token_budget=BUDGET * ranks_of_row, prompts_per_mini_batch=1)
+    job = Job(
+        strategy="prompt", prompts=3, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer=packer
+    )
+    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+    assert plan.layouts["actor"].reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
+    return plan
+
+
 @dataclass(frozen=True)
 class BothUpdates:
     layout: Layout
@@ -151,7 +172,7 @@ def update_both(
     batch = put_trained_rows()
     plan = plan_of(batch, packer, UPDATE_CALLS[method], micro_batch_rows, dp_size, ranks_of_row)
     assert plan.layouts[UPDATE_CALLS[method]].n_mini_batches == 3
-    return update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2), method)
+    return update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=PAD_TOKENS), method)
 
 
 def update_both_with(
@@ -162,14 +183,20 @@ def update_both_with(
     template: PadTemplate,
     method: str = "update_actor",
     said: Mapping[str, Any] = MappingProxyType({}),
+    padded: PaddedBatch | None = None,
 ) -> BothUpdates:
-    """The same for rows, a plan and pads of any kind; ``said`` goes to the workers with each call."""
+    """The same for rows, a plan and pads of any kind.
+
+    Args:
+        said: goes to the workers with each call.
+        padded: the batch with its pads in the queue, where a call has had them before.
+    """
     layout = plan.layouts[UPDATE_CALLS[method]]
     assert layout.n_pads > 0
     before = weights_of(padded_ranks)
     assert torch.equal(before, weights_of(one_rank))
 
-    padded = upsample(batch, plan, template)
+    padded = padded or upsample(batch, plan, template)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(

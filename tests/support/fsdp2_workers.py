@@ -1,6 +1,7 @@
 """verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -215,14 +216,51 @@ def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
 
 def _gather_weights(worker: Any) -> DataProto:
     engine = getattr(worker, "actor", worker).engine
-    if engine.engine_config.strategy == "megatron" and engine.is_value_model:
-        # The bridges export language models only; this is all of one that no two ranks share.
-        named = dict(engine.module[0].named_parameters())
-        weights = [named[name] for name in sorted(named)]
-    elif engine.engine_config.strategy == "megatron":
-        named = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
-        weights = [named[name] for name in sorted(named)]
+    if engine.engine_config.strategy != "megatron":
+        named = {name: weight.full_tensor() for name, weight in engine.module.named_parameters()}
+        named = dict(_with_a_weight_for_each_expert(named))
+    elif engine.is_value_model:
+        named = _weights_of_value_model(engine)
     else:
-        weights = [parameter.full_tensor() for parameter in engine.module.parameters()]
-    flat = torch.cat([weight.detach().float().reshape(-1) for weight in weights])
+        named = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
+    flat = torch.cat([named[name].detach().float().reshape(-1) for name in sorted(named)])
     return DataProto(batch=TensorDict({"weights": flat.unsqueeze(0)}, batch_size=1))
+
+
+def _with_a_weight_for_each_expert(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """As they are named in a folder of a model, and by bridges; transformers keeps those of a layer in one tensor."""
+    for name, weight in named.items():
+        layer, experts, kind = name.partition(".experts.")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
+        if not experts or not parts:
+            yield name, weight
+            continue
+        for expert, of_expert in enumerate(weight):
+            for part, of_part in zip(parts, of_expert.chunk(len(parts)), strict=True):
+                yield f"{layer}{experts}{expert}.{part}.weight", of_part
+
+
+def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
+    """Those of all ranks of a Megatron critic: the bridges export language models only."""
+    from megatron.core import parallel_state
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    (chunk,) = engine.module
+    first = next(module.layer_number for module in chunk.modules() if isinstance(module, TransformerLayer)) - 1
+    tensor_ranks = parallel_state.get_tensor_model_parallel_group()
+    named = {}
+    for name, weight in chunk.named_parameters():
+        parts = [torch.empty_like(weight) for _ in range(tensor_ranks.size())]
+        torch.distributed.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
+        if not getattr(weight, "tensor_model_parallel", False):
+            assert all(torch.equal(part, weight) for part in parts), f"copies of {name} differ between ranks"
+            whole = parts[0]
+        elif name.endswith("linear_fc1.weight"):  # of each rank's gate, then of its own up projection
+            halves = zip(*(part.chunk(2) for part in parts), strict=True)
+            whole = torch.cat([part for half in halves for part in half])
+        else:
+            whole = torch.cat(parts, dim=weight.partition_dim)
+        named[re.sub(r"\blayers\.(\d+)", lambda place: f"layers.{int(place[1]) + first}", name)] = whole
+    of_stages: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
+    torch.distributed.all_gather_object(of_stages, named, group=parallel_state.get_pipeline_model_parallel_group())
+    return {name: weight for stage in of_stages for name, weight in stage.items()}

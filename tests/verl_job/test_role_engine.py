@@ -363,6 +363,7 @@ def test_what_veomni_cannot_do_on_a_cpu_is_refused_there_with_the_value_that_wor
         ("critic.megatron.vanilla_mbridge", "False", "True"),
         ("critic.model.use_remove_padding", "False", "True"),
         ("critic.megatron.param_offload", "True", "False"),
+        ("critic.megatron.dist_ckpt_optim_fully_reshardable", "True", "False"),
         ("+critic.megatron.override_transformer_config.window_size", "[8, 0]", "null"),
         ("+critic.megatron.override_transformer_config.softmax_type", "learnable", "vanilla"),
         ("+critic.megatron.override_transformer_config.attention_dropout", "0.1", "0"),
@@ -428,6 +429,21 @@ def test_veomnis_engines_share_the_ranks_that_share_weights():
     with pytest.raises(PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4\."):
         engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=4")
     engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
+
+
+@pytest.mark.parametrize(("sharing", "size"), [(1, 3), (1, 0), (2, 3)])
+def test_groups_of_veomni_that_do_not_share_out_all_ranks_are_refused(sharing, size):
+    def critic_of(fsdp_size):
+        return engine_of(
+            "critic", *of_all_roles("veomni", f"ulysses_parallel_size={sharing}", f"fsdp_size={fsdp_size}")
+        )
+
+    ranks = 8 // sharing
+    told = rf"^critic\.veomni\.fsdp_size={size}: groups .* the {ranks} that rows .* a divisor of {ranks}, or to -1 "
+    with pytest.raises(PaddingConfigError, match=told):
+        critic_of(size)
+    for fitting in (-1, 2, ranks, 9):
+        critic_of(fitting)
 
 
 def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():

@@ -152,6 +152,8 @@ def _refuse_uneven_ranks(engine: RoleEngine) -> None:
     if engine.strategy == "torchtitan":
         return
     if engine.n_gpus % engine.model_ranks == 0:
+        if engine.strategy == "veomni":
+            _refuse_uneven_shards(engine)
         _refuse_uneven_experts(engine)
         return
     raise PaddingConfigError(
@@ -159,6 +161,17 @@ def _refuse_uneven_ranks(engine: RoleEngine) -> None:
         f"parallel), which does not divide the job's {engine.n_gpus} ranks (trainer.n_gpus_per_node x trainer.nnodes). "
         "Set these sizes so that their product divides it."
     )
+
+
+def _refuse_uneven_shards(engine: RoleEngine) -> None:
+    """As verl's ``VeOmniEngine``: groups that share a model's weights, of all data-parallel ranks or of a part."""
+    size = _size_of_group(engine, "fsdp_size")
+    if size == 0 or engine.dp_size % size:
+        raise PaddingConfigError(
+            f"{engine.section}.veomni.fsdp_size={size}: groups of so many ranks would share the model's weights, which "
+            f"does not divide the {engine.dp_size} that rows are dealt out to. Set it to a divisor of "
+            f"{engine.dp_size}, or to -1 for a group of all."
+        )
 
 
 def _refuse_uneven_experts(engine: RoleEngine) -> None:

@@ -66,6 +66,11 @@ def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> N
             f"{section}.megatron.param_offload=True: on a CPU, there is no device for which memory could be pinned. "
             "Set it to False."
         )
+    if config.dist_ckpt_optim_fully_reshardable:
+        raise PaddingConfigError(
+            f"{section}.megatron.dist_ckpt_optim_fully_reshardable=True: on a CPU, Megatron-Core could not load the "
+            "optimizer of such a checkpoint, since its ranks pass it on by CUDA. Set it to False."
+        )
     for name, value in (config.override_transformer_config or {}).items():
         refuse_other_layers(name, value, f"{section}.megatron.")
 

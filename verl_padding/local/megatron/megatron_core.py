@@ -29,7 +29,7 @@ def replace_transformer_engine() -> None:
     token_dispatcher.maybe_move_tensor_to_cpu = _as_on_the_host
     torch.distributed.all_to_all_single = _with_lists(torch.distributed.all_to_all_single)
     wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.sharded_state_dict", _of_a_new_optimizer)
-    wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.load_state_dict", _without_gradients)
+    wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.load_state_dict", _with_its_steps)
 
 
 def _as_on_the_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -65,7 +65,15 @@ def _of_a_new_optimizer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwar
     return call(*args, **kwargs)
 
 
-def _without_gradients(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In float32 the optimizer's parameters are the model's own, into which a checkpoint is copied."""
+def _with_its_steps(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In float32 the optimizer's parameters are the model's own, into which a checkpoint is copied.
+
+    torch's optimizer counts its steps once for each weight. Megatron-Core hands it one count for all, to which each
+    weight would add, and then copies that of the optimizer of zeros into it; the checkpoint's own stands in the groups.
+    """
     with torch.no_grad():
-        return wrapped(*args, **kwargs)
+        loaded = wrapped(*args, **kwargs)
+    for group in instance.optimizer.param_groups:
+        for weight in group["params"]:
+            instance.optimizer.state[weight]["step"] = torch.tensor(float(group["step"]))
+    return loaded
