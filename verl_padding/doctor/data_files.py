@@ -12,6 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 from verl_padding.doctor.lfs_pointers import is_lfs_pointer
+from verl_padding.doctor.settings import NAME_YOURS, is_verls_own
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.modes import MODE_PREFIX, SYNC
 
@@ -57,7 +58,12 @@ def files_of(config: DictConfig, setting: str) -> list[str]:
 def _names(value: str | ListConfig) -> list[str]:
     """Names of files; a pattern stands for all that it matches, as for the library that reads them."""
     names = map(str, value) if isinstance(value, ListConfig) else [str(value)]
-    return [found for name in names for found in (sorted(glob(str(Path(name).expanduser()))) or [name])]
+    return [found for name in names for found in (_matches(name) or [name])]
+
+
+def _matches(name: str) -> list[str]:
+    """Files of a pattern; none for a name with a slash at its end, which verl refuses."""
+    return [] if name.endswith("/") else sorted(glob(str(Path(name).expanduser())))
 
 
 def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Finding, int | None]:
@@ -66,11 +72,15 @@ def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Find
         return not_looked_at(setting, f"{name}: verl copies it when the job starts"), None
     path = Path(name).expanduser()
     if not path.exists():
+        if is_verls_own(setting, name):
+            return wrong(setting, f"{name}: is the value of verl's own config, and not here. {NAME_YOURS}"), None
         return wrong(setting, f"{name}: there is no such file. Correct the path."), None
     if data.custom_cls.path:
         return ok(setting, name), None
     if path.is_dir():
         return wrong(setting, f"{name}: is a folder. Name the files in it: {name.rstrip('/')}/*.parquet"), None
+    if name.endswith("/"):
+        return wrong(setting, f"{name}: ends with a /, and verl takes no such path. Write {name.rstrip('/')}"), None
     if path.suffix not in KINDS:
         return wrong(setting, f"{name}: verl's data set reads {', '.join(KINDS)} only. Name such a file."), None
     if is_lfs_pointer(path):
