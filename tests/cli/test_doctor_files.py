@@ -121,6 +121,12 @@ def a_file_with_a_slash_at_its_end(machine: Machine) -> list[str]:
     return [f"{files}/"]
 
 
+def a_file_in_the_home_folder(machine: Machine) -> list[str]:
+    machine.data(prompts(16))
+    machine.patch.setenv("HOME", str(machine.folder))
+    return ["data.train_files='~/data.parquet'"]
+
+
 def no_such_resume_mode(machine: Machine) -> list[str]:
     return ["trainer.resume_mode=always"]
 
@@ -264,6 +270,10 @@ CANNOT_START: Reasons = {
     verls_own_prompts_that_are_nowhere: (
         "data.train_files",
         "~/data/rlhf/gsm8k/train.parquet: is the value of verl's own config, and not here. Name yours;",
+    ),
+    a_file_in_the_home_folder: (
+        "data.train_files",
+        "~/data.parquet: verl does not know what ~ is. Write the whole path",
     ),
     a_file_with_a_slash_at_its_end: ("data.train_files", ".parquet/: ends with a /, and verl takes no such path."),
     no_validation_file: ("data.val_files", "/nowhere/val.parquet: there is no such file"),

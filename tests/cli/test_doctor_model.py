@@ -46,6 +46,11 @@ def a_tokenizer_with_a_slash_at_its_end(machine: Machine) -> list[str]:
     return [f"actor_rollout_ref.model.tokenizer_path={machine.tiny_model}/"]
 
 
+def a_model_in_the_home_folder(machine: Machine) -> list[str]:
+    machine.patch.setenv("HOME", str(machine.model().parent))
+    return [f"{MODEL}='~/model'"]
+
+
 def verls_own_model_that_is_nowhere(machine: Machine) -> list[str]:
     return [f"{MODEL}='~/models/deepseek-llm-7b-chat'"]
 
@@ -228,6 +233,7 @@ CANNOT_START: Reasons = {
     no_model: (MODEL, "/nowhere: there is no such folder"),
     a_model_with_a_slash_at_its_end: (MODEL, "/: ends with a /, and verl takes no such path. Write /"),
     a_tokenizer_with_a_slash_at_its_end: ("actor_rollout_ref.model.tokenizer_path", "/: ends with a /, and verl takes"),
+    a_model_in_the_home_folder: (MODEL, "~/model: verl does not know what ~ is. Write the whole path: /"),
     verls_own_model_that_is_nowhere: (
         MODEL,
         "~/models/deepseek-llm-7b-chat: is the value of verl's own config, and not here. Name yours;",

@@ -52,18 +52,23 @@ def data_files_of_job(config: DictConfig, needs: Needs) -> Iterator[Finding]:
 
 def files_of(config: DictConfig, setting: str) -> list[str]:
     """Files that a setting names."""
-    return _names(OmegaConf.select(config, setting))
+    return _names(OmegaConf.select(config, setting), own_data_set=bool(config.data.custom_cls.path))
 
 
-def _names(value: str | ListConfig) -> list[str]:
+def _names(value: str | ListConfig, *, own_data_set: bool) -> list[str]:
     """Names of files; a pattern stands for all that it matches, as for the library that reads them."""
     names = map(str, value) if isinstance(value, ListConfig) else [str(value)]
-    return [found for name in names for found in (_matches(name) or [name])]
+    return [found for name in names for found in (_matches(name, own_data_set) or [name])]
 
 
-def _matches(name: str) -> list[str]:
-    """Files of a pattern; none for a name with a slash at its end, which verl refuses."""
-    return [] if name.endswith("/") else sorted(glob(str(Path(name).expanduser())))
+def _matches(name: str, own_data_set: bool) -> list[str]:
+    """Files of a pattern; none for a name with a slash at its end, which verl refuses.
+
+    Args:
+        own_data_set: one of the user's own, which may know what ~ is; verl's does not.
+    """
+    pattern = Path(name).expanduser() if own_data_set else Path(name)
+    return [] if name.endswith("/") else sorted(glob(str(pattern)))
 
 
 def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Finding, int | None]:
@@ -77,6 +82,8 @@ def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Find
         return wrong(setting, f"{name}: there is no such file. Correct the path."), None
     if data.custom_cls.path:
         return ok(setting, name), None
+    if name.startswith("~"):
+        return wrong(setting, f"{name}: verl does not know what ~ is. Write the whole path: {path}"), None
     if path.is_dir():
         return wrong(setting, f"{name}: is a folder. Name the files in it: {name.rstrip('/')}/*.parquet"), None
     if name.endswith("/"):

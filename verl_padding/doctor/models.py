@@ -57,6 +57,8 @@ def _model(setting: str, path: str, hub: Hub, *, with_tokenizer: bool = False, w
         return not_looked_at(setting, f"{path}: verl copies it when the job starts")
     folder = Path(os.path.expanduser(path))
     try:
+        if folder.is_dir() and path.startswith("~") and not setting.endswith("lora_adapter_path"):
+            return wrong(setting, f"{path}: verl does not know what ~ is. Write the whole path: {folder}")
         if folder.is_dir():
             return _folder(setting, path, folder, with_tokenizer) if whole else ok(setting, path)
     except OSError as error:
