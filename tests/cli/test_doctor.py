@@ -15,6 +15,7 @@ from tests.support.fresh_processes import run_fresh
 from tests.support.jobs_for_doctor import (
     AGENT,
     FLAG,
+    MODEL,
     Machine,
     Reasons,
     assert_told,
@@ -303,6 +304,11 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
         ("padding.strategy=promt", f"padding.strategy='promt': not a choice. Choices: {', '.join(STRATEGIES)}."),
         ("trainer.v1.trainer_mode=mine", "trainer.v1.trainer_mode='mine': Unknown trainer 'mine'"),
         ("actor_rollout_ref.rollout.mode=sync", "verl's rollout: refuses the job"),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=clip-cov",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=clip-cov: Unsupported loss mode: clip-cov.",
+        ),
+        ("algorithm.adv_estimator=GRPO", "algorithm.adv_estimator=GRPO: Unknown advantage estimator simply: GRPO"),
         ("+trainer.v1.sync.parameter_sync_step=2", "trainer.v1.sync.parameter_sync_step=2: this mode's rollout sleeps"),
         (
             "actor_rollout_ref.actor.ppo_mini_batch_size=16",
@@ -315,6 +321,19 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(job, override, told):
     code, said = diagnose_here(*job, FLAG, override)
     assert code == 1
     assert told in said.replace("\n", " ") or told in said, said
+
+
+@pytest.mark.usefixtures("composed_once")
+def test_a_setting_of_a_section_that_verl_refuses_is_told_without_the_flag_too(job):
+    code, said = diagnose_here(*job, "actor_rollout_ref.actor.optim.lr_scheduler_type=linear")
+    assert code == 1
+    assert "Correct actor_rollout_ref.actor.optim.lr_scheduler_type=linear." in said.replace("\n", " "), said
+
+
+@pytest.mark.usefixtures("composed_once")
+def test_a_path_that_verl_takes_no_part_of_is_told_once(job, tiny_model):
+    wrong = [finding for finding in findings_of(*job, f"{MODEL}={tiny_model}/") if finding.verdict == "wrong"]
+    assert [finding.subject for finding in wrong] == [MODEL], wrong
 
 
 @pytest.mark.usefixtures("composed_once")

@@ -91,6 +91,18 @@ def an_external_module_that_fails(machine: Machine) -> list[str]:
     return []
 
 
+def an_external_module_that_verl_imports_too_early(machine: Machine) -> list[str]:
+    machine.file("early_module.py", "import verl\n\nverl.is_npu_available, verl._ep\n")
+    machine.patch.syspath_prepend(machine.folder)
+    machine.patch.setenv("VERL_USE_EXTERNAL_MODULES", "json,early_module")
+    return []
+
+
+def a_mapping_of_agent_loops(machine: Machine) -> list[str]:
+    loops = machine.file("agent.yaml", "mine:\n  _target_: my_loops.Mine\n")
+    return [f"{AGENT}.agent_loop_config_path={loops}"]
+
+
 def _with_extra_info(machine: Machine, text: str = "", **keys: object) -> list[str]:
     data = machine.data(prompts(16, extra_info=[keys] * 16))
     path = machine.file(
@@ -292,6 +304,15 @@ CANNOT_START: Reasons = {
     an_external_module_that_fails: (
         "VERL_USE_EXTERNAL_MODULES",
         "importing 'broken_module' ends with ValueError: boom",
+    ),
+    an_external_module_that_verl_imports_too_early: (
+        "VERL_USE_EXTERNAL_MODULES",
+        "json,early_module: verl imports them before the plug-in and most of itself, and there that ends with "
+        "AttributeError: partially initialized module 'verl'",
+    ),
+    a_mapping_of_agent_loops: (
+        f"{AGENT}.agent_loop_config_path",
+        "it holds no list. Write each loop as an entry with name and _target_, behind a -",
     ),
     rewards_that_nobody_computes: (
         "data.train_files",

@@ -112,6 +112,21 @@ def no_checkpoint(machine: Machine) -> list[str]:
     return ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_7"]
 
 
+def verls_own_prompts_that_are_nowhere(machine: Machine) -> list[str]:
+    return ["data.train_files='~/data/rlhf/gsm8k/train.parquet'"]
+
+
+def a_file_with_a_slash_at_its_end(machine: Machine) -> list[str]:
+    (files,) = machine.data(prompts(16))
+    return [f"{files}/"]
+
+
+def a_file_in_the_home_folder(machine: Machine) -> list[str]:
+    machine.data(prompts(16))
+    machine.patch.setenv("HOME", str(machine.folder))
+    return ["data.train_files='~/data.parquet'"]
+
+
 def no_such_resume_mode(machine: Machine) -> list[str]:
     return ["trainer.resume_mode=always"]
 
@@ -125,8 +140,21 @@ def a_latest_checkpoint_of_no_step(machine: Machine) -> list[str]:
     return [f"trainer.default_local_dir={machine.folder}"]
 
 
+def a_latest_checkpoint_of_more_ranks(machine: Machine) -> list[str]:
+    a_checkpoint_of_more_ranks(machine)
+    machine.file("latest_checkpointed_iteration.txt", "7")
+    return [f"trainer.default_local_dir={machine.folder}"]
+
+
 def laps_in_a_file(machine: Machine) -> list[str]:
     return ["padding.timing=true", f"padding.timing_dir={machine.file('timing')}"]
+
+
+def files_of_wide_rows_that_do_not_go_together(machine: Machine) -> list[str]:
+    wide = {f"a_column_of_a_long_name_{number}": 0 for number in range(20)}
+    for name, source in (("a", 1), ("b", "one")):
+        prompts(8, data_source=source, extra_info=[wide] * 8).to_parquet(machine.folder / f"{name}.parquet")
+    return [f"data.train_files={machine.folder}/*.parquet"]
 
 
 def files_that_do_not_go_together(machine: Machine) -> list[str]:
@@ -239,6 +267,15 @@ CANNOT_START: Reasons = {
     a_board_that_is_a_file: ("TENSORBOARD_DIR", "board is a file. Name another folder."),
     a_checkpoint_without_its_critic: ("trainer.resume_from_path", "has no folder named critic, and the job has one"),
     no_training_file: ("data.train_files", "/nowhere/train.parquet: there is no such file"),
+    verls_own_prompts_that_are_nowhere: (
+        "data.train_files",
+        "~/data/rlhf/gsm8k/train.parquet: is the value of verl's own config, and not here. Name yours;",
+    ),
+    a_file_in_the_home_folder: (
+        "data.train_files",
+        "~/data.parquet: verl does not know what ~ is. Write the whole path",
+    ),
+    a_file_with_a_slash_at_its_end: ("data.train_files", ".parquet/: ends with a /, and verl takes no such path."),
     no_validation_file: ("data.val_files", "/nowhere/val.parquet: there is no such file"),
     a_training_file_that_is_none: ("data.train_files", "cannot be read"),
     too_few_prompts: ("data.train_batch_size", "64: the data set has 16 prompts"),
@@ -262,7 +299,8 @@ CANNOT_START: Reasons = {
     a_latest_checkpoint_of_no_step: ("trainer.default_local_dir", "'seven' is no step. Write the number of a"),
     a_checkpoint_that_is_none: ("trainer.resume_from_path", "not a checkpoint of verl"),
     laps_in_a_file: ("padding.timing_dir", "is a file. Name another folder"),
-    files_that_do_not_go_together: ("data.train_files", "verl's data set cannot read them together (ValueError: "),
+    files_of_wide_rows_that_do_not_go_together: ("data.train_files", "(expected either Value('int64') or"),
+    files_that_do_not_go_together: ("data.train_files", "Write them anew, with columns of the same types."),
     extra_info_of_text: ("data.train_files", "prompt 0 has a text in its column 'extra_info', and verl takes a"),
     truths_of_text: ("data.train_files", "prompt 0 has a text in its column 'reward_model', and verl's reward"),
     null_prompts_at_the_end: ("data.train_files", "1 of 2000 prompts are null, and verl's data set ends with the job"),
@@ -286,6 +324,10 @@ CANNOT_START: Reasons = {
     parts_that_make_no_batch: ("data.gen_batch_size", "3: does not divide data.train_batch_size=8"),
     an_experiment_in_a_folder: ("trainer.experiment_name", "sums/first: verl's file logger takes it for a file in"),
     a_checkpoint_that_is_empty: ("trainer.resume_from_path", "has no folder named actor, which verl loads"),
+    a_latest_checkpoint_of_more_ranks: (
+        "trainer.default_local_dir",
+        ": global_step_7 in it, from which the job goes on, is of a job of 4 ranks, and this one has 2",
+    ),
     a_checkpoint_of_more_ranks: ("trainer.resume_from_path", "is of a job of 4 ranks, and this one has 2"),
 }
 """Why a job cannot start, or cannot end its first step -> the setting that is told, and part of what is."""

@@ -38,6 +38,23 @@ def no_model(machine: Machine) -> list[str]:
     return [f"actor_rollout_ref.model.path={machine.folder}/nowhere"]
 
 
+def a_model_with_a_slash_at_its_end(machine: Machine) -> list[str]:
+    return [f"{MODEL}={machine.tiny_model}/"]
+
+
+def a_tokenizer_with_a_slash_at_its_end(machine: Machine) -> list[str]:
+    return [f"actor_rollout_ref.model.tokenizer_path={machine.tiny_model}/"]
+
+
+def a_model_in_the_home_folder(machine: Machine) -> list[str]:
+    machine.patch.setenv("HOME", str(machine.model().parent))
+    return [f"{MODEL}='~/model'"]
+
+
+def verls_own_model_that_is_nowhere(machine: Machine) -> list[str]:
+    return [f"{MODEL}='~/models/deepseek-llm-7b-chat'"]
+
+
 def a_model_without_weights(machine: Machine) -> list[str]:
     machine.file("config.json", "{}")
     return [f"actor_rollout_ref.model.path={machine.folder}"]
@@ -214,6 +231,13 @@ CANNOT_START: Reasons = {
         "the rollout 'transformers' takes models with full attention in every layer, and this one has others (",
     ),
     no_model: (MODEL, "/nowhere: there is no such folder"),
+    a_model_with_a_slash_at_its_end: (MODEL, "/: ends with a /, and verl takes no such path. Write /"),
+    a_tokenizer_with_a_slash_at_its_end: ("actor_rollout_ref.model.tokenizer_path", "/: ends with a /, and verl takes"),
+    a_model_in_the_home_folder: (MODEL, "~/model: verl does not know what ~ is. Write the whole path: /"),
+    verls_own_model_that_is_nowhere: (
+        MODEL,
+        "~/models/deepseek-llm-7b-chat: is the value of verl's own config, and not here. Name yours;",
+    ),
     a_model_without_weights: (MODEL, "the folder has no weights"),
     a_model_of_a_hub_that_is_out_of_reach: (MODEL, "http://127.0.0.1:9 cannot be reached"),
     no_such_teacher: ("distillation.teacher_models.teacher_model.model_path", "/nowhere/teacher: there is no such"),

@@ -321,7 +321,13 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
         (
             (f"{ACTOR}.loss_agg_mode=nonsense",),
             "verl",
-            r"^actor_rollout_ref.actor: verl refuses this section \(.*Invalid loss_agg_mode: nonsense",
+            r"^actor_rollout_ref.actor: verl refuses this section \(Invalid loss_agg_mode: nonsense\). "
+            r"Correct actor_rollout_ref.actor.loss_agg_mode=nonsense.$",
+        ),
+        (
+            (f"{ACTOR}.optim.lr_scheduler_type=linear",),
+            "verl",
+            r"^actor_rollout_ref.actor: verl .* Correct actor_rollout_ref.actor.optim.lr_scheduler_type=linear.$",
         ),
     ],
 )

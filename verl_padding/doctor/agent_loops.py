@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_padding.doctor.certain_code import nodes_run_by
@@ -188,7 +188,10 @@ def known_loops(config: DictConfig) -> dict[str, str]:
 
     known = {name: str(entry["_target_"]) for name, entry in _agent_loop_registry.items()}
     if path := OmegaConf.select(config, LOOPS):
-        for entry in entries_of(path):
+        entries = entries_of(path)
+        if entries and not isinstance(entries, ListConfig):
+            raise LookupError(f"it holds no list. Write each loop as an entry with {' and '.join(NEEDED)}, behind a -")
+        for entry in entries:
             refuse_missing_keys(entry, *NEEDED)
             known[str(entry.name)] = _target(entry)
     return known

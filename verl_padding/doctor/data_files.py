@@ -12,6 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 from verl_padding.doctor.lfs_pointers import is_lfs_pointer
+from verl_padding.doctor.settings import NAME_YOURS, is_verls_own
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.modes import MODE_PREFIX, SYNC
 
@@ -51,13 +52,23 @@ def data_files_of_job(config: DictConfig, needs: Needs) -> Iterator[Finding]:
 
 def files_of(config: DictConfig, setting: str) -> list[str]:
     """Files that a setting names."""
-    return _names(OmegaConf.select(config, setting))
+    return _names(OmegaConf.select(config, setting), own_data_set=bool(config.data.custom_cls.path))
 
 
-def _names(value: str | ListConfig) -> list[str]:
+def _names(value: str | ListConfig, *, own_data_set: bool) -> list[str]:
     """Names of files; a pattern stands for all that it matches, as for the library that reads them."""
     names = map(str, value) if isinstance(value, ListConfig) else [str(value)]
-    return [found for name in names for found in (sorted(glob(str(Path(name).expanduser()))) or [name])]
+    return [found for name in names for found in (_matches(name, own_data_set) or [name])]
+
+
+def _matches(name: str, own_data_set: bool) -> list[str]:
+    """Files of a pattern; none for a name with a slash at its end, which verl refuses.
+
+    Args:
+        own_data_set: one of the user's own, which may know what ~ is; verl's does not.
+    """
+    pattern = Path(name).expanduser() if own_data_set else Path(name)
+    return [] if name.endswith("/") else sorted(glob(str(pattern)))
 
 
 def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Finding, int | None]:
@@ -66,11 +77,17 @@ def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Find
         return not_looked_at(setting, f"{name}: verl copies it when the job starts"), None
     path = Path(name).expanduser()
     if not path.exists():
+        if is_verls_own(setting, name):
+            return wrong(setting, f"{name}: is the value of verl's own config, and not here. {NAME_YOURS}"), None
         return wrong(setting, f"{name}: there is no such file. Correct the path."), None
     if data.custom_cls.path:
         return ok(setting, name), None
+    if name.startswith("~"):
+        return wrong(setting, f"{name}: verl does not know what ~ is. Write the whole path: {path}"), None
     if path.is_dir():
         return wrong(setting, f"{name}: is a folder. Name the files in it: {name.rstrip('/')}/*.parquet"), None
+    if name.endswith("/"):
+        return wrong(setting, f"{name}: ends with a /, and verl takes no such path. Write {name.rstrip('/')}"), None
     if path.suffix not in KINDS:
         return wrong(setting, f"{name}: verl's data set reads {', '.join(KINDS)} only. Name such a file."), None
     if is_lfs_pointer(path):

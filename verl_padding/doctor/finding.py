@@ -109,4 +109,6 @@ def in_one_line(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     told = " ".join(str(error).split())
-    return f"{type(error).__name__}: {told[:SHOWN]}{' ..' if len(told) > SHOWN else ''}"
+    if len(told) > SHOWN:  # where one thing is not like another, both are at the end
+        told = f"{told[: SHOWN // 2]} .. {told[-SHOWN // 2 :]}"
+    return f"{type(error).__name__}: {told}"

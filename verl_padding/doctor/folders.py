@@ -204,18 +204,19 @@ def _resumed(config: DictConfig) -> Iterator[Finding]:
 
 def _checkpoint(config: DictConfig, setting: str, folder: Path) -> Finding:
     """Whether the actor's part is there, for as many ranks as the job has: FSDP cuts its files for these."""
-    actor = folder / "actor"
+    actor, value = folder / "actor", str(OmegaConf.select(config, setting))
+    told = f"{value}:" if folder == Path(value) else f"{value}: {folder.name} in it, from which the job goes on,"
     if not actor.is_dir():
-        return wrong(setting, f"{folder}: has no folder named actor, which verl loads. Name a whole checkpoint.")
+        return wrong(setting, f"{told} has no folder named actor, which verl loads. Name a whole checkpoint.")
     if has_critic(config) and not (folder / "critic").is_dir():
-        return wrong(setting, f"{folder}: has no folder named critic, and the job has one. Name another checkpoint.")
+        return wrong(setting, f"{told} has no folder named critic, and the job has one. Name another checkpoint.")
     if config.actor_rollout_ref.actor.strategy.startswith("fsdp"):
         found = re.findall(r"model_world_size_(\d+)_rank_0\.pt", " ".join(map(str, actor.iterdir())))
         ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
         if found and str(ranks) not in found:
             return wrong(
                 setting,
-                f"{folder}: is of a job of {found[0]} ranks, and this one has {ranks}. Take as many, or start from its "
+                f"{told} is of a job of {found[0]} ranks, and this one has {ranks}. Take as many, or start from its "
                 "weights (verl.model_merger).",
             )
         loaded = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents") or ()
@@ -241,13 +242,17 @@ def _latest(config: DictConfig, checkpoints: Path) -> Iterator[Finding]:
     try:
         step = int(text)
     except ValueError:
-        yield wrong(setting, f"{named_in}: {text!r} is no step. Write the number of a checkpoint, or remove the file.")
+        yield wrong(
+            setting,
+            f"{checkpoints}: in its {named_in.name}, {text!r} is no step. Write the number of a checkpoint, or remove "
+            "the file.",
+        )
         return
     if not (checkpoints / f"global_step_{step}").is_dir():
         yield warning(
             setting,
-            f"{named_in} names step {step}, but there is no global_step_{step}, so the job begins anew. Write the "
-            "number of a checkpoint, or remove the file.",
+            f"{checkpoints}: its {named_in.name} names step {step}, but there is no global_step_{step}, so the job "
+            "begins anew. Write the number of a checkpoint, or remove the file.",
         )
         return
     yield _checkpoint(config, setting, checkpoints / f"global_step_{step}")

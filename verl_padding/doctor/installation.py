@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
@@ -75,15 +77,34 @@ def plug_in() -> Iterator[Finding]:
     """What verl and Hydra find of the plug-in, and the modules that verl is to import beside itself."""
     yield from variables_of_shell()
     named = os.environ.pop(EXTERNAL_MODULES, "")  # verl would import them all at once, and end at the first that fails
+    if not named:
+        yield from _registrations()
+        return
+    with _verl_with(named) as verl_with_them:
+        yield from _registrations()
+        yield from _external_modules(named, verl_with_them)
+
+
+def _registrations() -> Iterator[Finding]:
     found = list(registrations())
     yield from found
     # verl cannot be imported where they failed for want of a module
     yield from hidden_modules([each for each in found if each.verdict == "wrong"])
-    if named:
-        yield from _external_modules(named)
 
 
-def _external_modules(named: str) -> Iterator[Finding]:
+def _verl_with(named: str) -> subprocess.Popen[str]:
+    """A process that does what each process of the job does first: verl imports the modules, before any plug-in."""
+    return subprocess.Popen(
+        [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-c", "import verl"],
+        env={**os.environ, EXTERNAL_MODULES: named, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def _external_modules(named: str, verl_with_them: subprocess.Popen[str]) -> Iterator[Finding]:
     """Each imported by itself; what is looked at later does without those that fail."""
     import verl  # noqa: F401  (as they expect)
 
@@ -101,8 +122,17 @@ def _external_modules(named: str) -> Iterator[Finding]:
             yield wrong(EXTERNAL_MODULES, f"{named}: importing {name!r} ends with {told}. Correct the module.")
         else:
             good.append(name)
-    if good:
+    _, said = verl_with_them.communicate()
+    if verl_with_them.returncode and ",".join(good) == named:
+        *_, reason = [f"exit code {verl_with_them.returncode}", *said.strip().splitlines()]
+        yield wrong(
+            EXTERNAL_MODULES,
+            f"{named}: verl imports them before the plug-in and most of itself, and there that ends with {reason}. "
+            "Have them import later what they need, with wrapt.register_post_import_hook.",
+        )
+    elif good:
         yield ok(EXTERNAL_MODULES, ",".join(good))
+    if good:
         os.environ[EXTERNAL_MODULES] = ",".join(good)
 
 

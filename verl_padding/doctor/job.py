@@ -36,8 +36,10 @@ from verl_padding.doctor.token_budgets import longest_rows
 from verl_padding.doctor.tools import tools_of_job
 from verl_padding.doctor.value_heads import CRITIC, value_head_of_job
 from verl_padding.verl_job.composition import JobArguments, compose_job
-from verl_padding.verl_job.role_engine import first_words
+from verl_padding.verl_job.role_engine import first_words, settings_named
 
+OF_MODEL = ("HFModelConfig", "Make sure the last char in src is not /")
+"""Words of verl's refusals that are about the path of a model."""
 NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
 
 
@@ -179,10 +181,12 @@ def _refusals_of_verl(config: DictConfig, *, without_model: bool) -> Iterator[Fi
     refusals = dict(verl_refusals(config))
     for part in CALLS:
         raised = refusals.get(part)
-        if without_model and "HFModelConfig" in str(raised):
+        if without_model and any(words in str(raised) for words in OF_MODEL):
             yield not_looked_at(part, "it loads a model that is not here")
         elif raised is not None:
-            yield wrong(part, f"refuses the job: {type(raised).__name__}: {_in_full(raised)}")
+            named = settings_named(config, raised, first_words(raised.__cause__ or raised))
+            fix = f". Correct {named}." if named else ""
+            yield wrong(part, f"refuses the job: {type(raised).__name__}: {_in_full(raised)}{fix}")
         else:
             yield ok(part, "passed")
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 from verl_padding.doctor.lfs_pointers import is_lfs_pointer
 from verl_padding.doctor.served_models import ACTOR_MODEL, settings_of_models
+from verl_padding.doctor.settings import NAME_YOURS, is_verls_own
 from verl_padding.doctor.weights import refuse_broken_weights
 
 SECONDS = 3.0
@@ -50,15 +51,21 @@ def models_of_job(config: DictConfig) -> Iterator[Finding]:
 
 
 def _model(setting: str, path: str, hub: Hub, *, with_tokenizer: bool = False, whole: bool = True) -> Finding:
+    if path.endswith("/"):
+        return wrong(setting, f"{path}: ends with a /, and verl takes no such path. Write {path.rstrip('/') or '.'}")
     if "://" in path:
         return not_looked_at(setting, f"{path}: verl copies it when the job starts")
     folder = Path(os.path.expanduser(path))
     try:
+        if folder.is_dir() and path.startswith("~") and not setting.endswith("lora_adapter_path"):
+            return wrong(setting, f"{path}: verl does not know what ~ is. Write the whole path: {folder}")
         if folder.is_dir():
             return _folder(setting, path, folder, with_tokenizer) if whole else ok(setting, path)
     except OSError as error:
         return not_looked_at(setting, f"{path}: cannot be read here ({error})")
     if not HUB_NAME.fullmatch(path) or path.count("/") > 1:
+        if is_verls_own(setting, path):
+            return wrong(setting, f"{path}: is the value of verl's own config, and not here. {NAME_YOURS}")
         return wrong(setting, f"{path}: there is no such folder. Correct the path, or name a model of the hub.")
     return hub.finding(setting, path)
 

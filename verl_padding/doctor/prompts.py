@@ -214,7 +214,11 @@ def _refused(config: DictConfig, model: LoadedModel, setting: str, beginnings: B
             raise
         except Exception as own:  # of the library `datasets`
             return wrong(setting, f"{file}: cannot be read ({in_one_line(own)}). Write it again.")
-    return wrong(setting, f"{told}: verl's data set cannot read them together ({in_one_line(error)}).")
+    return wrong(
+        setting,
+        f"{told}: verl's data set cannot read them together ({in_one_line(error)}). Write them anew, with columns of "
+        "the same types.",
+    )
 
 
 def _of_items(

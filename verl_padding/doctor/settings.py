@@ -184,6 +184,7 @@ WHOLE_NUMBERS = (
 WHOLE_NUMBERS_OR_NULL = ("data.seed",)
 HINTS = {
     "actor_rollout_ref.rollout.name": "vllm, for example; +local=cpu brings `transformers`.",
+    "reward.reward_model.rollout.name": "vllm or sglang, the rollouts that serve reward models.",
     "data.val_files": "verl opens them even if it never validates: name the training files, or others.",
     "trainer.save_freq": "-1 for never.",
     "trainer.test_freq": "-1 for never.",
@@ -211,6 +212,15 @@ def ignored_settings(config: DictConfig) -> Iterator[Finding]:
     padding = config.get("padding")
     if isinstance(padding, DictConfig) and padding.get("timing_dir") and not padding.get("timing"):
         yield warning("padding.timing_dir", f"{padding.timing_dir}: has no effect: {WITHOUT_TIMING}")
+
+
+NAME_YOURS = "Name yours; a config of your own has _self_ last in its list of defaults."
+"""What to do about a value that only verl's own config has: perhaps it has replaced the user's."""
+
+
+def is_verls_own(setting: str, value: str) -> bool:
+    """Whether a setting has the value of verl's own config, so that most likely the job does not set it."""
+    return bool(OmegaConf.select(_verls_own(), setting) == value)
 
 
 def misspelt_settings(arguments: JobArguments) -> Iterator[Finding]:

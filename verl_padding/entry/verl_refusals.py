@@ -91,9 +91,18 @@ def _names(config: DictConfig) -> None:
     """Names that verl looks up in its registries, unless a module that the workers load may add to these."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
-    if not config.actor_rollout_ref.model.get("external_lib"):
-        get_adv_estimator_fn(config.algorithm.adv_estimator)
-        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    if config.actor_rollout_ref.model.get("external_lib"):
+        return
+    looked_up = {
+        "algorithm.adv_estimator": get_adv_estimator_fn,
+        "actor_rollout_ref.actor.policy_loss.loss_mode": get_policy_loss_fn,
+    }
+    for setting, look_up in looked_up.items():
+        value = OmegaConf.select(config, setting)
+        try:
+            look_up(value)
+        except ValueError as unknown:
+            raise ValueError(f"{setting}={value}: {unknown}") from unknown
 
 
 def _loss(config: DictConfig) -> None:

@@ -21,14 +21,15 @@ def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config
 
-    path = model.get("hf_config_path") or model.path
+    setting = "hf_config_path" if model.get("hf_config_path") else "path"
+    path = model[setting]
     try:
         config = AutoConfig.from_pretrained(
             copy_to_local(path), trust_remote_code=bool(model.get("trust_remote_code", False))
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AssertionError) as error:  # the last one is verl's, at a / at the end
         raise PaddingConfigError(
-            f"the config of {section}.model.path={path} cannot be read ({error}). Correct the path."
+            f"the config of {section}.model.{setting}={path} cannot be read ({error}). Correct the path."
         ) from error
     override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
     assert isinstance(override, dict)

@@ -7,6 +7,7 @@ This module then writes into the engine's config what verl 0.9's workers write, 
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -348,7 +349,27 @@ def _instantiate(values: dict[str, Any], name: str) -> Any:
             return omega_conf_to_dataclass(OmegaConf.create(values))
     except Exception as error:  # verl asserts and raises; Hydra wraps both
         reason = first_words(error.__cause__ or error)
-        raise PaddingConfigError(f"{name}: verl refuses this section ({reason}). Correct it.") from error
+        named = settings_named(OmegaConf.create(values), error, reason, within=name)
+        raise PaddingConfigError(f"{name}: verl refuses this section ({reason}). Correct {named or 'it'}.") from error
+
+
+def settings_named(config: DictConfig, error: BaseException, reason: str, *, within: str = "") -> str:
+    """Settings, with their values, that the reason of a refusal has the names of; "" for none.
+
+    Args:
+        error: of Hydra, which says in which section of the config it was raised; else it is the config itself.
+        reason: in words, or the line of code that has asserted something.
+        within: key of the config, in front of those of its settings.
+    """
+    told = re.search(r"^full_key: ([\w.]+)", str(error), re.MULTILINE)
+    section = OmegaConf.select(config, told[1]) if told else config
+    if not isinstance(section, DictConfig):
+        return ""
+    key = ".".join(filter(None, (within, told[1] if told else "")))
+    attributes = re.findall(r"\bself\.(\w+)", reason)
+    names = [name for name in re.findall(r"\w+", reason) if name in attributes or "_" in name]
+    named = {f"{key}.{name}".lstrip("."): section[name] for name in names if section.get(name) is not None}
+    return " or ".join(f"{setting}={value}" for setting, value in named.items())
 
 
 def first_words(error: BaseException) -> str:
