@@ -295,7 +295,7 @@ def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
     code, said = diagnose_here(*job)
     assert code == 0, said
     assert "not asked for: verl trains as if the plug-in were not there" in said
-    assert "Nothing wrong was found, but the job trains without padding." in said
+    assert "Nothing wrong was found, but the job trains without padding; 1 not looked at." in said
 
 
 @pytest.mark.parametrize(

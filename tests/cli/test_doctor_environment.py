@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from omegaconf import open_dict
 
 from tests.support.jobs_for_doctor import (
     AGENT,
@@ -15,8 +16,9 @@ from tests.support.jobs_for_doctor import (
     assert_tried_and_well,
     contents_of,
     matters,
+    with_settings,
 )
-from verl_padding.doctor.environment import ENV_VARS, variables_of_job, variables_of_shell
+from verl_padding.doctor.environment import ENV_VARS, LEVEL, variables_of_job, variables_of_shell
 from verl_padding.doctor.interfaces import interfaces_of_job
 from verl_padding.doctor.own_files import variables_needed
 
@@ -104,6 +106,23 @@ def test_variables_that_own_code_reads_and_that_are_not_set_here_are_a_warning(k
     setting, told = READS[kind]
     assert [each for each in found if (each.subject, each.verdict) == (setting, "warning") and told in each.told], found
     assert not [each for each in found if each.verdict == "wrong"]
+
+
+@pytest.mark.parametrize("level", [None, "INFO", "WARN"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_line_of_verls_log_ends_a_stock_job_that_writes_it(padded, level, composed, machine):
+    overrides = ["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.hybrid_engine=false"]
+    config = with_settings(composed, overrides)
+    if level is None:
+        machine.patch.delenv(LEVEL, raising=False)
+    else:
+        machine.patch.setenv(LEVEL, level)
+    if not padded:
+        with open_dict(config):
+            del config.padding
+    told = [each for each in variables_of_job(config) if each.subject == LEVEL]
+    assert [each.verdict for each in told] == (["wrong"] if not padded and level != "WARN" else [])
+    assert all("INFO: with actor_rollout_ref.hybrid_engine=False" in each.told for each in told)
 
 
 def an_interface_that_is_here(machine: Machine) -> list[str]:

@@ -1,6 +1,8 @@
 """``verl-padding tiny-model``: one command, one folder, and nobody's files are touched."""
 
 import json
+import os
+from errno import EACCES
 from pathlib import Path
 from typing import get_args
 
@@ -50,6 +52,17 @@ def test_the_same_model_again_is_left_as_it_is_and_another_one_is_refused(tmp_pa
         assert f"{place}: holds the tiny qwen2 model of seed 0" in refused.stderr
         assert refused.stderr.count("\n") == 1
     assert contents(place) == before
+
+
+@pytest.mark.parametrize("look", ["is_dir", "iterdir"])
+def test_a_folder_that_nobody_may_look_into_is_refused_in_a_line(look, tmp_path, monkeypatch):
+    def may_not(folder):
+        raise PermissionError(EACCES, os.strerror(EACCES))
+
+    monkeypatch.setattr(Path, look, may_not)
+    refused = tiny_model(tmp_path)
+    assert refused.exit_code == 1
+    assert refused.stderr == f"{tmp_path}: cannot be written (Permission denied). Name another folder.\n"
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", tiny_models.MADE_OF])

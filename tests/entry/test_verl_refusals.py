@@ -14,6 +14,7 @@ import pytest
 import verl
 from omegaconf import OmegaConf, open_dict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.support.losses_on_rows import MODES
@@ -406,6 +407,51 @@ def test_no_reward_manager_of_verls_is_refused_as_it_comes(job_that_runs):
     assert {"naive", "dapo", "remote", "rate_limited"} <= set(names)
     for name in names:
         assert list(verl_refusals(job_with(job_that_runs, {"reward.reward_manager.name": name}))) == [], name
+
+
+class OwnSamplerOfARunningJob(ReplayBuffer):
+    """Asks for what is there only once the job runs."""
+
+    def __init__(self, **_):
+        raise AssertionError("Please initialize the TransferQueue first")
+
+
+def own_sampler(name: str) -> dict:
+    return {"trainer.v1.sampler.custom_sampler": {"path": __file__, "name": name}}
+
+
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+def test_a_sampler_of_somebodys_own_is_made_by_the_job_alone(mode, job_that_runs):
+    settings = {MODE: mode, **own_sampler("OwnSamplerOfARunningJob")}
+    assert list(verl_refusals(job_with(job_that_runs, settings))) == []
+    assert list(verl_refusals(job_with(job_that_runs, settings | {"padding": {"strategy": "prompt"}}))) == []
+    missing = own_sampler("NoSuchSampler")
+    assert [part for part, _ in verl_refusals(job_with(job_that_runs, missing))] == ["verl's trainer"]
+
+
+ESTIMATOR = "algorithm.adv_estimator"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"data.custom_cls": {"path": __file__, "name": "OwnData"}},
+        own_sampler("OwnSampler"),
+        {"trainer.checkpoint_callback_class": "mine.Callback"},
+        {f"{ROLLOUT}.agent.agent_loop_manager_class": "mine.Manager"},
+    ],
+    ids=lambda own: next(iter(own)),
+)
+def test_an_estimator_may_be_registered_by_what_the_trainer_loads_and_a_loss_may_not(own, job_that_runs):
+    mine = {ESTIMATOR: "mine", **own}
+    assert list(verl_refusals(job_with(job_that_runs, mine))) == []
+    ((part, unknown),) = verl_refusals(job_with(job_that_runs, {ESTIMATOR: "mine"}))
+    assert (part, f"{ESTIMATOR}=mine" in str(unknown)) == ("verl's estimators and losses", True)
+    # Workers, which look up losses, load none of these.
+    refused = [
+        part for part, _ in verl_refusals(job_with(job_that_runs, {f"{ACTOR}.policy_loss.loss_mode": "x", **own}))
+    ]
+    assert "verl's estimators and losses" in refused
 
 
 def test_a_refusal_comes_once_and_leaves_the_config_as_it_was(job_that_runs):

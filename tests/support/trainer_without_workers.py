@@ -2,9 +2,17 @@
 
 from types import SimpleNamespace
 
+from omegaconf import DictConfig
+from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
+
+import verl_padding.trainer.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
-from verl_padding.trainer.trainers import make_trainer
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+
+def make_trainer(config: DictConfig) -> PPOTrainer:
+    """The trainer of a job as ``verl.trainer.main_ppo`` makes it; it has not started anything yet."""
+    return get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
 
 
 def padded_trainer(*overrides, dp_size=2):

@@ -1,6 +1,8 @@
 """A job has the mode that its user chose, wherever that stands, and verl finds what it looks up by the mode's name."""
 
 import ast
+import logging
+from inspect import getsource
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +14,7 @@ import yaml
 from hydra import compose, initialize_config_dir, initialize_config_module
 from omegaconf import OmegaConf
 from omegaconf.errors import UnsupportedInterpolationType
-from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1 import PPOTrainerSeparateAsync, get_trainer_cls
 from verl.utils.skip import SkipManager
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
@@ -189,6 +191,23 @@ def _look_for_reads(node: ast.AST, file: str, function: str, found: dict[tuple[s
 
 def test_every_place_where_verl_reads_the_name_of_the_mode_is_known():
     assert reads_of_the_mode() == READS
+
+
+def test_a_line_of_verls_log_that_python_refuses_is_not_written_where_no_replica_shares_the_trainers_devices(
+    monkeypatch,
+):
+    log = logging.getLogger(PPOTrainerSeparateAsync.__module__)
+    assert "flush=True" in getsource(PPOTrainerSeparateAsync._setup), (
+        "verl has mended it: PaddedTrainerSeparateAsync._setup and the doctor's line can go"
+    )
+    monkeypatch.setattr(log, "level", log.level)  # given back at the end
+    log.setLevel(logging.INFO)
+    config = compose_job(*DYNAMIC, *SEPARATE, "+padding=prompt", "trainer.v1.trainer_mode=separate_async")
+    config.actor_rollout_ref.hybrid_engine = False
+    trainer = as_the_task_runner(config)
+    monkeypatch.setattr(PaddedTrainer, "_setup", lambda self: log.info("one line", flush=True))
+    trainer._setup()
+    assert log.level == logging.WARNING
 
 
 @pytest.mark.ray

@@ -265,7 +265,7 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
         ),
         (
             ["padding.strategy=lcm", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.train_batch_size=16"],
-            r"strategy='lcm'.* = 2 rows, not a multiple of dp_size=8",
+            r"^padding.strategy='lcm'.* = 2 rows, not a multiple of 8 data-parallel ranks",
         ),
         (["padding.sharing=chains"], r"^padding.sharing='chains': only the plan keeps .*Set padding.packer=plan\.$"),
         (
@@ -295,7 +295,7 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
         ),
         (
             ["padding.pad_length=9", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8"],
-            r"^pad_tokens=9: a pad does not fit",
+            r"^padding.pad_length=9: a pad does not fit",
         ),
     ],
 )
@@ -603,7 +603,7 @@ def test_the_summary_of_veomni_on_a_cpu_tells_the_same_and_its_pads_are_not_roun
     config = compose_job("+local=cpu_veomni", "+padding=prompt", *DYNAMIC, *ranks)
     told = dict(summary(config, planned_job(config, "sync")))
     assert told["engine of the actor"] == "veomni, 4 ranks: Ulysses 2, so 2 data-parallel ranks"
-    assert told["pads"].startswith("2 tokens each; the denominator")
+    assert told["pads"].startswith("2 tokens each, the fewest that a pad has; the denominator")
 
 
 def test_the_summary_says_which_passes_have_the_updates_micro_batches():

@@ -37,6 +37,18 @@ def _make(folder: Path, family: TinyModelKind, seed: int) -> bool:
         PaddingDataError: the folder holds something else, or cannot be written. Nothing in it has been touched.
         PaddingConfigError: the family takes packages that are not installed.
     """
+    try:
+        return _made_now(folder, family, seed)
+    except ImportError as error:
+        raise PaddingConfigError(
+            f"--family={family}: takes packages that are not installed. Install the extra in a checkout: "
+            'pip install -e ".[vision]".'
+        ) from error
+    except OSError as error:
+        raise PaddingDataError(f"{folder}: cannot be written ({error.strerror}). Name another folder.") from error
+
+
+def _made_now(folder: Path, family: TinyModelKind, seed: int) -> bool:
     if os.path.lexists(folder) and not folder.is_dir():
         raise PaddingDataError(f"{folder}: is a file, but a folder is needed for the model. Name another.")
     found = _made_of(folder)
@@ -51,15 +63,7 @@ def _make(folder: Path, family: TinyModelKind, seed: int) -> bool:
         raise PaddingDataError(f"{folder}: is the folder that you are in. Name one below it, such as model.")
     if folder.is_dir() and any(folder.iterdir()):
         raise PaddingDataError(f"{folder}: holds other files. Name a folder that is empty or not there yet.")
-    try:
-        write_tiny_model(family, folder, seed=seed)
-    except ImportError as error:
-        raise PaddingConfigError(
-            f"--family={family}: takes packages that are not installed. Install the extra in a checkout: "
-            'pip install -e ".[vision]".'
-        ) from error
-    except OSError as error:
-        raise PaddingDataError(f"{folder}: cannot be written ({error.strerror}). Name another folder.") from error
+    write_tiny_model(family, folder, seed=seed)
     return True
 
 

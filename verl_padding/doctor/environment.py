@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.doctor.devices import RAY_INIT, ray_cluster
 from verl_padding.doctor.finding import SHOWN, Finding, warning, wrong
 from verl_padding.doctor.named_objects import is_module
+from verl_padding.verl_job.modes import SEPARATE_ASYNC
 
 ENV_VARS = f"{RAY_INIT}.runtime_env.env_vars"
 """Setting of what the job's workers get beside the environment of their node."""
@@ -74,10 +75,28 @@ def variables_of_job(config: DictConfig) -> Iterator[Finding]:
     added = _added(config)
     for found in chain(_refused(added, environment_of_job(config)), _quoted(added)):
         yield replace(found, subject=f"{ENV_VARS}.{found.subject}")
+    yield from _level_that_ends_verl(config)
     if not ray_cluster(config):
         for name in SHARES_OF_RAY:
             if name in os.environ and not _is_share(os.environ[name]):
                 yield wrong(name, f"{os.environ[name]}: Ray's node ends with it as it starts. Set it from 0 to 1.")
+
+
+def _level_that_ends_verl(config: DictConfig) -> Iterator[Finding]:
+    """verl 0.9.1 logs a line with ``flush=True``, which Python's loggers do not take; padded trainers leave it out."""
+    if config.trainer.v1.trainer_mode != SEPARATE_ASYNC or config.get("padding") is not None:
+        return
+    level = environment_of_job(config).get(LEVEL, "INFO")
+    if not config.actor_rollout_ref.get("hybrid_engine", True) and _number_of(level) <= logging.INFO:
+        yield wrong(
+            LEVEL,
+            f"{level}: with actor_rollout_ref.hybrid_engine=False, verl's trainer ends with an error in a line of its "
+            "own log, once its workers run. Set it to WARN.",
+        )
+
+
+def _number_of(level: str) -> int:
+    return logging.getLevelNamesMapping().get(level, logging.WARNING)
 
 
 def _is_share(text: str) -> bool:

@@ -160,6 +160,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         if not asks_for_padding(config):
             yield ok("trainer", mode)
             yield NOT_ASKED_FOR
+            yield not_looked_at("lengths", "verl's budgets are read for a plan, and the job has none")
             return
         trainer = padded_trainer(mode)
         yield ok("trainer", f"{mode}, by {trainer.__name__}")

@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from copy import deepcopy
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.verl_job.role_engine import ref_as_actor
@@ -57,16 +57,9 @@ def n_gpus_of_pools(config: DictConfig) -> int:
 
 
 def _trainer(config: DictConfig) -> Any:
-    from verl_padding.trainer.trainers import asks_for_padding, make_trainer, padded_trainer
+    from verl_padding.trainer.trainers import trainer_without_own_parts
 
-    config = deepcopy(config)  # verl writes into it
-    with open_dict(config):
-        # A user's own callback is not made here: it is for the process that trains, where Ray runs. A user's own
-        # sampler is: verl's constructor asks whether it can wait.
-        config.trainer.checkpoint_callback_class = None
-        if asks_for_padding(config):
-            config.trainer.v1.trainer_mode = padded_trainer(config.trainer.v1.trainer_mode).extends
-    trainer = make_trainer(config)
+    trainer = trainer_without_own_parts(deepcopy(config))
     trainer._init_resource_pool_mgr()
     return trainer
 
@@ -88,16 +81,16 @@ def _distillation(config: DictConfig) -> None:
 
 
 def _names(config: DictConfig) -> None:
-    """Names that verl looks up in its registries, unless a module that the workers load may add to these."""
+    """Names that verl looks up in its registries, unless code that is loaded before may add to these."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
-    if config.actor_rollout_ref.model.get("external_lib"):
-        return
-    looked_up = {
-        "algorithm.adv_estimator": get_adv_estimator_fn,
-        "actor_rollout_ref.actor.policy_loss.loss_mode": get_policy_loss_fn,
+    looked_up: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
+        "algorithm.adv_estimator": (get_adv_estimator_fn, (EXTERNAL_LIB, *LOADED_BY_TRAINER)),
+        "actor_rollout_ref.actor.policy_loss.loss_mode": (get_policy_loss_fn, (EXTERNAL_LIB,)),
     }
-    for setting, look_up in looked_up.items():
+    for setting, (look_up, own_code) in looked_up.items():
+        if any(OmegaConf.select(config, own) for own in own_code):
+            continue
         value = OmegaConf.select(config, setting)
         try:
             look_up(value)
@@ -132,6 +125,15 @@ def _typed(section: DictConfig, dataclass_type: type[Any] | None = None) -> None
 
     omega_conf_to_dataclass(section, dataclass_type)
 
+
+EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+LOADED_BY_TRAINER = (
+    "data.custom_cls.path",
+    "trainer.v1.sampler.custom_sampler.path",
+    "trainer.checkpoint_callback_class",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+)
+"""Settings of code of the user's own that the process that trains loads before its first step."""
 
 LEAVES_BEHIND = ("RemoteRewardManager", "RateLimitedRewardManager")
 """Reward managers that start actors, or keep the limits of the first one for all that a process makes."""

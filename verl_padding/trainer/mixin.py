@@ -37,7 +37,7 @@ from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, w
 from verl_padding.trainer.step_timing import StepTiming
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
-from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.verl_job.job_reader import JobReader, check_job, in_settings
 from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, TIMING_SECONDS, UPSAMPLE_SECONDS
 from verl_padding.verl_job.modes import SYNC
 from verl_padding.verl_job.weighings import weighings
@@ -197,7 +197,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         try:
             plan = plan_batch(Rows.from_keys(keys, tokens_R, extends_R), job)
         except PlanError as refusal:
-            raise PaddingDataError(f"step {self.global_steps}: {refusal}") from refusal
+            raise PaddingDataError(f"step {self.global_steps}: {in_settings(refusal)}") from refusal
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         return plan

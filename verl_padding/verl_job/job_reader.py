@@ -6,6 +6,7 @@ config are named where they are used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
+from verl_padding.plan.counted import counted
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
@@ -34,6 +36,17 @@ from verl_padding.verl_job.weighings import refuse_equal_sessions
 STORAGES_BY_KEY = ("RayStore", "MooncakeStore", "Yuanrong")
 """TransferQueue's storages that hold each field of a row by itself, as far as TransferQueue 0.1 has them."""
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
+
+
+def in_settings(refusal: PlanError) -> str:
+    """What the planner refuses, in the words of a job's settings.
+
+    >>> in_settings(PlanError("strategy='lcm': 8 rows, not a multiple of dp_size=3"))
+    "padding.strategy='lcm': 8 rows, not a multiple of 3 data-parallel ranks"
+    """
+    told = re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal))
+    told = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", told)
+    return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), told)
 
 
 def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
@@ -278,7 +291,7 @@ class JobReader:
                 seed=seed,
             )
         except PlanError as refusal:
-            raise PaddingConfigError(f"{refusal}") from refusal
+            raise PaddingConfigError(in_settings(refusal)) from refusal
 
     def call_job(self, call: str, *, dp_sizes: Mapping[str, int], seed: int, pad_tokens: int) -> Job:
         """The planner's job of one worker call by itself, with the arguments of :meth:`step_job`.

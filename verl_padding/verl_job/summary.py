@@ -7,7 +7,7 @@ from math import lcm
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.config import PaddingConfig
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import update_taken
@@ -49,7 +49,8 @@ def summary(config: DictConfig, job: Job) -> Iterator[tuple[str, str]]:
         yield "shared prefixes", "rows that extend each other are computed once"
     denominator = PaddingConfig.from_section(config.get("padding")).denominator
     multiple = lcm(*(row_multiple(OmegaConf.select(config, engine.section)) for engine in engines.values()))
-    why = "" if multiple == 1 else f", since engines round rows up to multiples of {multiple}"
+    why = ", the fewest that a pad has" if job.pad_tokens == MIN_PAD_LENGTH else ""
+    why = why if multiple == 1 else f", since engines round rows up to multiples of {multiple}"
     explicit = PaddingConfig.from_section(config.get("padding")).pad_length
     why += "" if explicit == "auto" else f", as padding.pad_length={explicit} says"
     yield "pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}"
