@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from tests.support.jobs_for_doctor import (
     AGENT,
@@ -15,10 +16,16 @@ from tests.support.jobs_for_doctor import (
     assert_tried_and_well,
     contents_of,
     prompts,
+    with_settings,
 )
+from verl_padding.doctor.finding import Finding
 from verl_padding.doctor.named_objects import is_module, refuse_missing_object
+from verl_padding.doctor.rewards import rewards_of_job
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
+
+
+FUNCTION = "reward.custom_reward_function.path"
 
 
 def _tools(machine: Machine, kind: str = "native", schema: str = "") -> list[str]:
@@ -454,6 +461,11 @@ def a_package_that_imports_its_own(machine: Machine) -> list[str]:
     return ["reward.custom_reward_function.path=pkg://my_rewards_package.rewards"]
 
 
+def a_reward_that_a_function_makes(machine: Machine) -> list[str]:
+    make = "def make():\n    global compute_score\n    compute_score = lambda **kwargs: 1.0\n\nmake()\n"
+    return [f"{FUNCTION}={machine.file('rewards.py', make)}"]
+
+
 def a_tool_of_verls(machine: Machine) -> list[str]:
     schema = "{type: function, function: {name: add, description: adds, parameters: {type: object, properties: {}}}}"
     text = '@function_tool(schema=ADD)\ndef add(a, b): ...\n\n@function_tool\ndef now() -> str:\n    """The time."""\n'
@@ -490,6 +502,42 @@ def outputs_of_a_class_of_ones_own(machine: Machine) -> list[str]:
 
 def a_reward_that_is_put_into_a_mapping(machine: Machine) -> list[str]:
     return _reward(machine, "found = {'right': True}", "found['score'] = 1.0", "return found")
+
+
+RIGHT: dict[str, list[str]] = {
+    "set by a function inside": [
+        *("score = None", "def judge():", "    nonlocal score", "    score = 1.0", "judge()", "return score"),
+    ],
+    "set by a class inside": ["score = None", "class Judge:", "    nonlocal score", "    score = 1.0", "return score"],
+    "set by a match": ["score = None", "match len(kwargs):", "    case int() as score: pass", "return score"],
+    "set by a sequence": ["score = None", "match [*kwargs]:", "    case [*score]: score = 1.0", "return score"],
+    "set by a mapping": ["last = None", "match {'score': 1.0}:", "    case {**last}: pass", "return last"],
+    "set by an error": ["score = None", "try: 1 / 0", "except ZeroDivisionError as score: return 0.0", "return score"],
+    "set at the top of the file": ["global score", "score = None", "judge()", "return score"],
+    "set by an import": ["pi = None", "from math import pi", "return pi"],
+    "set in an expression": ["score = None", "print(score := 1.0)", "return score"],
+    "set where a default is": ["score = None", "def told(at=(score := 1.0)): ...", "return score"],
+    "set by with": ["score = None", "with numbers() as score: pass", "return score"],
+    "set by a loop": ["score = None", "for score in (0.0, 1.0): pass", "return score"],
+    "set by what a star leaves": ["*rest, score = None, None, 1.0", "return score"],
+    "set in both branches": ["score = None", "if kwargs: score = 1.0", "else: score = 0.0", "return score"],
+    "set or left": ["score = None", "if kwargs: score = 1.0", "else: raise ValueError", "return score"],
+    "set by a try": ["score = None", "try: score = 1.0", "except ValueError: score = 0.0", "return score"],
+    "set at last": ["score = None", "try: judge()", "finally: score = 0.0", "return score"],
+    "set by every case": [
+        *("score = None", "match kwargs:", "    case {}: score = 1.0", "    case _: score = 0.0", "return score"),
+    ],
+    "set before a break": [
+        *("score = None", "for word in kwargs:", "    if word:", "        score = 1.0", "        break"),
+        *("else: score = 0.0", "return score"),
+    ],
+    "asked for": ["score = None", "if kwargs: score = 1.0", "if score is None: score = 0.0", "return score"],
+    "asked for where it is returned": [
+        *("score = None", "if kwargs: score = 1.0", "return 0.0 if score is None else score"),
+    ],
+    "set after it is returned": ["score = 1.0", "if kwargs: return score", "score = 'no'", "raise ValueError(score)"],
+}
+"""Bodies of right reward functions, which have a name that is None, or a text, in some other place."""
 
 
 def groups_by_a_number_alone(machine: Machine) -> list[str]:
@@ -529,6 +577,16 @@ def a_reward_of_keys_that_the_loop_may_add(machine: Machine) -> list[str]:
     return [*overrides, *machine.loop(LOOP + made)]
 
 
+def a_reward_of_keys_of_a_table(machine: Machine) -> list[str]:
+    text = "    from tables import EASY as extra_info\n    return extra_info['limit']\n"
+    return _with_extra_info(machine, text, index=1)
+
+
+def a_loop_that_takes_the_ids_out(machine: Machine) -> list[str]:
+    takes_out = "        match ids:\n            case {'input_ids': ids}: ...\n        answer ="
+    return machine.loop(LOOP + ASKS.replace("        answer =", takes_out) + SCORED)
+
+
 def a_loop_of_keys_that_it_sets(machine: Machine) -> list[str]:
     sets = "        kwargs['extra_info']['tries'] = 1\n        tries = kwargs['extra_info']['tries']\n"
     return [*_with_extra_info(machine, index=1), *machine.loop(LOOP + sets + SCORED)]
@@ -550,6 +608,8 @@ def an_argument_of_the_template_that_nobody_gives_twice(machine: Machine) -> lis
 LEGAL: list[Kind] = [
     a_reward_of_keys_that_may_be_there,
     a_reward_that_adds_keys,
+    a_reward_of_keys_of_a_table,
+    a_loop_that_takes_the_ids_out,
     a_reward_of_keys_that_the_loop_may_add,
     a_loop_of_keys_that_it_sets,
     a_loop_of_lists,
@@ -571,6 +631,7 @@ LEGAL: list[Kind] = [
     a_default_loop_that_no_prompt_takes,
     a_reward_that_waits,
     a_package_that_imports_its_own,
+    a_reward_that_a_function_makes,
     a_tool_of_verls,
     loops_with_rewards_of_their_own,
 ]
@@ -617,6 +678,59 @@ def test_what_only_some_session_may_meet_is_a_warning(kind, composed, machine):
     left = [each for each in contents_of(composed, kind(machine)) if each.verdict != "ok"]
     assert [each.verdict for each in left] == ["warning"] * len(UNLIKELY[kind]), left
     assert all(told in each.told for each, told in zip(left, UNLIKELY[kind], strict=True)), left
+
+
+def _of_function(composed: DictConfig, overrides: list[str]) -> Finding:
+    found = rewards_of_job(with_settings(composed, overrides), asked=True)
+    return next(each for each in found if each.subject == FUNCTION)
+
+
+@pytest.mark.parametrize("lines", RIGHT.values(), ids=RIGHT.keys())
+def test_a_reward_that_is_set_in_some_other_way_than_by_an_equals_sign_is_not_called_wrong(lines, composed, machine):
+    found = _of_function(composed, _reward(machine, *lines))
+    assert found.verdict == "ok", found
+
+
+WRONG: dict[str, tuple[str, list[str]]] = {
+    "never set again": ("wrong", ["score = None", "return score"]),
+    "set in a function inside, which has it for itself": (
+        "wrong",
+        ["score = None", "def judge():", "    score = 1.0", "return score"],
+    ),
+    "set too late": ("wrong", ["score = 1.0", "score = None", "return score"]),
+    "set in one branch": ("warning", ["score = None", "if kwargs: score = 1.0", "return score"]),
+    "set where it may fail": (
+        "warning",
+        ["score = None", "try: score = 1.0", "except ValueError: pass", "return score"],
+    ),
+    "set where an error may be passed over": (
+        "warning",
+        ["score = None", "with passing():", "    score = 1.0", "return score"],
+    ),
+    "set in some cases": (
+        "warning",
+        ["score = None", "match kwargs:", "    case {'a': 1}: score = 1.0", "return score"],
+    ),
+    "not set before each break": (
+        "warning",
+        [
+            *("score = None", "for word in kwargs:", "    if word: break", "    if not word:", "        score = 1.0"),
+            *("        break", "else: score = 0.0", "return score"),
+        ],
+    ),
+    "returned before it is set": (
+        "warning",
+        ["score = None", "if kwargs: return score", "score = 1.0", "return score"],
+    ),
+}
+"""Bodies of reward functions that return None, and what the doctor says."""
+
+
+@pytest.mark.parametrize(("verdict", "lines"), WRONG.values(), ids=WRONG.keys())
+def test_a_reward_that_is_none_is_told_however_it_is_set(verdict, lines, composed, machine):
+    found = _of_function(composed, _reward(machine, *lines))
+    assert found.verdict == verdict, found
+    assert "compute_score() returns None" in found.told
 
 
 def a_manager_of_loops_of_ones_own(machine: Machine) -> list[str]:

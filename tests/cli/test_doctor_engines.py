@@ -13,7 +13,8 @@ from tests.support.jobs_for_doctor import (
     with_settings,
 )
 from verl_padding.doctor import packages
-from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
+from verl_padding.doctor.devices import devices_of_job
+from verl_padding.doctor.passed_on import TEMPLATE, values_for_rollout, values_passed_on
 from verl_padding.verl_job import engines_on_cpu
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
@@ -323,6 +324,72 @@ def test_a_value_that_vllm_refuses_is_told(override, told, composed):
     found = list(values_for_rollout(with_settings(composed, ["actor_rollout_ref.rollout.name=vllm", override])))
     setting = override.split("=")[0]
     assert [each for each in found if (each.verdict, each.subject) == ("wrong", setting) and told in each.told], found
+
+
+TURN = "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}"
+SPOKEN = TURN + "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (SPOKEN, ""),
+        (SPOKEN.replace("endgeneration", "endspeech"), "no template of Jinja (Encountered unknown tag 'endspeech'"),
+        (SPOKEN.replace("{% endfor %}", ""), "no template of Jinja (Unexpected end of template."),
+    ],
+    ids=["with the answers marked", "of a tag that there is not", "without its end"],
+)
+def test_a_template_is_read_as_transformers_reads_it(template, told, composed):
+    found = list(values_passed_on(with_settings(composed, [f"{TEMPLATE}='{template}'"])))
+    said = [each.told for each in found if each.subject == TEMPLATE]
+    assert len(said) == bool(told), said
+    assert all(told in each for each in said), said
+
+
+PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+ASYNC, PLAIN, ALONE = "separate_async", "sync", "actor_rollout_ref.hybrid_engine=false"
+ON_RANKS = "a replica of the rollout takes {} devices, and the job has 4 (trainer.n_gpus_per_node x trainer.nnodes)"
+BESIDE = "a replica of the rollout takes {} devices, and there are {} for those beside the trainer"
+
+
+def _apart(**sizes: int) -> list[str]:
+    """Prompts that are read, and answers that are written, on ranks of their own."""
+    return [
+        f"actor_rollout_ref.rollout.disaggregation.{name}={size}" for name, size in {"enabled": True, **sizes}.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "own", "tensor", "more", "told"),
+    [
+        (ASYNC, 8, 8, [ALONE], []),
+        (f"padded_{ASYNC}", 8, 8, [ALONE], []),
+        (ASYNC, 8, 8, [], [ON_RANKS.format(8)]),
+        (PLAIN, 8, 8, [ALONE], [ON_RANKS.format(8)]),
+        ("of_ones_own", 8, 8, [ALONE], []),
+        (ASYNC, 1, 2, [ALONE], [BESIDE.format(2, 1)]),
+        (ASYNC, 1, 2, [], [BESIDE.format(2, 1)]),
+        (PLAIN, 1, 2, [], []),
+        (ASYNC, 8, 2, [ALONE, *_apart(decode_replicas=3)], []),
+        (ASYNC, 8, 2, [ALONE, *_apart(decode_replicas=4)], [BESIDE.format(10, 8)]),
+        (PLAIN, 1, 1, _apart(decode_tensor_model_parallel_size=4), [ON_RANKS.format(5)]),
+    ],
+)
+def test_the_devices_of_a_replica_are_counted_where_verl_makes_one(mode, own, tensor, more, told, composed):
+    section = "actor_rollout_ref.rollout"
+    settings = [f"trainer.v1.trainer_mode={mode}", "trainer.n_gpus_per_node=4", f"{PARALLEL}={tensor}", *more]
+    config = with_settings(composed, [*settings, f"{section}.nnodes=1", f"{section}.n_gpus_per_node={own}"])
+    found = [each.told for each in devices_of_job(config, "cpu") if "a replica of the rollout" in each.told]
+    assert len(found) == len(told), found
+    assert all(part in each for part, each in zip(told, found, strict=True)), found
+
+
+def test_no_device_at_all_is_told_and_nothing_of_replicas(composed):
+    config = with_settings(composed, ["trainer.n_gpus_per_node=0"])
+    assert not [each for each in devices_of_job(config, "cpu") if "a replica of" in each.told]
+    assert [each.told for each in values_passed_on(config) if each.subject == "trainer.n_gpus_per_node"] == [
+        "0: too few. Set it to 1 or more."
+    ]
 
 
 @pytest.mark.parametrize(

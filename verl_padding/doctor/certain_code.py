@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from verl_padding.doctor.returned import Function
+from verl_padding.doctor.bound_names import Function
 from verl_padding.doctor.signatures import method
 
 

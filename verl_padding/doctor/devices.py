@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
 from verl_padding.plan.counted import counted
-from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC
+from verl_padding.verl_job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
 from verl_padding.verl_job.roles_of_job import has_critic
 
 PLATFORM = "VERL_PLATFORM"
@@ -20,8 +20,13 @@ PLATFORM = "VERL_PLATFORM"
 CPU = "cpu"
 CPUS_A_RANK = 3
 """``max_colocate_count`` of verl's ``ResourcePoolManager``."""
-PARALLEL_SIZES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+ROLLOUT = "actor_rollout_ref.rollout"
+TENSOR = "tensor_model_parallel_size"
+PARALLEL_SIZES = (TENSOR, "data_parallel_size", "pipeline_model_parallel_size")
 """Of a rollout; a replica has as many ranks as their product."""
+PREFILL, DECODE = "disaggregation.prefill_replicas", "disaggregation.decode_replicas"
+DECODE_TENSOR = "disaggregation.decode_tensor_model_parallel_size"
+"""Of a rollout that reads prompts and writes answers on ranks of their own."""
 SHARDED = {"actor_rollout_ref.actor": "actor_rollout_ref.actor.fsdp_config", "critic": "critic.fsdp"}
 """Role -> section of its engine with the size of FSDP's groups."""
 FSDP = ("fsdp", "fsdp2")
@@ -131,18 +136,49 @@ def _on_cluster(config: DictConfig, address: str) -> Iterator[Finding]:
 
 
 def _replicas(config: DictConfig) -> Iterator[Finding]:
-    """Whether the rollout's ranks make up at least one of its replicas, as verl counts them; without one it hangs."""
-    section, rollout, trainer = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout, config.trainer
-    sizes = {name: int(rollout.get(name) or 1) for name in PARALLEL_SIZES}
-    replica = math.prod(sizes.values())
-    ranks = trainer.n_gpus_per_node * trainer.nnodes
-    if replica > ranks:
-        told = ", ".join(f"{section}.{name}={size}" for name, size in sizes.items() if size > 1)
+    """Whether there are devices for one replica of each rollout that verl makes; without one it hangs, or ends."""
+    sizes = _sizes_of_replica(config.actor_rollout_ref.rollout)
+    replica = _ranks_of_replica(sizes)
+    ranks, own = config.trainer.n_gpus_per_node * config.trainer.nnodes, _devices_of_rollout(config)
+    told = ", ".join(f"{ROLLOUT}.{name}={size}" for name, size in sizes.items() if size > 1 or "." in name)
+    setting = f"{ROLLOUT}.{max(sizes, key=lambda name: sizes[name])}"
+    if 0 < ranks < replica and _has_replicas_on_ranks(config):
         yield wrong(
-            f"{section}.{next(name for name, size in sizes.items() if size > 1)}",
+            setting,
             f"{told}: a replica of the rollout takes {counted(replica, 'device')}, and the job has {ranks} "
             "(trainer.n_gpus_per_node x trainer.nnodes). Lower it, or raise trainer.n_gpus_per_node.",
         )
+    if 0 < own < replica:
+        yield wrong(
+            setting,
+            f"{told}: a replica of the rollout takes {counted(replica, 'device')}, and there are {own} for those "
+            f"beside the trainer ({ROLLOUT}.n_gpus_per_node x {ROLLOUT}.nnodes). Lower it, or raise "
+            f"{ROLLOUT}.n_gpus_per_node.",
+        )
+
+
+def _sizes_of_replica(rollout: DictConfig) -> dict[str, int]:
+    """Setting -> size, for all that says how many ranks a replica has."""
+    sizes = {name: int(rollout.get(name) or 1) for name in PARALLEL_SIZES}
+    apart = rollout.get("disaggregation")
+    if apart and apart.get("enabled"):
+        sizes |= {name: int(OmegaConf.select(rollout, name) or 1) for name in (PREFILL, DECODE)}
+        sizes[DECODE_TENSOR] = int(OmegaConf.select(rollout, DECODE_TENSOR) or sizes[TENSOR])
+    return sizes
+
+
+def _ranks_of_replica(sizes: dict[str, int]) -> int:
+    """As verl's ``LLMServerManager`` multiplies them."""
+    if DECODE not in sizes:
+        return math.prod(sizes.values())
+    both = sizes[TENSOR] * sizes[PREFILL] + sizes[DECODE_TENSOR] * sizes[DECODE]
+    return both * math.prod(sizes[name] for name in PARALLEL_SIZES if name != TENSOR)
+
+
+def _has_replicas_on_ranks(config: DictConfig) -> bool:
+    """Whether the trainer's ranks certainly have replicas of the rollout."""
+    on_ranks_always = _mode(config) in (SYNC, COLOCATE_ASYNC)  # whatever the setting below says
+    return on_ranks_always or bool(config.actor_rollout_ref.get("hybrid_engine", True))
 
 
 def _tickets(config: DictConfig) -> Iterator[Finding]:
@@ -185,8 +221,13 @@ def _tickets_of_ranks(config: DictConfig) -> Iterator[Finding]:
 def _devices_of_rollout(config: DictConfig) -> int:
     """Devices of a rollout that has its own beside the trainer's."""
     rollout = config.actor_rollout_ref.rollout
-    is_separate = config.trainer.v1.trainer_mode.removeprefix(MODE_PREFIX) == SEPARATE_ASYNC
+    is_separate = _mode(config) == SEPARATE_ASYNC
     return int(rollout.nnodes or 0) * int(rollout.n_gpus_per_node or 0) if is_separate else 0
+
+
+def _mode(config: DictConfig) -> str:
+    """The trainer's, by verl's own name if it is one of verl's."""
+    return str(config.trainer.v1.trainer_mode).removeprefix(MODE_PREFIX)
 
 
 def _shards(config: DictConfig) -> Iterator[Finding]:

@@ -10,11 +10,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.agent_loops import LOOPS, Loop
+from verl_padding.doctor.bound_names import Function, names_bound
 from verl_padding.doctor.certain_code import certain_nodes
 from verl_padding.doctor.data_files import SETTINGS, files_of, validates
 from verl_padding.doctor.finding import Finding, wrong
 from verl_padding.doctor.named_objects import file_of
-from verl_padding.doctor.returned import Function
 from verl_padding.doctor.rewards import FUNCTION, read_by_verl
 from verl_padding.doctor.signatures import class_of_target, defined_in, method
 from verl_padding.doctor.tools import MULTI_TURN
@@ -94,9 +94,9 @@ def keys_read(function: Function, mapping: str) -> set[str]:
     """
     root = mapping.partition("[")[0]
     for node in ast.walk(function):
+        if root in names_bound(node):
+            return set()
         match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) if name == root:
-                return set()
             case ast.Subscript(ctx=ast.Store() | ast.Del()) if ast.unparse(node).startswith(mapping):
                 return set()
             case ast.Attribute(value=value, attr="setdefault" | "update") if ast.unparse(value) in (mapping, root):

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Iterator
 from functools import cache
 
+from verl_padding.doctor.bound_names import Function, names_bound
 from verl_padding.doctor.certain_code import nodes_run_by
-from verl_padding.doctor.returned import Function
 
 OUTPUT, BASE = "AgentLoopOutput", "AgentLoopBase"
 APPLY = "self.tokenizer.apply_chat_template"
@@ -79,11 +79,11 @@ def _gives_mappings() -> bool:
 
 def _set_once(function: ast.AST) -> dict[str, ast.expr]:
     """Names that a function sets in one place, to a value in plain sight."""
-    stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    bound = [name for node in ast.walk(function) for name in names_bound(node)]
     found = {}
     for node in ast.walk(function):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored.count(name) == 1:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if bound.count(name) == 1:
                 found[name] = value
     return found
 

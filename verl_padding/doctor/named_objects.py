@@ -6,6 +6,8 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
+from verl_padding.doctor.bound_names import Function, names_bound
+
 MAKES_NAMES = {"*", "__getattr__", "globals", "setattr", "exec"}
 """What a module that makes names as it runs has among its own: it may hold any name."""
 MOVES_PATH = {"sys", "site", "importlib", "subprocess"}
@@ -183,17 +185,17 @@ def parsed(source: Path) -> ast.Module:
 
 
 def _names_of(tree: ast.Module) -> set[str]:
-    """Names that a module binds at its top, also below ``if``, ``try`` and ``with``; and `MAKES_NAMES` of it."""
-    names: set[str] = set()
+    """Names that a module binds at its top, also below ``if``, ``try`` and ``with``; and `MAKES_NAMES` of it.
+
+    And those that its functions bind there, which one of them may have done when the module was loaded.
+    """
+    names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)  # what is in it is not of the module
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-        else:
-            if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in MAKES_NAMES):
-                names.add(node.id)
+        names |= set(names_bound(node))
+        if isinstance(node, ast.Name) and node.id in MAKES_NAMES:
+            names.add(node.id)
+        if not isinstance(node, Function | ast.ClassDef):  # what is in it is not of the module
             waiting += ast.iter_child_nodes(node)
     return names

@@ -153,12 +153,13 @@ def _optimizer(config: DictConfig, section: str) -> Iterator[Finding]:
 
 
 def _template(config: DictConfig) -> Iterator[Finding]:
-    from jinja2 import Environment, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = OmegaConf.select(config, TEMPLATE)
     if isinstance(template, str):
         try:
-            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+            _compile_jinja_template(template)  # with tags of its own, such as {% generation %}
         except TemplateSyntaxError as error:
             yield wrong(TEMPLATE, f"{template}: no template of Jinja ({error}). Correct it.")
         else:

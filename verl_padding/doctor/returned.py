@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+from verl_padding.doctor.bound_names import Function, own_nodes, values_that_reach
+
 PLAIN = (
     ast.Constant,
     ast.JoinedStr,
@@ -34,7 +34,7 @@ def never_returns(function: Function) -> bool:
 
 def is_generator(function: Function) -> bool:
     """Whether it yields what it makes."""
-    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own_nodes(function))
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own_nodes(function.body))
 
 
 def gives_nothing_to_await(function: ast.FunctionDef, plain_calls: tuple[str, ...]) -> bool:
@@ -117,7 +117,7 @@ def _is_none(value: ast.expr) -> bool:
 
 def _returned(function: Function) -> list[ast.expr]:
     """Expressions behind ``return``; that of None where there is none."""
-    found = [node.value for node in _own_nodes(function) if isinstance(node, ast.Return)]
+    found = [node.value for node in own_nodes(function.body) if isinstance(node, ast.Return)]
     return [value or ast.Constant(value=None) for value in found]
 
 
@@ -125,43 +125,7 @@ def _values(function: Function, value: ast.expr) -> list[ast.expr]:
     """What an expression may stand for: both sides of a condition, and all that a local name is set to."""
     if isinstance(value, ast.IfExp):
         return [found for side in (value.body, value.orelse) for found in _values(function, side)]
-    if not isinstance(value, ast.Name):
-        return [value]
-    stored = [
-        node
-        for node in _own_nodes(function)
-        if isinstance(node, ast.Name) and node.id == value.id and isinstance(node.ctx, ast.Store)
-    ]
-    parameters = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
-    set_to = [found for node in _own_nodes(function) for found in _set_to(node, value.id)]
-    if value.id in parameters or not stored or len(set_to) != len(stored):
-        return [value]
+    found = values_that_reach(function, value) if isinstance(value, ast.Name) else None
     # what is put into a mapping later does not show
-    return [value] if any(isinstance(found, ast.Dict | ast.Call | ast.Name) for found in set_to) else set_to
-
-
-def _set_to(node: ast.AST, name: str) -> list[ast.expr]:
-    """Values that a plain assignment gives a name."""
-    match node:
-        case ast.AnnAssign(target=ast.Name(id=annotated), value=value) if annotated == name and value is not None:
-            return [value]
-        case ast.Assign(targets=targets, value=value):
-            found: list[ast.expr] = []
-            for target in targets:
-                if isinstance(target, ast.Name) and target.id == name:
-                    found.append(value)
-                elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                    pairs = zip(target.elts, value.elts, strict=False)
-                    found += [each for left, each in pairs if isinstance(left, ast.Name) and left.id == name]
-            return found
-    return []
-
-
-def _own_nodes(function: Function) -> Iterator[ast.AST]:
-    """All that a function does itself, and not the functions inside of it."""
-    waiting: list[ast.AST] = list(function.body)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
+    is_plain = found is not None and not any(isinstance(each, ast.Dict | ast.Call | ast.Name) for each in found)
+    return found if found is not None and is_plain else [value]

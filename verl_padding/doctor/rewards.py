@@ -9,9 +9,10 @@ from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.doctor.bound_names import Function
 from verl_padding.doctor.finding import Finding, looked_for, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.named_objects import PACKAGE_PREFIX, file_of, refuse_missing_imports, refuse_missing_object
-from verl_padding.doctor.returned import SCORE, Function, keys_beside_scores, never_returns, no_scores
+from verl_padding.doctor.returned import SCORE, keys_beside_scores, never_returns, no_scores
 from verl_padding.doctor.signatures import defined_in, refuse_other_parameters
 
 SCORES = "verl.utils.reward_score"

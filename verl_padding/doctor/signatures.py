@@ -6,8 +6,8 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
+from verl_padding.doctor.bound_names import Function, names_bound
 from verl_padding.doctor.named_objects import file_of, module_and_name, parsed
-from verl_padding.doctor.returned import Function
 
 
 def defined_in(source: Path | None, name: str) -> ast.stmt | None:
@@ -25,12 +25,11 @@ def _only_definition(tree: ast.Module | ast.ClassDef, name: str) -> Function | a
                 if node not in tree.body:
                     return None
                 found.append(node)
-            case ast.Name(id=bound, ctx=ast.Store() | ast.Del()) | ast.Attribute(attr=bound, ctx=ast.Store()):
-                if bound == name:
-                    return None
-            case ast.alias() if name == (node.asname or node.name.split(".")[0]) or node.name == "*":
+            case ast.Attribute(attr=attribute, ctx=ast.Store()) if attribute == name:
                 return None
-            case ast.Name(id="globals" | "setattr" | "exec"):
+            case ast.alias(name="*") | ast.Name(id="globals" | "setattr" | "exec"):
+                return None
+            case _ if name in names_bound(node):
                 return None
     return found[0] if len(found) == 1 else None
 

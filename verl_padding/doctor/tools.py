@@ -8,10 +8,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.doctor.bound_names import Function
 from verl_padding.doctor.entries import entries_of, refuse_bad_entry, resolved
 from verl_padding.doctor.finding import Finding, ok, wrong
 from verl_padding.doctor.named_objects import parsed, refuse_missing_imports
-from verl_padding.doctor.signatures import Function
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 REGISTERS = "function_tool"
