@@ -384,6 +384,14 @@ def test_the_devices_of_a_replica_are_counted_where_verl_makes_one(mode, own, te
     assert all(part in each for part, each in zip(told, found, strict=True)), found
 
 
+@pytest.mark.parametrize(("ranks", "mode", "more"), [(6, PLAIN, []), (6, ASYNC, [ALONE]), (8, PLAIN, [])])
+def test_ranks_that_do_not_make_up_whole_replicas_are_told_where_they_have_some(ranks, mode, more, composed):
+    settings = [f"trainer.v1.trainer_mode={mode}", f"trainer.n_gpus_per_node={ranks}", f"{PARALLEL}=4", *more]
+    told = [each for each in devices_of_job(with_settings(composed, settings), "cpu") if each.subject == PARALLEL]
+    assert len(told) == (ranks == 6 and not more), told
+    assert all("cut the 6 ranks of the trainer" in each.told and "divides 6" in each.told for each in told)
+
+
 def test_no_device_at_all_is_told_and_nothing_of_replicas(composed):
     config = with_settings(composed, ["trainer.n_gpus_per_node=0"])
     assert not [each for each in devices_of_job(config, "cpu") if "a replica of" in each.told]

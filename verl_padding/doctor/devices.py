@@ -148,6 +148,13 @@ def _replicas(config: DictConfig) -> Iterator[Finding]:
             f"{told}: a replica of the rollout takes {counted(replica, 'device')}, and the job has {ranks} "
             "(trainer.n_gpus_per_node x trainer.nnodes). Lower it, or raise trainer.n_gpus_per_node.",
         )
+    elif ranks % (whole := math.prod(sizes[name] for name in PARALLEL_SIZES)) and _has_replicas_on_ranks(config):
+        yield wrong(
+            setting,
+            f"{told}: verl's workers cut the {counted(ranks, 'rank')} of the trainer (trainer.n_gpus_per_node x "
+            f"trainer.nnodes) into groups of {whole} for the rollout, which leaves some over. Choose sizes whose "
+            f"product divides {ranks}.",
+        )
     if 0 < own < replica:
         yield wrong(
             setting,
