@@ -345,6 +345,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
         "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps_and_routes",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=72",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=72",
+        "actor_rollout_ref.rollout.moe_load_balance_metrics_interval=1",
         steps=3,
         model_kind="qwen3_moe",
     )
@@ -353,6 +354,11 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
     assert facts.rows[LONELY_STEP].real == 1
     assert facts.metrics[LONELY_STEP]["padding/log_prob/micro_batches"] == 1
     assert facts.metrics[1]["padding/log_prob/micro_batches"] > 3
+    for metrics in facts.metrics.values():
+        # Of the workers, and of the plan, which has the pass take over the micro-batches of the update.
+        taken = metrics["padding/actor/micro_batches"] * metrics["padding/actor/optimizer_steps/total"]
+        assert taken == pytest.approx(metrics["padding/log_prob/micro_batches"])
+        assert metrics["rollout/moe/routed_experts_found"] == 1
     assert "this session fails on purpose" in facts.log
     real = [facts.rows[step].real for step in (1, 2, 3)]
     assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import BUDGET, BothUpdates, update_both
+from tests.equivalence.updates import BUDGET, EPOCHS, BothUpdates, assert_packed_as_planned, update_both
 from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_critic, start_over, stop
 from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.patches.plan_packer import install
+from verl_padding.trainer.losses import MICRO_BATCHES, wrap_worker_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -54,6 +55,28 @@ def test_so_do_four_ranks(critics, four_ranks):
     for workers in (four_ranks, one_rank):
         start_over(workers, "token-mean")
     assert_critic_metrics_agree(update_both(four_ranks, one_rank, method="train_mini_batch", dp_size=4))
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, critics):
+    padded_ranks, one_rank = critics
+    start_over(padded_ranks, "seq-mean-token-sum", micro_batch_rows=2)
+    start_over(one_rank, "seq-mean-token-sum")
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
+    both = update_both(*critics, method="train_mini_batch", packer=packer, micro_batch_rows=2)
+    assert_critic_metrics_agree(both)
+    assert both.padded[MICRO_BATCHES] == [both.layout.rows_per_cell / 2] * EPOCHS * 3
+
+
+def test_so_do_ranks_whose_micro_batches_the_plan_cuts(critics):
+    for workers in critics:
+        start_over(workers, "token-mean")
+    padded_ranks, _ = critics
+    padded_ranks.execute_with_func_generator(install())
+    both = update_both(*critics, method="train_mini_batch", packer="plan")
+    assert_critic_metrics_agree(both)
+    assert_packed_as_planned(both, "critic")
 
 
 def assert_critic_metrics_agree(both: BothUpdates) -> None:

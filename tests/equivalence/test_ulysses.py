@@ -28,6 +28,7 @@ from tests.equivalence.updates import (
 from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
 from tests.support.tolerance import ADAM_EPS
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.patches.plan_packer import install
 from verl_padding.trainer.losses import MICRO_BATCHES
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
@@ -95,6 +96,10 @@ def test_so_do_critics(transfer_queue, tmp_path):
     with padded_and_plain(
         start_critic, model, *overrides, padded=padded, plain=[f"{budget}=4096"], ranks=2 * SHARING_RANKS
     ) as critics:
-        for workers in critics:
-            start_over(workers, "token-mean")
-        assert_critic_metrics_agree(update_both(*critics, method="train_mini_batch", ranks_of_row=SHARING_RANKS))
+        for packer in ("verl", "plan"):
+            for workers in critics:
+                start_over(workers, "token-mean")
+            if packer == "plan":
+                critics[0].execute_with_func_generator(install())
+            both = update_both(*critics, method="train_mini_batch", packer=packer, ranks_of_row=SHARING_RANKS)
+            assert_critic_metrics_agree(both)

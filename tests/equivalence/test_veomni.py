@@ -164,8 +164,14 @@ def test_so_do_critics(sharing, transfer_queue, tmp_path):
         padded_ranks,
         one_rank,
     ):
-        start_both_over(padded_ranks, one_rank, "token-mean", "verl")
-        both = update_both(
-            padded_ranks, one_rank, method="train_mini_batch", dp_size=2 // sharing, ranks_of_row=sharing
-        )
-        assert_critic_metrics_agree(both)
+        for packer in ("verl", "plan"):
+            start_both_over(padded_ranks, one_rank, "token-mean", packer)
+            both = update_both(
+                padded_ranks,
+                one_rank,
+                method="train_mini_batch",
+                packer=packer,
+                dp_size=2 // sharing,
+                ranks_of_row=sharing,
+            )
+            assert_critic_metrics_agree(both)

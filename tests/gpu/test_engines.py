@@ -2,7 +2,15 @@
 
 import pytest
 
-from tests.support.gpu_jobs import DYNAMIC, ON_GPUS, RECORDED_ROUTES, needs_gpus, skip_without, train_on_gpus
+from tests.support.gpu_jobs import (
+    DYNAMIC,
+    ON_GPUS,
+    RECORDED_ROUTES,
+    ROUTES_FOUND,
+    needs_gpus,
+    skip_without,
+    train_on_gpus,
+)
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.job import tiny_job
@@ -39,7 +47,7 @@ def overrides_of(engine, folder):
     return [
         *tiny_job(folder),
         *ON_GPUS,
-        RECORDED_ROUTES,
+        *RECORDED_ROUTES,
         f"actor_rollout_ref.model.path={model}",
         "trainer.n_gpus_per_node=2",
         "+padding=prompt",
@@ -62,3 +70,4 @@ def test_the_engine_trains_on_recorded_routes_with_pads_beside_them(engine, tmp_
     skip_without(ENGINES[engine][0])
     for step in train_on_gpus(overrides_of(engine, tmp_path), tmp_path):
         assert step["padding/actor/optimizer_steps/total"] == 4
+        assert step[ROUTES_FOUND] == 1

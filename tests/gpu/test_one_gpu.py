@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gpu_jobs import DYNAMIC, ON_GPUS, RECORDED_ROUTES, needs_gpus, skip_without, train_on_gpus
+from tests.support.gpu_jobs import (
+    DYNAMIC,
+    ON_GPUS,
+    RECORDED_ROUTES,
+    ROUTES_FOUND,
+    needs_gpus,
+    skip_without,
+    train_on_gpus,
+)
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset import job as context_reset
@@ -35,7 +43,7 @@ def images(folder: Path) -> list[str]:
 
 def experts(folder: Path) -> list[str]:
     model = make_tiny_model("qwen3_moe", folder)
-    return [*context_reset.tiny_job(folder), f"actor_rollout_ref.model.path={model}", RECORDED_ROUTES]
+    return [*context_reset.tiny_job(folder), f"actor_rollout_ref.model.path={model}", *RECORDED_ROUTES]
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,12 @@ def test_on_one_gpu(name, tmp_path):
     for step in steps:
         assert step["training/rollout_probs_diff_max"] < 0.2, "rollout and trainer have other weights"
     if PLAN in CASES[name].overrides:
-        assert all(step["padding/actor/micro_batches"] >= 1 for step in steps)
+        # Of the plan, which has the pass take over the micro-batches of the update, and of the workers.
+        planned = [step["padding/log_prob/micro_batches"] for step in steps]
+        steps_taken = [step["padding/actor/optimizer_steps/total"] for step in steps]
+        done = [step["padding/actor/micro_batches"] * n for step, n in zip(steps, steps_taken, strict=True)]
+        assert done == pytest.approx(planned)
+    if "routes" in name:
+        assert all(step[ROUTES_FOUND] == 1 for step in steps)
     if "prefixes" in name:
         assert any(step["padding/actor/sharing_factor"] > 1 for step in steps)

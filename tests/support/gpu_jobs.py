@@ -22,7 +22,12 @@ ON_GPUS = (
     "trainer.logger=[console,file]",
     f"trainer.total_training_steps={STEPS}",
 )
-RECORDED_ROUTES = "actor_rollout_ref.rollout.enable_rollout_routing_replay=true"
+RECORDED_ROUTES = (
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay=true",
+    "actor_rollout_ref.rollout.moe_load_balance_metrics_interval=1",  # which says whether rows have routes
+)
+ROUTES_FOUND = "rollout/moe/routed_experts_found"
+"""verl's metric: 1 if the rows of the step have routes."""
 DYNAMIC = (
     "actor_rollout_ref.actor.use_dynamic_bsz=true",
     "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
