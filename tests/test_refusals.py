@@ -26,7 +26,9 @@ FIX = re.compile(
     re.IGNORECASE,
 )
 """What to do: an order, what is needed, what may be chosen; or a question whose answer is the fix."""
-CARRIES_ANOTHER = re.compile(r"\{(refusal|_with_options\(str\(refusal\)\)|error|self\.lost|_FIX|_OWN_CLUSTER)\}")
+CARRIES_ANOTHER = re.compile(
+    r"\{(refusal|_with_options\(str\(refusal\)\)|in_settings\(refusal\)|error|self\.lost|_FIX|_OWN_CLUSTER)\}"
+)
 """The message of the refusal behind it, or a constant that several messages share, with what to do."""
 
 OF_A_PLAN = "plan/layout.py", "plan/batch_plan.py", "plan/rows.py"
