@@ -182,6 +182,16 @@ def heads_that_ranks_cannot_share(machine: Machine) -> list[str]:
 CARRIER = "actor_rollout_ref.rollout.checkpoint_engine.backend"
 
 
+def heads_that_ranks_of_a_row_cannot_share(machine: Machine) -> list[str]:
+    return [
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=4",
+        "trainer.n_gpus_per_node=4",
+        "ray_kwargs.ray_init.num_cpus=20",
+        "data.train_batch_size=8",
+    ]
+
+
 def prompts_longer_than_the_rollout_takes(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.max_model_len=8"]
 
@@ -302,6 +312,10 @@ CANNOT_START: Reasons = {
     heads_that_ranks_cannot_share: (
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "4: so many ranks share the attention heads of the model, and the model has 2",
+    ),
+    heads_that_ranks_of_a_row_cannot_share: (
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+        "4: so many ranks share the attention heads of a row, and the model has 2",
     ),
     prompts_longer_than_the_rollout_takes: ("actor_rollout_ref.rollout.max_model_len", "8: each of the first prompts"),
 }

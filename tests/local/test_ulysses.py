@@ -53,6 +53,17 @@ def test_attention_of_text_without_position_ids_is_refused_and_that_of_images_is
     assert attention(images, states, states, states, None)[0].shape == (1, 6, 2, 4)
 
 
+@pytest.mark.parametrize("given", [{}, {"is_causal": False}])
+def test_attention_to_later_tokens_is_refused(given, attention):
+    states = torch.zeros(1, 2, 6, 4)
+    text = torch.nn.Module()
+    text.is_causal = bool(given)
+    with pytest.raises(
+        PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* to later tokens .* Set it to 1\.$"
+    ):
+        attention(text, states, states, states, None, position_ids=torch.arange(6)[None], **given)
+
+
 def test_packed_rows_attend_to_themselves_alone():
     query, key, value = torch.randn(3, 1, 7, 4, 8, dtype=torch.float64)
     key, value = key[:, :, :2], value[:, :, :2]  # heads that queries share

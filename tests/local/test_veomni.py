@@ -13,8 +13,13 @@ from verl_padding.verl_job import engines_on_cpu
 class Engine:
     """In the place of verl's."""
 
-    def __init__(self, module: SimpleNamespace, fails: bool = False, group: object = None) -> None:
+    def __init__(
+        self, module: SimpleNamespace, fails: bool = False, group: object = None, attention: str = "sdpa"
+    ) -> None:
         self.module, self.fails, self.ulysses_parallel_group = module, fails, group
+        self.engine_config = SimpleNamespace(
+            attn_implementation=attention, ulysses_parallel_size=1 if group is None else 2
+        )
 
     def _build_model_optimizer(self) -> None:
         self.precision = self.module.MixedPrecisionConfig(enable=True)
@@ -74,3 +79,14 @@ def test_ranks_that_share_rows_are_known_as_those_of_veomni(module, monkeypatch)
     assert veomni_engines.STRATEGY_OF_GROUP == {}
     module.registered["language_model"](module, group="two ranks")
     assert veomni_engines.STRATEGY_OF_GROUP == {"two ranks": "veomni"}
+
+
+def test_attention_past_the_exchange_is_refused_of_a_job_without_padding_too(module, monkeypatch):
+    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["veomni"].get)
+    monkeypatch.setattr(veomni_engines, "STRATEGY_OF_GROUP", {})
+    with pytest.raises(
+        PaddingConfigError,
+        match=r"^veomni\.attn_implementation=eager: passes by .* the 2 ranks that .* to sdpa, or ulysses",
+    ):
+        module.registered["language_model"](module, group="two ranks", attention="eager")
+    module.registered["language_model"](module, attention="eager")

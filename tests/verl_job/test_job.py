@@ -354,6 +354,32 @@ def test_a_function_of_a_hub_kernel_is_called_past_the_exchange_and_refused():
         job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", attention)
 
 
+VEOMNI_BY_TWO = ("model_engine=veomni", "actor_rollout_ref.actor.veomni.ulysses_parallel_size=2")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "paged|sdpa", "native-sparse", "kernels-community/flash-attn2"])
+def test_an_attention_that_is_not_veomnis_own_is_called_past_its_exchange_and_refused(attention):
+    chosen = f"actor_rollout_ref.actor.veomni.attn_implementation='{attention}'"
+    with pytest.raises(
+        PaddingConfigError, match=r"veomni\.attn_implementation=.*: passes by .* to flash_attention_2, or"
+    ):
+        job_of(*DYNAMIC, *VEOMNI_BY_TWO, chosen)
+    job_of(*DYNAMIC, "model_engine=veomni", chosen)
+
+
+@pytest.mark.parametrize(
+    "attention", ["flash_attention_3", "veomni_flash_attention_4_with_sp", "flex_attention", "magi_attention"]
+)
+def test_the_attentions_of_veomni_are_exchanged(attention):
+    job_of(*DYNAMIC, *VEOMNI_BY_TWO, f"actor_rollout_ref.actor.veomni.attn_implementation={attention}")
+
+
+def test_a_critic_of_veomni_that_attends_by_its_models_own_code_is_refused():
+    critic = ("algorithm.adv_estimator=gae", "critic.veomni.ulysses_parallel_size=2")
+    with pytest.raises(PaddingConfigError, match=r"^critic\.veomni\.attn_implementation=eager: passes by"):
+        job_of(*DYNAMIC, *VEOMNI_BY_TWO, *critic, "critic.veomni.attn_implementation=eager")
+
+
 def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
     with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
         job_of(
@@ -491,7 +517,7 @@ def test_a_pad_is_as_long_as_the_engines_ask_that_there_are():
     sizes = "megatron.tensor_model_parallel_size"
     job = (*DYNAMIC, "model_engine=megatron", "actor_rollout_ref.actor.use_kl_loss=true")
     job += (f"actor_rollout_ref.actor.{sizes}=2", f"actor_rollout_ref.ref.{sizes}=8")
-    assert job_of(*job, "actor_rollout_ref.model.lora_rank=8").pad_tokens == 2
+    assert job_of(*job, "actor_rollout_ref.model.lora.rank=8").pad_tokens == 2
 
 
 @pytest.mark.parametrize("choice", ["auto", "minimal"])
@@ -612,3 +638,123 @@ def test_the_summary_says_which_passes_have_the_updates_micro_batches():
     told = dict(summary(config, planned_job(config, "sync")))
     assert told[LOG_PROB] == "8 data-parallel ranks, micro-batches of the update of the actor"
     assert told[REF] == "8 data-parallel ranks"
+
+
+ADAPTER = "actor_rollout_ref.model"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("model_engine=megatron", f"{ADAPTER}.lora_rank=8"),
+            "lora_rank=8: .* megatron .*model.lora.rank to its rank",
+        ),
+        (
+            ("model_engine=megatron", f"{ADAPTER}.lora_adapter_path=/adapter"),
+            "lora_adapter_path=/adapter: .* megatron .*model.lora.rank to its rank",
+        ),
+        (("model_engine=veomni", f"{ADAPTER}.lora_rank=8"), "lora_rank=8: verl's veomni engine .* Set it to 0"),
+        (
+            ("model_engine=veomni", f"{ADAPTER}.lora_adapter_path=/adapter"),
+            "lora_adapter_path=/adapter: verl's veomni engine .* Set it to null",
+        ),
+        ((f"{ADAPTER}.lora.rank=8",), "lora.rank=8: verl's fsdp engine .*model.lora_rank to its rank"),
+        (
+            (f"{ADAPTER}.lora_adapter_path=/adapter",),
+            "lora_adapter_path=/adapter: .* fsdp .*model.lora_rank to its rank",
+        ),
+        (
+            (
+                "model_engine=megatron",
+                f"{ADAPTER}.lora.rank=8",
+                "actor_rollout_ref.actor.megatron.vanilla_mbridge=true",
+                "actor_rollout_ref.ref.megatron.vanilla_mbridge=true",
+            ),
+            "lora.rank=8: Megatron-Bridge makes .* Set it to 0, or actor_rollout_ref.actor.megatron.vanilla_mbridge",
+        ),
+    ],
+)
+def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, told):
+    with pytest.raises(PaddingConfigError, match=rf"^actor_rollout_ref\.model\.{told}"):
+        job_of(*DYNAMIC, *overrides)
+
+
+def test_so_is_that_of_a_critic():
+    critic = (*DYNAMIC, "algorithm.adv_estimator=gae")
+    with pytest.raises(
+        PaddingConfigError, match=r"^critic\.model\.lora_rank=8: verl's megatron engine makes no adapter"
+    ):
+        job_of(*critic, "model_engine=megatron", "critic.model.lora_rank=8")
+    job_of(*critic, "critic.model.lora_rank=8")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"),
+        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora.merge=true"),
+        ("model_engine=megatron", f"{ADAPTER}.lora.rank=8", f"{ADAPTER}.lora_rank=8"),
+    ],
+)
+def test_an_adapter_that_the_engine_makes_is_not(overrides):
+    job_of(*DYNAMIC, *overrides)
+
+
+SEPARATE_ASYNC = (*DYNAMIC, "trainer.v1.trainer_mode=separate_async")
+
+
+def test_weights_that_verl_would_keep_in_pinned_memory_are_refused_on_a_cpu_with_megatron_alone():
+    keeps = (*SEPARATE_ASYNC, "+local=cpu_megatron")
+    with pytest.raises(
+        PaddingConfigError, match=r"^trainer\.v1\.trainer_mode=separate_async: on a CPU, .*bypass_mode=True, or"
+    ):
+        job_of(*keeps)
+    job_of(*keeps, "algorithm.rollout_correction.bypass_mode=true")
+    job_of(*DYNAMIC, "+local=cpu_megatron")
+    job_of(*SEPARATE_ASYNC, "+local=cpu")
+    job_of(*SEPARATE_ASYNC, "model_engine=megatron")
+
+
+@pytest.mark.parametrize("section", ["actor_rollout_ref.actor", "critic"])
+def test_an_optimizer_that_megatron_would_offload_is_refused_on_a_cpu(section):
+    setting = f"{section}.optim.override_optimizer_config.optimizer_cpu_offload"
+    job = (*DYNAMIC, "algorithm.adv_estimator=gae")
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=True: on a CPU, .* Leave it out\.$"):
+        job_of(*job, "+local=cpu_megatron", f"+{setting}=true")
+    job_of(*job, "+local=cpu_megatron", f"+{setting}=false")
+    job_of(*job, "model_engine=megatron", f"+{setting}=true")
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni"])
+def test_a_replay_of_routes_that_no_rollout_records_is_refused(engine, monkeypatch):
+    monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
+    setting = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
+    job = (*DYNAMIC, f"model_engine={engine}", f"{ROLLOUT}.name=vllm")
+    replays, records = f"{setting}=R3", f"{ROLLOUT}.enable_rollout_routing_replay=true"
+    told = rf"^{setting}=R3: .*{ROLLOUT}\.name={{}} with enable_rollout_routing_replay={{}} records none\. Set the mode"
+    with pytest.raises(PaddingConfigError, match=told.format("vllm", False)):
+        job_of(*job, replays)
+    with pytest.raises(PaddingConfigError, match=told.format("transformers", True)):
+        job_of(*job, replays, records, f"{ROLLOUT}.name=transformers")
+    job_of(*job, replays, records)
+    job_of(*job, f"{setting}=R2")
+
+
+@pytest.mark.parametrize(
+    "brings",
+    [
+        f"{ROLLOUT}.name=mine",
+        f"{ROLLOUT}.agent.agent_loop_config_path=loops.yaml",
+        f"{ROLLOUT}.agent.default_agent_loop=mine",
+        "+actor_rollout_ref.model.external_lib=mine",
+        None,
+    ],
+)
+def test_code_of_ones_own_may_bring_routes(brings, monkeypatch):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "" if brings else "mine")
+    replays = "actor_rollout_ref.actor.megatron.router_replay.mode=R3"
+    job_of(*DYNAMIC, "model_engine=megatron", f"{ROLLOUT}.name=vllm", replays, *filter(None, [brings]))

@@ -122,6 +122,30 @@ def test_what_verls_scheduler_cannot_do_is_refused(overrides, message):
         check(*SCHEDULER, *overrides)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_stages_of_no_pipeline_are_refused(stages):
+    sizes = [f"{section}.megatron.virtual_pipeline_model_parallel_size={stages}" for section in (ACTOR, REF)]
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.virtual_pipeline_model_parallel_size={stages}: .* to null, or"
+    ):
+        check(*sizes)
+    check(*sizes, *(f"{section}.megatron.pipeline_model_parallel_size=2" for section in (ACTOR, REF)))
+
+
+@pytest.mark.parametrize("mode", ["R2", "R3"])
+def test_routes_are_not_replayed_where_rows_are_rounded_up_to_a_bucket(mode):
+    brings = "actor_rollout_ref.rollout.enable_rollout_routing_replay=true"
+    buckets, replays = f"{ACTOR}.megatron.pad_to_length=true", f"{ACTOR}.megatron.router_replay.mode={mode}"
+    with pytest.raises(
+        PaddingConfigError,
+        match=rf"^{ACTOR}\.megatron\.pad_to_length=True: verl does not run it .*router_replay.mode={mode}",
+    ):
+        check(brings, buckets, replays)
+    check(brings, replays)
+    check(buckets)
+    check(brings, buckets, replays, "actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
+
+
 def test_a_loss_of_several_tokens_of_a_teacher_is_refused_with_the_scheduler():
     teacher, loss = "distillation.enabled=true", "distillation.distillation_loss.loss_mode"
     with pytest.raises(PaddingConfigError, match=rf"^{loss}=forward_kl_topk: verl does not run it .* to False"):

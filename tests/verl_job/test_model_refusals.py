@@ -119,6 +119,55 @@ def test_a_model_whose_attention_ulysses_on_a_cpu_does_not_exchange_is_refused(c
     check(transformers.Qwen2Config(**SMALL), tmp_path, *ULYSSES_ON_A_CPU)
 
 
+VEOMNI_BY_TWO = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
+
+
+def test_attention_in_a_models_own_code_is_refused_where_this_code_has_no_exchange(tmp_path):
+    eager = f"{ACTOR}.veomni.attn_implementation=eager"
+    for model in (transformers.Qwen2Config(**SMALL), mixture()):
+        with pytest.raises(
+            PaddingConfigError, match=rf"^{ACTOR}\.veomni\.attn_implementation=eager: passes by .* 2 ranks"
+        ):
+            check(model, tmp_path, *VEOMNI_BY_TWO, eager)
+        check(model, tmp_path, "model_engine=veomni", eager)
+        check(model, tmp_path, *VEOMNI_BY_TWO)
+    check(transformers.DeepseekV4Config(**SMALL), tmp_path, *VEOMNI_BY_TWO, eager)
+
+
+@pytest.mark.parametrize(
+    ("job", "setting"),
+    [
+        ((f"{ACTOR}.ulysses_sequence_parallel_size=4",), "ulysses_sequence_parallel_size"),
+        ((*VEOMNI_BY_TWO, f"{ACTOR}.veomni.ulysses_parallel_size=4"), "ulysses_parallel_size"),
+    ],
+    ids=["FSDP", "VeOmni"],
+)
+def test_heads_that_ranks_cannot_share_are_refused(job, setting, tmp_path):
+    for heads, shared, told in (
+        (6, 2, "num_attention_heads=6"),
+        (12, 3, "num_key_value_heads=3"),
+        (8, 2, ""),
+        (4, 4, ""),
+    ):
+        model = transformers.Qwen2Config(**SMALL | {"num_attention_heads": heads, "num_key_value_heads": shared})
+        check(model, tmp_path)
+        if told:
+            with pytest.raises(
+                PaddingConfigError, match=rf"^{setting}=4: so many .* of {ACTOR}, .* has {told}\. Set it"
+            ):
+                check(model, tmp_path, *job)
+        else:
+            check(model, tmp_path, *job)
+
+
+def test_heads_of_a_critic_that_ranks_cannot_share_are_refused(tmp_path):
+    critic = ("algorithm.adv_estimator=gae", "critic.fsdp.ulysses_sequence_parallel_size=4")
+    with pytest.raises(
+        PaddingConfigError, match=r"^ulysses_sequence_parallel_size=4: .* of critic, .*heads=2\. Set it"
+    ):
+        check(transformers.Qwen2Config(**SMALL), tmp_path, *critic)
+
+
 def test_images_that_verls_scheduler_does_not_deal_out_are_refused(tmp_path):
     settings = ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=4096")
     job = ["model_engine=megatron", *(f"{ACTOR}.megatron.{setting}" for setting in settings)]

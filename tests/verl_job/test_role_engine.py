@@ -375,6 +375,9 @@ def test_what_veomni_cannot_do_on_a_cpu_is_refused_there_with_the_value_that_wor
         ("+critic.megatron.override_transformer_config.attention_dropout", "0.1", "0"),
         ("+critic.megatron.override_transformer_config.normalization", "LayerNorm", "RMSNorm"),
         ("+critic.megatron.override_transformer_config.layernorm_zero_centered_gamma", "True", "false"),
+        ("+critic.megatron.override_transformer_config.apply_query_key_layer_scaling", "True", "false"),
+        ("+critic.megatron.override_transformer_config.fp8", "hybrid", "false"),
+        ("+critic.megatron.override_transformer_config.fp4", "e2m1", "null"),
     ],
 )
 def test_what_megatron_cannot_do_on_a_cpu_is_refused_there(setting, value, works):

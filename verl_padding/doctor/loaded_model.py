@@ -20,6 +20,7 @@ from verl_padding.doctor.lora import modules_of_lora
 from verl_padding.doctor.models import brings_code, folder_of_model, is_whole
 from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.weights import refuse_broken_weights, refuse_other_shapes
+from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
 
 MODEL = "actor_rollout_ref.model"
 PATH = f"{MODEL}.path"
@@ -194,13 +195,13 @@ def _quantization(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
 
 
 def _heads(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
-    """What verl asserts when it patches a model for Ulysses, and what a rollout asks of tensor parallel ranks."""
+    """What verl and VeOmni assert of ranks that share a row, and what a rollout asks of tensor parallel ranks."""
     heads = getattr(model.text_config, "num_attention_heads", None)
     if not isinstance(heads, int):
         return
     sizes = {}
-    if config.actor_rollout_ref.actor.strategy in FSDP:
-        sizes["actor_rollout_ref.actor.ulysses_sequence_parallel_size"] = "a row"
+    for setting in _sizes_of_rows(config):
+        sizes[setting] = "a row"
     if config.actor_rollout_ref.rollout.name in SERVES_BY_HEADS:
         sizes["actor_rollout_ref.rollout.tensor_model_parallel_size"] = "the model"
     for setting, shared in sizes.items():
@@ -211,6 +212,28 @@ def _heads(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
                 f"{ranks}: so many ranks share the attention heads of {shared}, and the model has {heads}. Set it to a "
                 "divisor.",
             )
+
+
+def _sizes_of_rows(config: DictConfig) -> Iterator[str]:
+    """Settings of Ulysses for the engines that compute the actor's model; one that follows the actor's is told once."""
+    roles = {"actor_rollout_ref.actor": ""}
+    if has_separate_reference(config):
+        roles["actor_rollout_ref.ref"] = ""
+    if has_critic(config) and config.critic.model.path == config.actor_rollout_ref.model.path:
+        roles["critic"] = ".fsdp"  # verl hands the role's own setting to no engine
+    told = set()
+    for role, section in roles.items():
+        strategy = OmegaConf.select(config, f"{role}.strategy")
+        if strategy in FSDP:
+            setting = f"{role}{section}.ulysses_sequence_parallel_size"
+        elif strategy == "veomni":
+            setting = f"{role}.veomni.ulysses_parallel_size"
+        else:
+            continue
+        ranks = OmegaConf.select(config, setting)
+        if ranks not in told:
+            told.add(ranks)
+            yield setting
 
 
 def _positions(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 import wrapt
 
+from verl_padding.verl_job.engine_refusals import refuse_attention_past_ulysses
+
 
 def register_engines(transformer_impl: ModuleType) -> None:
-    """Registers verl's own FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
+    """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
 
     Reference policies ask for ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator. Their
     parameters are in CPU memory anyway, so no offload policy is used at all.
@@ -22,12 +24,30 @@ def register_engines(transformer_impl: ModuleType) -> None:
         "language_model": transformer_impl.FSDPEngineWithLMHead,
         "value_model": transformer_impl.FSDPEngineWithValueHead,
     }.items():
-        registry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
+        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
+        registry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(on_cpu)
 
     def no_offload(wrapped: Any, instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         return None
 
     wrapt.wrap_function_wrapper(transformer_impl, "CPUOffloadPolicy", no_offload)
+
+
+class _OnCpu:
+    """Mixin before one of verl's FSDP engines. A job without padding is checked nowhere else."""
+
+    model_config: Any
+    engine_config: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        refuse_attention_past_ulysses(
+            self.engine_config.strategy,
+            "cpu",
+            self.model_config.override_config.get("attn_implementation", "flash_attention_2"),
+            self.engine_config.ulysses_sequence_parallel_size,
+            setting="override_config.attn_implementation",
+        )
 
 
 def honour_attention_of_value_models(model: ModuleType) -> None:

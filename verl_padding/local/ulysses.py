@@ -24,8 +24,8 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
     Args:
         monkey_patch: verl's module of this name.
 
-    The attention raises a PaddingConfigError where ranks share rows and the model has a sliding window or dropout, or
-    passes no position ids.
+    The attention raises a PaddingConfigError where ranks share rows and the model has a sliding window or dropout,
+    passes no position ids, or is one whose tokens see later ones.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -59,6 +59,11 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
                 f"{_setting(monkey_patch)}={ranks}: on a CPU, attention with a sliding window or dropout has no "
                 "exchange between the ranks that share a row. Set it to 1."
             )
+        if not _is_causal(module, kwargs):
+            raise PaddingConfigError(
+                f"{_setting(monkey_patch)}={ranks}: on a CPU, attention to later tokens of a row has no exchange "
+                f"between the ranks that share it, and {type(module).__name__} has is_causal=False. Set it to 1."
+            )
         states = (part.transpose(1, 2).contiguous() for part in (query, key, value))
         exchanged: torch.Tensor = monkey_patch._ulysses_flash_attention_forward(
             *states, None, query.shape[2], position_ids=position_ids.contiguous(), softmax_scale=scaling
@@ -67,6 +72,12 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
 
     monkey_patch._flash_attention_forward = attention_of_packed_rows
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+
+
+def _is_causal(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
+    """As transformers reads it for ``sdpa``."""
+    given = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if given is None else given)
 
 
 def _setting(monkey_patch: Any) -> str:

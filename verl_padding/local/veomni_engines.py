@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from verl_padding.local.ulysses import STRATEGY_OF_GROUP
+from verl_padding.verl_job.engine_refusals import refuse_attention_past_ulysses
 from verl_padding.verl_job.engines_on_cpu import refuse_other_versions
 
 
@@ -31,11 +32,20 @@ class _OnCpu:
     """Mixin before one of verl's VeOmni engines."""
 
     verls_module: Any
+    engine_config: Any
     ulysses_parallel_group: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         refuse_other_versions("veomni")
         super().__init__(*args, **kwargs)
+        config = self.engine_config
+        refuse_attention_past_ulysses(  # a job without padding is checked nowhere else
+            "veomni",
+            "cpu",
+            config.attn_implementation,
+            config.ulysses_parallel_size,
+            setting="veomni.attn_implementation",
+        )
         self._autocast_dtype = torch.float32  # verl's word for no autocast
         if self.ulysses_parallel_group is not None:
             STRATEGY_OF_GROUP[self.ulysses_parallel_group] = "veomni"

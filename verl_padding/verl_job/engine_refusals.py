@@ -40,6 +40,9 @@ ULYSSES = {
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
 """Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub, unless one
 of their functions is named (``:name``)."""
+EXCHANGED_BY_VEOMNI = re.compile(r"veomni_\w+_with_sp|flex_attention|magi_attention")
+"""Attentions of VeOmni's that exchange. It makes its own of the last two (``OpsImplementationConfig``), as verl does of
+flash attention; it runs any other as transformers has it, and warns."""
 SHARING_ENGINES = ("fsdp", "fsdp2")
 """Engines in which rows that extend each other can be computed once."""
 
@@ -194,25 +197,56 @@ def _refuse_uneven_experts(engine: RoleEngine) -> None:
 
 
 def _refuse_attention_past_ulysses(engine: RoleEngine) -> None:
+    if is_in_veomnis_model(engine) and engine.section != "critic":
+        return  # the model decides; none of those that exchange by themselves can be a critic
+    refuse_attention(engine)
+
+
+def is_in_veomnis_model(engine: RoleEngine) -> bool:
+    """Whether a model of VeOmni's own code attends by that code, in which some exchange between ranks."""
+    return engine.strategy == "veomni" and engine.device != "cpu" and engine.attention == "eager"
+
+
+def refuse_attention(engine: RoleEngine) -> None:
+    """As :func:`refuse_attention_past_ulysses`."""
+    refuse_attention_past_ulysses(
+        engine.strategy,
+        engine.device,
+        engine.attention,
+        engine.sequence_parallel_size,
+        setting=engine.attention_setting,
+        of_section=f" of {engine.section}",
+    )
+
+
+def refuse_attention_past_ulysses(
+    strategy: str, device: str, attention: Any, ranks: int, *, setting: str, of_section: str = ""
+) -> None:
     """verl and VeOmni exchange tokens for heads around flash attention, each for its own engines (verl's
-    ``monkey_patch.py``, VeOmni's attentions ``.._with_sp``), and +local=cpu around sdpa."""
-    ranks = engine.sequence_parallel_size
-    if engine.strategy not in ULYSSES or ranks == 1:
+    ``monkey_patch.py``, VeOmni's attentions ``.._with_sp``), and +local=cpu around sdpa.
+
+    Args:
+        attention: as :attr:`RoleEngine.attention`.
+        ranks: those that share a row.
+        setting: of the attention.
+        of_section: ``of <section>``, where it is known.
+
+    Raises:
+        PaddingConfigError: the attention passes by the exchange.
+    """
+    if strategy not in ULYSSES or ranks == 1:
         return
-    if engine.device == "cpu":
-        exchanged = "sdpa"
-        passes = engine.attention != exchanged
+    exchanged = "sdpa" if device == "cpu" else "flash_attention_2"
+    if device == "cpu":
+        passes = attention != exchanged
     else:
-        exchanged = "flash_attention_2"
-        if engine.strategy == "veomni":  # some of its models exchange in code of their own, whatever is set
-            passes = engine.attention in ("sdpa", "flex_attention")
-        else:
-            passes = not isinstance(engine.attention, str) or not FLASH_ATTENTION.fullmatch(engine.attention)
+        known = EXCHANGED_BY_VEOMNI if strategy == "veomni" else FLASH_ATTENTION
+        passes = not isinstance(attention, str) or not known.fullmatch(attention)
     if passes:
         raise PaddingConfigError(
-            f"{engine.attention_setting}={engine.attention}: passes by the exchange between the {ranks} ranks of "
-            f"{engine.section} that share a row (Ulysses), so each would attend to its own part of the row only. Set "
-            f"it to {exchanged}, or {ULYSSES[engine.strategy]} to 1."
+            f"{setting}={attention}: passes by the exchange between the {ranks} ranks{of_section} that share a row "
+            f"(Ulysses), so each would attend to its own part of the row only. Set it to {exchanged}, or "
+            f"{ULYSSES[strategy]} to 1."
         )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.modes import SEPARATE_ASYNC
 
 TRIED = {
     "megatron": {"megatron-core": "0.16.1", "mbridge": "0.15.1"},
@@ -18,6 +21,9 @@ PLAIN = {
     "attention_dropout": 0.0,
     "normalization": "RMSNorm",
     "layernorm_zero_centered_gamma": False,
+    "apply_query_key_layer_scaling": False,
+    "fp8": None,
+    "fp4": None,
 }
 """Setting of Megatron's ``TransformerConfig`` -> what the layers of ``verl_padding/local/megatron`` have."""
 
@@ -75,6 +81,30 @@ def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> N
         refuse_other_layers(name, value, f"{section}.megatron.")
 
 
+def refuse_memory_of_a_device(section: str, role: DictConfig, *, copies_weights: bool) -> None:
+    """
+    Args:
+        section: of a role that trains on a CPU by Megatron.
+        role: its config.
+        copies_weights: whether the job's trainer keeps earlier weights of the role.
+
+    Raises:
+        PaddingConfigError: what the job asks for would move something between a device and the host's memory.
+    """
+    if copies_weights:
+        raise PaddingConfigError(
+            f"trainer.v1.trainer_mode={SEPARATE_ASYNC}: on a CPU, there is no device for which memory could be pinned, "
+            "where verl keeps Megatron's weights for the old log-probs. Set "
+            "algorithm.rollout_correction.bypass_mode=True, or take FSDP2 (+local=cpu)."
+        )
+    name = "optim.override_optimizer_config"
+    if (OmegaConf.select(role, name) or {}).get("optimizer_cpu_offload"):
+        raise PaddingConfigError(
+            f"{section}.{name}.optimizer_cpu_offload=True: on a CPU, Megatron-Core finds no weights on a device, whose "
+            "optimizer it could offload. Leave it out."
+        )
+
+
 def refuse_other_layers(name: str, value: Any, prefix: str = "") -> None:
     """
     Args:
@@ -84,7 +114,7 @@ def refuse_other_layers(name: str, value: Any, prefix: str = "") -> None:
     Raises:
         PaddingConfigError: the layers for a CPU would not follow it.
     """
-    if name in PLAIN and value != (plain := PLAIN[name]):
+    if name in PLAIN and (value or None) != ((plain := PLAIN[name]) or None):
         raise PaddingConfigError(
             f"{prefix}override_transformer_config.{name}={value}: on a CPU, Megatron's layers are replaced by others "
             f"that have {plain} only. Set it to that, or train a model without it."

@@ -22,8 +22,10 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
+from verl_padding.verl_job.adapter_refusals import refuse_adapter
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
+from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
 from verl_padding.verl_job.model_refusals import refuse_model
@@ -31,6 +33,7 @@ from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
+from verl_padding.verl_job.route_refusals import refuse_missing_routes
 from verl_padding.verl_job.weighings import refuse_equal_sessions
 
 STORAGES_BY_KEY = ("RayStore", "MooncakeStore", "Yuanrong")
@@ -93,6 +96,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
     if reader.engines["actor"].has_scheduler:
         _check_teacher_of_scheduler(config)
+    refuse_missing_routes(config, reader.engines["actor"])
+    reader.refuse_roles()
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
     path = model.get("hf_config_path") or model.path
@@ -189,6 +194,21 @@ class JobReader:
     def has_vision(self) -> bool:
         """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
+
+    def refuse_roles(self) -> None:
+        """Refuses what the engines of roles that train would not do for the job, as the roles' sections show it.
+
+        Raises:
+            PaddingConfigError: an adapter is asked for that an engine does not make, or what no CPU has.
+        """
+        for name, engine in self.engines.items():
+            if name == "ref":  # it has no adapter, nor an optimizer
+                continue
+            refuse_adapter(self._config, engine)
+            if engine.strategy == "megatron" and engine.device == "cpu":
+                keeps = name == "actor" and self._mode == SEPARATE_ASYNC and not self._bypasses_log_prob
+                role = OmegaConf.select(self._config, engine.section)
+                refuse_memory_of_a_device(engine.section, role, copies_weights=keeps)
 
     def refuse_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, or that an engine does not compute.

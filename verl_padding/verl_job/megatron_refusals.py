@@ -26,6 +26,8 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
     """
     if engine.has_scheduler:
         _refuse_scheduler(engine, padding)
+    _refuse_stages_without_pipeline(engine)
+    _refuse_replay_of_buckets(engine)
     _refuse_limited_experts(engine)
     if engine.section != REF_SECTION:  # it does not train
         _refuse_routers_that_count(engine)
@@ -82,6 +84,27 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
                 f"{engine.section}.megatron.{name}={value}: verl does not run it together with "
                 f"dynamic_context_parallel=True. Set it to {off}, or dynamic_context_parallel to False."
             )
+
+
+def _refuse_stages_without_pipeline(engine: RoleEngine) -> None:
+    """As Megatron-Core's ``initialize_model_parallel``, for 1 as well."""
+    stages, pipeline = engine.config.virtual_pipeline_model_parallel_size, engine.config.pipeline_model_parallel_size
+    if stages is not None and int(pipeline) < 2:
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.virtual_pipeline_model_parallel_size={stages}: Megatron divides the stages of "
+            f"a pipeline, and pipeline_model_parallel_size={pipeline} is none. Set it to null, or that to 2 or more."
+        )
+
+
+def _refuse_replay_of_buckets(engine: RoleEngine) -> None:
+    """As ``forward_step`` of verl's engine for policies."""
+    config = engine.config
+    mode = config.router_replay.mode
+    if engine.section != "critic" and config.pad_to_length and config.use_remove_padding and mode != "disabled":
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.pad_to_length=True: verl does not run it together with "
+            f"router_replay.mode={mode}. Set it to False, or the mode to disabled."
+        )
 
 
 def _refuse_limited_experts(engine: RoleEngine) -> None:

@@ -8,13 +8,16 @@ from typing import Any
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.transformer_cost import EXPERTS, sliding_layers
-from verl_padding.verl_job.engine_refusals import ULYSSES
+from verl_padding.verl_job.engine_refusals import ULYSSES, is_in_veomnis_model, refuse_attention
 from verl_padding.verl_job.megatron_refusals import OVERRIDE, overridden
 from verl_padding.verl_job.model_cost import rope_by_length, ropes_of, sees_later_tokens
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
 FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
 """Whether a bridge is the vanilla one -> types of models whose experts it gives biases that follow their tokens."""
+
+EXCHANGE_THEMSELVES = ("deepseek_v4",)
+"""Types of models whose eager attention exchanges tokens for heads between ranks, in VeOmni's code of the model."""
 
 
 def refuse_model(
@@ -44,7 +47,7 @@ def refuse_model(
     for engine in engines:
         if engine.strategy == "megatron":
             _refuse_on_megatron(engine, model, f"{section}.model.path={path}")
-        elif engine.device == "cpu" and engine.strategy in ULYSSES:
+        elif engine.strategy in ULYSSES and engine.sequence_parallel_size > 1:
             _refuse_on_ulysses(engine, model)
 
 
@@ -115,11 +118,33 @@ def _not_plain(engine: RoleEngine, model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refuse_on_ulysses(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+    if is_in_veomnis_model(engine) and model.get("model_type") not in EXCHANGE_THEMSELVES:
+        refuse_attention(engine)
     text = model.get("text_config") or model
+    _refuse_heads(engine, text)
+    if engine.device == "cpu":
+        _refuse_other_attention(engine, text)
+
+
+def _refuse_heads(engine: RoleEngine, text: Mapping[str, Any]) -> None:
+    """As verl (``apply_monkey_patch``) and VeOmni (``prepare_ulysses_qkv``) assert it in their workers."""
+    ranks = engine.sequence_parallel_size
+    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    fit = {"num_attention_heads": not heads or heads % ranks == 0}
+    fit["num_key_value_heads"] = not shared or shared % ranks == 0 or ranks % shared == 0
+    for name, fits in fit.items():
+        if not fits:
+            raise PaddingConfigError(
+                f"{ULYSSES[engine.strategy]}={ranks}: so many ranks share the attention heads of a row of "
+                f"{engine.section}, and the model has {name}={text[name]}. Set it to a divisor."
+            )
+
+
+def _refuse_other_attention(engine: RoleEngine, text: Mapping[str, Any]) -> None:
     other = f"sliding_window={text['sliding_window']}" if sliding_layers(text) else ""
     if dropout := text.get("attention_dropout"):
         other = f"attention_dropout={dropout}"
-    if engine.sequence_parallel_size > 1 and other:
+    if other:
         raise PaddingConfigError(
             f"{ULYSSES[engine.strategy]}={engine.sequence_parallel_size}: on a CPU, attention with a sliding window or "
             f"dropout has no exchange between the ranks that share a row, and the model of {engine.section} has "

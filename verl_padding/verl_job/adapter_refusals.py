@@ -1,0 +1,45 @@
+"""Refuses adapters (LoRA) that a role's engine does not make: it would train the whole model instead.
+
+A job with an adapter has no model for the reference, since verl takes any of the settings below for one that can be
+turned off (:func:`~verl_padding.verl_job.roles_of_job.is_lora`).
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.verl_job.role_engine import RoleEngine
+
+READS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
+"""Strategy -> the setting of a model by which the engine makes an adapter; None for an engine that makes none."""
+ASKS = {"lora_rank": "0", "lora.rank": "0", "lora_adapter_path": "null"}
+"""Settings that ask for an adapter -> their value in a job without one."""
+
+
+def refuse_adapter(config: DictConfig, engine: RoleEngine) -> None:
+    """
+    Args:
+        config: of the job.
+
+    Raises:
+        PaddingConfigError: the model of the engine is to have an adapter, and the engine makes none.
+    """
+    if engine.strategy not in READS:
+        return
+    section, reads = engine.model_section, READS[engine.strategy]
+    asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in ASKS}
+    asked = {name: value for name, value in asked.items() if value not in (0, None)}
+    if reads in asked:
+        if engine.strategy == "megatron" and engine.config.vanilla_mbridge:
+            raise PaddingConfigError(
+                f"{section}.{reads}={asked[reads]}: Megatron-Bridge makes Megatron's adapters, and the vanilla bridge "
+                f"has none. Set it to 0, or {engine.section}.megatron.vanilla_mbridge to False, which needs GPUs."
+            )
+        return
+    for name, value in asked.items():
+        fix = f"{section}.{reads} to its rank" if reads else f"it to {ASKS[name]}"
+        raise PaddingConfigError(
+            f"{section}.{name}={value}: verl's {engine.strategy} engine makes no adapter of it, and would train the "
+            f"whole model. Set {fix}."
+        )
