@@ -73,7 +73,10 @@ def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
         {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {}]},
         {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(1.0)}]},
         {"multi_modal_inputs": [{"boxes": [1]}, {"boxes": [1]}]},
+        {"multi_modal_inputs": [{}, {"scale": torch.tensor(2.0)}]},
+        {"multi_modal_inputs": [{}, {"boxes": [1]}]},
         {"temperature": [torch.tensor(1.0), torch.tensor(0.5)]},
+        {"temperature": [1.0, 0.5]},
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -94,12 +97,21 @@ def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields)
         {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
         {"multi_modal_inputs": [{"mm_token_type_ids": None}, {"mm_token_type_ids": None}]},
         {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(2.0)}]},
+        {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4), "mm_token_type_ids": None}]},
         {"temperature": [torch.tensor(0.5), torch.tensor(0.5)]},
+        {"temperature": [0.5, 0.5]},
     ],
     ids=lambda fields: next(iter(fields)),
 )
 def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
     assert tips_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
+
+
+def test_they_share_under_a_temperature_of_the_whole_call():
+    for temperature in (0.5, torch.tensor(0.5)):
+        data = rows_of([[5, 6, 7], [5, 6, 7, 8, 5]])
+        tu.assign_non_tensor(data, temperature=temperature)
+        assert tips_of(data) == (1, 1)
 
 
 class Engine(FSDPEngineWithLMHead):
@@ -148,6 +160,31 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_g
     outputs["log_probs"].values().sum().backward()
     assert weight.grad == sum(map(sum, CHAIN))
     assert torch.equal(outputs["log_probs"].offsets(), micro_batch["input_ids"].offsets())
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (torch.ones(3), r"has the shape \(3,\)"),
+        (torch.ones(3, 8), r"has the shape \(3, 8\)"),
+        (torch.tensor(0.5), r"has the shape \(\)"),
+        ([1.0, 2.0, 3.0], "is of type list"),
+        (torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged), r"has rows of \[1, 1, 1\] values"),
+    ],
+    ids=["a value per row", "values per row", "one value", "a list", "responses alone"],
+)
+def test_an_output_that_is_not_one_value_per_token_is_refused(output, told):
+    class Scoring(Engine):
+        def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+            return {"scores": output}
+
+    engine = Scoring()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
+    rest = {"output_args": output_args, "micro_batch": micro_batch, "logits_processor_func": None}
+    with pytest.raises(PaddingError, match=rf"Scoring's 'scores' {told}, .* rows that are computed \(\[2, 6, 4\]\)"):
+        engine.prepare_model_outputs(output=output, **rest)
 
 
 @pytest.mark.parametrize("first", ["actor", "critic"])

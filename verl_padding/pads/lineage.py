@@ -235,8 +235,11 @@ class Inputs:
         """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
         self._lengths = [len(row) for row in tokens]
         self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in names]
-        temperature = data["temperature"] if "temperature" in names else None
-        self._temperature = temperature if isinstance(temperature, torch.Tensor) and temperature.dim() else None
+        temperature = tu.get(data, "temperature") if "temperature" in names else None
+        if isinstance(temperature, torch.Tensor):
+            temperature = temperature.tolist()
+        # A number holds for all rows.
+        self._temperature = temperature if isinstance(temperature, Sequence) else None
         self._images = tu.get(data, IMAGES) if IMAGES in names else None
 
     def extends(self, longer: int, shorter: int) -> bool:
@@ -264,7 +267,10 @@ class Inputs:
 def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, Any] | None) -> bool:
     """Whether the images of the shorter row are the first ones of the longer one."""
     shorter, longer = shorter or {}, longer or {}
-    if shorter and shorter.keys() != longer.keys():
+    if not shorter:
+        # A row without an image: all that the other one has must be of its images, and not of the row.
+        return all(b is None or (isinstance(b, torch.Tensor) and b.dim() > 0) for b in longer.values())
+    if shorter.keys() != longer.keys():
         return False
     for name, a in shorter.items():
         b = longer[name]

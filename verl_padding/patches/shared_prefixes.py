@@ -133,14 +133,39 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
         lengths = offsets.diff().tolist()
         place = {tip: number for number, tip in enumerate(_numbers_of_tips(tip_R))}
 
-        def expand(of_tips: torch.Tensor) -> torch.Tensor:
-            rows = of_tips.unbind()
+        def expand(name: str, of_tips: Any) -> torch.Tensor:
+            rows = _outputs_of_tokens(f"{type(self).__name__}'s {name!r}", of_tips, [lengths[tip] for tip in place])
             slices = [rows[place[tip]][:length] for tip, length in zip(tip_R, lengths, strict=True)]
             return torch.nested.nested_tensor_from_jagged(torch.cat(slices), offsets)
 
-        return {name: None if value is None else expand(value) for name, value in outputs.items()}
+        return {name: None if value is None else expand(name, value) for name, value in outputs.items()}
 
     return prepare_model_outputs
+
+
+def _outputs_of_tokens(name: str, value: Any, tokens_R: Sequence[int]) -> Sequence[torch.Tensor]:
+    """An engine's output of each row that is computed.
+
+    Args:
+        name: of the output, for messages.
+        tokens_R: of these rows.
+
+    Raises:
+        PaddingError: it is not one value for each token, so that it says nothing of the rows that are not computed.
+    """
+    if not isinstance(value, torch.Tensor):
+        has = f"is of type {type(value).__name__}"
+    elif not value.is_nested:
+        has = f"has the shape {tuple(value.shape)}"
+    else:
+        rows: Sequence[torch.Tensor] = value.unbind()
+        if [len(row) for row in rows] == list(tokens_R):
+            return rows
+        has = f"has rows of {[len(row) for row in rows]} values"
+    raise PaddingError(
+        f"padding.sharing='chains': {name} {has}, and must be nested, with a value for each token of the rows that are "
+        f"computed ({list(tokens_R)}): anything else of a row is not that of a shorter one. Set padding.sharing=off."
+    )
 
 
 def _numbers_of_tips(tip_R: Sequence[int]) -> list[int]:
