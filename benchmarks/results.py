@@ -1,7 +1,7 @@
 """How a benchmark tells its figures: tables on standard error, JSON where it is asked for, a file that is kept.
 
-Every benchmark takes the same two options: ``--json`` prints all figures, ``--keep`` writes them beside the benchmark
-(``benchmarks/demo_seeds.json`` beside ``benchmarks/demo_seeds.py``).
+Every benchmark takes the same two options: ``--json`` prints all figures by name, and what they were measured on beside
+them; ``--keep`` writes both beside the benchmark (``benchmarks/demo_seeds.json`` beside ``benchmarks/demo_seeds.py``).
 """
 
 from __future__ import annotations
@@ -72,19 +72,17 @@ def tell(figures: dict[str, Any], *, benchmark: str, keep: bool, as_json: bool, 
         as_json: print them on standard output.
         busy: :func:`busy_cores` before it began, where seconds are told.
     """
-    told = {
+    measured = {
         "benchmark": Path(benchmark).stem,
         "measured": datetime.fromtimestamp(_STARTED, UTC).strftime("%Y-%m-%d"),
         "machine": machine() | ({} if busy is None else {"cores_busy_with_other_work": busy}),
         "versions": {name: version(name) for name in VERSIONS},
-        "figures": figures,
     }
-    text = json.dumps(told, indent=1, ensure_ascii=True)
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(figures | measured, indent=1))
     if keep:
         path = kept_file(Path(benchmark).stem)
-        path.write_text(text + "\n")
+        path.write_text(json.dumps(measured | {"figures": figures}, indent=1) + "\n")
         console.print(f"kept in {path.name}")
 
 

@@ -31,7 +31,8 @@ KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
 of step 2 are being generated."""
 
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
-"""Environment variable: if it is there, how far the rollout's log-probs are from the trainer's is noted."""
+"""Environment variable: if it is there, the trainer's log-probs of each row are noted, and how far the rollout's are
+from them."""
 
 
 def _note(**facts) -> None:
@@ -126,7 +127,7 @@ def _watch_steps(module) -> None:
             prompt_lengths=[tag["prompt_len"] for tag in batch.tags],
             response_lengths=[tag["response_len"] for tag in batch.tags],
             questions=_questions(batch.keys),
-            log_prob_gap=_log_prob_gap(batch.keys) if LOG_PROBS in os.environ else None,
+            **(_log_probs(batch.keys) if LOG_PROBS in os.environ else {}),
         )
         return batch
 
@@ -176,14 +177,17 @@ def _watch_sampling(module) -> None:
     module.ReplayBuffer.sample = watched
 
 
-def _log_prob_gap(keys) -> float:
-    """The most by which rollout and trainer differ on a token with a loss."""
+def _log_probs(keys) -> dict:
+    """Of the tokens with a loss: the trainer's, row by row, and the most by which the rollout's differ."""
     import transfer_queue as tq
 
     fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
     data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=fields)
-    rows = zip(*(data[field].unbind() for field in fields), strict=True)
-    return max(float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows)
+    rows = list(zip(*(data[field].unbind() for field in fields), strict=True))
+    return {
+        "log_probs": [trainer[mask.bool()].tolist() for _, trainer, mask in rows],
+        "log_prob_gap": max(float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows),
+    }
 
 
 def _kill() -> None:

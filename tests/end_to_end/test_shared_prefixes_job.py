@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.jobs import JobFacts, run_job
-from tests.end_to_end.test_runs_repeat import rollouts
+from tests.end_to_end.probe import LOG_PROBS
+from tests.end_to_end.test_runs_repeat import rollouts, row_name
 from tests.support.fsdp2_workers import make_value_model
+from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
 from verl_padding.local.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -29,6 +31,7 @@ def run(folder: Path, sharing: str, *overrides: str) -> JobFacts:
         "actor_rollout_ref.actor.use_kl_loss=true",
         # One optimizer step a batch: then all that a batch logs is of its first step.
         "actor_rollout_ref.actor.ppo_mini_batch_size=6",
+        *(f"+{role}.optim.{ADAM_EPS}" for role in ("actor_rollout_ref.actor", "critic")),
         "padding.weighting=session",
         "padding.advantages=session",
         *overrides,
@@ -37,7 +40,8 @@ def run(folder: Path, sharing: str, *overrides: str) -> JobFacts:
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
+def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path, monkeypatch):
+    monkeypatch.setenv(LOG_PROBS, "1")
     overrides = []
     if estimator == "gae":
         # verl draws the head of a critic anew in each run where the model has none.
@@ -46,9 +50,9 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
     shared, plain = run(tmp_path / "shared", "chains", *overrides), run(tmp_path / "plain", "off", *overrides)
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]
-    # Texts and rewards, row by row. Later steps draw tokens from weights that differ in their last digits.
-    assert rollouts(shared)[1] == rows[1]
-    assert any(score > 0 for *_, score in rows[1])
+    assert rollouts(shared) == rows, "texts and rewards, row by row"
+    assert all(any(score > 0 for *_, score in of_step) for of_step in rows.values())
+    assert_log_probs_agree(shared, plain)
     for facts in (shared, plain):
         for step, metrics in facts.metrics.items():
             exact = ["actor/ppo_kl", "actor/pg_clipfrac", *(["actor/kl_loss"] if step == 1 else [])]
@@ -70,7 +74,18 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
         assert (
             {"critic/rewards/mean", "actor/entropy", "rollout_corr/training_log_ppl"} <= set(compared) <= set(metrics)
         )
-        # Step 1 has the same rows and weights: rewards, log-probs, losses and gradients differ by float32's rounding.
-        close = {"rtol": 1e-5, "atol": 1e-6} if step == 1 else {"rtol": 2e-3, "atol": 2e-5}
         for name in compared:
-            np.testing.assert_allclose(metrics[name], want[name], **close, err_msg=f"step {step}: {name}")
+            np.testing.assert_allclose(metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"step {step}: {name}")
+
+
+def assert_log_probs_agree(shared: JobFacts, plain: JobFacts) -> None:
+    """Token by token, at each step."""
+    got, want = (
+        [dict(zip(map(row_name, note["keys"]), note["log_probs"], strict=True)) for note in facts.batches]
+        for facts in (shared, plain)
+    )
+    assert len(got) == len(want) == STEPS
+    for of_got, of_want in zip(got, want, strict=True):
+        assert of_got.keys() == of_want.keys()
+        for row, log_probs in of_want.items():
+            np.testing.assert_allclose(of_got[row], log_probs, rtol=0, atol=LOG_PROB_AGREEMENT, err_msg=str(row))

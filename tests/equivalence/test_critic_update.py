@@ -1,18 +1,30 @@
 """Zero effect on real critics: two padded ranks end with the weights of one rank that never saw a pad."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import BUDGET, EPOCHS, BothUpdates, assert_packed_as_planned, update_both
+from tests.equivalence.updates import (
+    BUDGET,
+    PACKERS,
+    PAD_TOKENS,
+    BothUpdates,
+    assert_cut_as_told,
+    plan_of_few,
+    put_few_rows,
+    update_both,
+    update_both_with,
+)
 from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_critic, start_over, stop
 from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import MICRO_BATCHES, wrap_worker_loss
+from verl_padding.trainer.losses import wrap_worker_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -43,40 +55,53 @@ def four_ranks(transfer_queue, model) -> Iterator[RayWorkerGroup]:
     stop(ranks)
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
-def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, critics):
-    for workers in critics:
-        start_over(workers, mode)
-    assert_critic_metrics_agree(update_both(*critics, method="train_mini_batch"))
+CUTS = list(product((None, 2), PACKERS))
+"""Rows of a micro-batch, or as many as a token budget allows; and who cuts them."""
 
 
-def test_so_do_four_ranks(critics, four_ranks):
-    _, one_rank = critics
-    for workers in (four_ranks, one_rank):
-        start_over(workers, "token-mean")
-    assert_critic_metrics_agree(update_both(four_ranks, one_rank, method="train_mini_batch", dp_size=4))
-
-
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, critics):
-    padded_ranks, one_rank = critics
-    start_over(padded_ranks, "seq-mean-token-sum", micro_batch_rows=2)
-    start_over(one_rank, "seq-mean-token-sum")
-    if packer == "plan":
-        padded_ranks.execute_with_func_generator(install())
-    both = update_both(*critics, method="train_mini_batch", packer=packer, micro_batch_rows=2)
-    assert_critic_metrics_agree(both)
-    assert both.padded[MICRO_BATCHES] == [both.layout.rows_per_cell / 2] * EPOCHS * 3
-
-
-def test_so_do_ranks_whose_micro_batches_the_plan_cuts(critics):
-    for workers in critics:
-        start_over(workers, "token-mean")
-    padded_ranks, _ = critics
+def assert_critics_agree(
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, mode: str, cut: tuple[int | None, str], **shape: int
+) -> None:
+    """After the same update from the same start."""
+    micro_batch_rows, packer = cut
+    start_over(one_rank, mode)
+    start_over(padded_ranks, mode, micro_batch_rows)
     padded_ranks.execute_with_func_generator(install())
-    both = update_both(*critics, method="train_mini_batch", packer="plan")
+    sizes = {"micro_batch_rows": micro_batch_rows, **shape}
+    both = update_both(padded_ranks, one_rank, "train_mini_batch", packer, **sizes)
     assert_critic_metrics_agree(both)
-    assert_packed_as_planned(both, "critic")
+    assert_cut_as_told(both, packer, micro_batch_rows, "critic")
+
+
+def assert_critics_agree_where_some_hold_pads_alone(
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, **shape: int
+) -> None:
+    for packer in PACKERS:
+        for workers in (padded_ranks, one_rank):
+            start_over(workers, "seq-mean-token-sum")
+        padded_ranks.execute_with_func_generator(install())
+        batch = put_few_rows()
+        plan = plan_of_few(batch, packer, update="critic", **shape)
+        template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
+        both = update_both_with(padded_ranks, one_rank, batch, plan, template, "train_mini_batch")
+        assert_critic_metrics_agree(both)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
+def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, cut, critics):
+    assert_critics_agree(*critics, mode, cut)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_so_do_four_ranks(cut, critics, four_ranks):
+    assert_critics_agree(four_ranks, critics[1], "token-mean", cut, dp_size=4)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_so_do_ranks_of_which_all_but_one_hold_pads_alone(ranks, critics, four_ranks):
+    padded_ranks = critics[0] if ranks == 2 else four_ranks
+    assert_critics_agree_where_some_hold_pads_alone(padded_ranks, critics[1], dp_size=ranks)
 
 
 def assert_critic_metrics_agree(both: BothUpdates) -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
     ALL_TERMS,
     BUDGET,
-    EPOCHS,
     LENGTHS,
+    PACKERS,
     PAD_TOKENS,
-    assert_packed_as_planned,
+    assert_cut_as_told,
     call,
     pad_tokens_of,
     put_few_rows,
@@ -52,7 +53,7 @@ from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
-from verl_padding.trainer.losses import MICRO_BATCHES, wrap_worker_loss
+from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [
@@ -120,17 +121,22 @@ SHAPES = {
     "cp2 x dp2": Shape(ranks=4, context=2),
     "tp2 x cp2": Shape(ranks=4, tensor_model=2, context=2),
 }
+LAYERS = 4
+"""One for each part of a virtual pipeline, of two parts on each of two ranks."""
 MIXTURES = {
+    "dp2": Shape(),
     "pp2": Shape(pipeline_model=2),
+    "pp2 vpp2": Shape(pipeline_model=2, virtual_pipeline_model=2),
     "tp2": Shape(tensor_model=2),
     "cp2": Shape(context=2),
+    "pp2 x dp2": Shape(ranks=4, pipeline_model=2),
+    "cp2 x dp2": Shape(ranks=4, context=2),
     "ep2": Shape(expert_model=2),
     # Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send those to experts.
     "tp2 with ep2": Shape(tensor_model=2, expert_model=2),
     "tp2 with ep2, twice": Shape(ranks=4, tensor_model=2, expert_model=2),
 }
-PACKERS = ("verl", "plan")
-LAYERS, EXPERTS, TOP_K = 2, 4, 2
+EXPERTS, TOP_K = 4, 2
 ODD_VOCABULARY = 261
 """A vocabulary that two tensor parallel ranks cannot share as it is."""
 
@@ -152,14 +158,16 @@ def with_shared_heads(folder: Path, vocab_size: int = 320, **changes: Any) -> Pa
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """Four layers, for a virtual pipeline."""
+    """With layers for a virtual pipeline."""
     folder = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
-    return with_shared_heads(folder, num_hidden_layers=4, layer_types=["full_attention"] * 4)
+    return with_shared_heads(folder, num_hidden_layers=LAYERS, layer_types=["full_attention"] * LAYERS)
 
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory) -> Path:
-    return with_shared_heads(make_tiny_model("qwen3_moe", tmp_path_factory.mktemp("mixture")))
+    """As many, for the same."""
+    folder = make_tiny_model("qwen3_moe", tmp_path_factory.mktemp("mixture"))
+    return with_shared_heads(folder, num_hidden_layers=LAYERS, layer_types=["full_attention"] * LAYERS)
 
 
 @contextmanager
@@ -239,8 +247,7 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer
     batch = put_trained_rows()
     both = update_both_with(padded_ranks, one_rank, batch, plan_for(batch, packer, shape), shape.template)
     assert_metrics_agree(both)
-    if packer == "plan":
-        assert_packed_as_planned(both)
+    assert_cut_as_told(both, packer)
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -249,11 +256,10 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
     start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer, micro_batch_rows=2)
     batch = put_trained_rows()
     plan = plan_for(batch, packer, shape, micro_batch_rows=2)
-    rows = plan.layouts["actor"].rows_per_cell
-    assert rows % (2 * shape.micro_batch_multiple) == 0
+    assert plan.layouts["actor"].rows_per_cell % (2 * shape.micro_batch_multiple) == 0
     both = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
     assert_metrics_agree(both)
-    assert both.padded[MICRO_BATCHES] == [rows / 2] * EPOCHS * 3
+    assert_cut_as_told(both, packer, 2)
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -268,9 +274,16 @@ def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
 def assert_agrees_where_some_hold_pads_alone(
     padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, batch: KVBatchMeta
 ) -> None:
-    plan = plan_for(batch, packer, shape, prompts=3)
-    assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to hold pads alone"
-    assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, shape.template))
+    plan = plan_of_idle_ranks(batch, packer, shape, "actor")
+    both = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
+    assert_metrics_agree(both)
+    assert_cut_as_told(both, packer)
+
+
+def plan_of_idle_ranks(batch: KVBatchMeta, packer: str, shape: Shape, update: str) -> BatchPlan:
+    plan = plan_for(batch, packer, shape, prompts=3, update=update)
+    assert plan.layouts[update].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to hold pads alone"
+    return plan
 
 
 # With context parallelism, verl drops the fraction of a token that each rank would have of a micro-batch: lengths are
@@ -330,20 +343,27 @@ def one_critic(transfer_queue, model) -> Iterator[RayWorkerGroup]:
         yield critic
 
 
-# A virtual pipeline has its head in its last part, and weights of critics are put together here of one part a rank.
-@pytest.mark.parametrize("name", [name for name in SHAPES if SHAPES[name].virtual_pipeline_model == 1])
+@pytest.mark.parametrize("name", SHAPES)
 def test_so_do_critics(name, transfer_queue, model, one_critic):
     shape = SHAPES[name]
     settings = [*shape.settings("critic"), BUDGET_OF_CRITIC.format(BUDGET)]
     with started(start_critic(model, shape.ranks, *CRITIC_TERMS, *settings), padded=True) as critics:
-        for mode, packer in (("token-mean", "verl"), ("seq-mean-token-sum", "plan")):
-            start_both_over(critics, one_critic, mode, packer)
+
+        def assert_agree(mode: str, packer: str, batch: KVBatchMeta, plan: BatchPlan, rows: int | None = None) -> None:
+            start_both_over(critics, one_critic, mode, packer, rows)
             for workers in (critics, one_critic):
                 give_same_head(workers)
-            batch = put_trained_rows()
-            plan = plan_for(batch, packer, shape, update="critic")
             both = update_both_with(critics, one_critic, batch, plan, shape.template, method="train_mini_batch")
             assert_critic_metrics_agree(both)
+            assert_cut_as_told(both, packer, rows, "critic")
+
+        for (mode, rows), packer in product((("token-mean", None), ("seq-mean-token-sum", 2)), PACKERS):
+            batch = put_trained_rows()
+            plan = plan_for(batch, packer, shape, micro_batch_rows=rows, update="critic")
+            assert_agree(mode, packer, batch, plan, rows)
+        if shape.dp_size > 1:
+            batch = put_few_rows()
+            assert_agree("token-mean", "plan", batch, plan_of_idle_ranks(batch, "plan", shape, "critic"))
 
 
 @pytest.fixture(scope="module", params=MIXTURES)
@@ -365,8 +385,18 @@ def test_so_do_ranks_with_a_mixture_of_experts(packer, mixtures):
     batch = put_trained_rows()
     both = update_both_with(padded_ranks, one_rank, batch, plan_for(batch, packer, shape), shape.template)
     assert_metrics_agree(both)
-    if packer == "plan":
-        assert_packed_as_planned(both)
+    assert_cut_as_told(both, packer)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_so_do_ranks_with_a_mixture_in_micro_batches_of_fixed_size(packer, mixtures):
+    padded_ranks, one_rank, shape = mixtures
+    start_both_over(padded_ranks, one_rank, "token-mean", packer, micro_batch_rows=2)
+    batch = put_trained_rows()
+    plan = plan_for(batch, packer, shape, micro_batch_rows=2)
+    both = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
+    assert_metrics_agree(both)
+    assert_cut_as_told(both, packer, 2)
 
 
 def assert_cuts_rows(worker: Any) -> DataProto:
@@ -404,7 +434,8 @@ def put_column(batch: KVBatchMeta, name: str, column: torch.Tensor) -> KVBatchMe
 
 
 @pytest.mark.parametrize(
-    ("replay", "name"), [("R2", "ep2"), ("R3", "ep2"), ("R3", "pp2"), ("R3", "cp2"), ("R3", "tp2 with ep2, twice")]
+    ("replay", "name"),
+    [("R2", "ep2"), *(("R3", name) for name in ("ep2", "pp2", "pp2 vpp2", "cp2", "tp2 with ep2, twice"))],
 )
 def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, mixture):
     shape, replays = MIXTURES[name], REPLAYS.format(replay)
@@ -420,7 +451,7 @@ def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, mixture):
             assert_agrees_where_some_hold_pads_alone(*both, "plan", shape, batch)
 
 
-RECORDING = {"ep2": MIXTURES["ep2"], "two pipelines": Shape(ranks=4, pipeline_model=2)}
+RECORDING = {name: MIXTURES[name] for name in ("ep2", "pp2 x dp2", "pp2 vpp2")}
 
 
 @pytest.mark.parametrize("name", RECORDING)

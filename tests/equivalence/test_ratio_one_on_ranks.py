@@ -48,7 +48,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
         start_over(ranks, "token-mean")
         batch, plan = batch_and_plan(sharing=sharing, ranks_meet=meet)
         assert plan.figures["actor"].sharing_factor > 1.5 or sharing == "off"
-        assert plan.layouts["actor"].n_mini_batches == 2
+        assert plan.layouts["actor"].n_mini_batches == 3
         assert plan.layouts["log_prob"].order == plan.layouts["actor"].order
         padded = upsample(batch, plan, TEMPLATE)
         group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)

@@ -4,15 +4,17 @@ A plan with pads, chains and two ranks goes through verl's engine, which shares,
 verl's own engine and loss on all real rows of a mini-batch at once, without a plan, pads or sharing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
@@ -49,6 +51,8 @@ SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
 NOMINAL = 7
 """Rows of a mini-batch as a configuration would say it: not those that are there."""
 TOP_K = 4
+EPOCHS = 3
+LEARNING_RATE = 1e-3
 CALL = "actor"
 
 
@@ -117,33 +121,51 @@ def engines(models) -> tuple[Whole, Whole]:
     return start_engine(Actor, model, sharing=True), start_engine(Actor, model, sharing=False)
 
 
-def shared_gradients(engine: Whole, rows, plan, loss, **said) -> torch.Tensor:
-    """(M, N) of the plan; only tips and pads are computed."""
+Gradients = Iterator[torch.Tensor]
+"""Of each mini-batch, (N,), at the weights that are there when it is asked for."""
+
+
+def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
+    """Those of the plan; only tips and pads are computed."""
     before, figures = engine.tokens, plan.figures[CALL]
-    gradients = train_as_planned(engine, rows, plan, CALL, loss, token_budget=BUDGET, global_batch_size=NOMINAL, **said)
+    yield from train_as_planned(engine, rows, plan, CALL, loss, token_budget=BUDGET, global_batch_size=NOMINAL, **said)
     assert engine.tokens - before == figures.computed_tokens + 2 * figures.pads
-    return gradients
 
 
-def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said) -> torch.Tensor:
-    """(M, N) of all real rows of each mini-batch at once."""
+def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said) -> Gradients:
+    """Those of all real rows of each mini-batch at once."""
     fields = list(rows.values())
-    mini_batches = [
-        [fields[row] for cell in ranks for row in cell if row < len(fields)] for ranks in plan.layouts[CALL].cells
-    ]
-    return torch.stack(
-        [
-            train_at_once(
-                engine, rows_M, loss, global_batch_size=NOMINAL if denominator == "nominal" else len(rows_M), **said
-            )
-            for rows_M in mini_batches
-        ]
-    )
+    for ranks in plan.layouts[CALL].cells:
+        rows_M = [fields[row] for cell in ranks for row in cell if row < len(fields)]
+        n = NOMINAL if denominator == "nominal" else len(rows_M)
+        yield train_at_once(engine, rows_M, loss, global_batch_size=n, **said)
 
 
-def assert_same_gradients(got: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_FLOAT64) -> None:
-    assert want.norm(dim=1).min() > 1e-3
-    assert ((got - want).norm(dim=1) / want.norm(dim=1)).max() <= tolerance
+def assert_same_gradients(got: Gradients, want: Gradients, tolerance: float = RELATIVE_FLOAT64) -> None:
+    got_MN, want_MN = torch.stack([*got]), torch.stack([*want])
+    assert want_MN.norm(dim=1).min() > 1e-3
+    assert ((got_MN - want_MN).norm(dim=1) / want_MN.norm(dim=1)).max() <= tolerance
+
+
+def assert_same_weights(model: nn.Module, got: Callable[[], Gradients], want: Callable[[], Gradients]) -> None:
+    """After six steps of AdamW from the same start. It divides gradients by their own size: float32's tolerance."""
+    start_N = parameters_to_vector(model.parameters()).detach()
+    after = []
+    for gradients in (got, want):
+        # AdamW looks at each weight by itself.
+        weights_N = nn.Parameter(start_N.clone())
+        optimizer, steps = torch.optim.AdamW([weights_N], lr=LEARNING_RATE), 0
+        for gradient_N in chain.from_iterable(gradients() for _ in range(EPOCHS)):
+            weights_N.grad = gradient_N
+            optimizer.step()
+            vector_to_parameters(weights_N.detach().clone(), model.parameters())
+            steps += 1
+        assert steps == 6
+        after.append(weights_N.detach())
+        vector_to_parameters(start_N.clone(), model.parameters())
+    got_N, want_N = after
+    assert (want_N - start_N).abs().max() > LEARNING_RATE, "the steps were meant to move the weights"
+    assert (got_N - want_N).norm() <= RELATIVE_FLOAT32 * want_N.norm()
 
 
 def by_real_rows(loss):
@@ -163,21 +185,34 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
-def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, mode, denominator, engines, rows, plan):
+def shared_and_plain(name: str, mode: str, denominator: str, engines, rows, plan) -> tuple[Gradients, Gradients]:
+    """Of a registered policy loss."""
     sharing, plain = engines
     loss = policy_loss(mode, name)
     if name not in PACKING_MATTERS:
-        got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator))
         # verl's means of rows divide by the rows that they get, whatever they are told
         verls = loss if denominator == "rows" else over_the_mini_batch(loss)
-        assert_same_gradients(got, plain_gradients(plain, rows, plan, verls, denominator))
-        return
-    loss = Seeded(loss)
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator))
-    verls = by_real_rows(loss) if denominator == "rows" else loss
-    same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
-    assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, verls, **same))
+        want = plain_gradients(plain, rows, plan, verls, denominator)
+    else:
+        loss = Seeded(loss)
+        verls = by_real_rows(loss) if denominator == "rows" else loss
+        same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
+        want = train_as_planned(plain, rows, plan, CALL, verls, **same)
+    return shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator)), want
+
+
+@pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
+def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, mode, denominator, engines, rows, plan):
+    assert_same_gradients(*shared_and_plain(name, mode, denominator, engines, rows, plan))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
+def test_six_steps_of_a_registered_loss_end_with_the_same_weights(name, mode, denominator, engines, rows, plan):
+    def sides() -> tuple[Gradients, Gradients]:
+        return shared_and_plain(name, mode, denominator, engines, rows, plan)
+
+    assert_same_weights(engines[0].module, lambda: sides()[0], lambda: sides()[1])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -200,40 +235,52 @@ SESSION_LOSSES = [
 
 @pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
 def test_every_session_weighs_the_same_however_many_of_its_rows_are_computed(name, mode, engines, rows, plan):
-    assert_sessions_weigh_the_same(*engines, policy_loss(mode, name), mode, rows, plan)
+    assert_same_gradients(*weighed_and_plain(*engines, policy_loss(mode, name), mode, rows, plan))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
+def test_so_it_does_in_the_weights_after_six_steps(name, mode, engines, rows, plan):
+    def sides() -> tuple[Gradients, Gradients]:
+        return weighed_and_plain(*engines, policy_loss(mode, name), mode, rows, plan)
+
+    assert_same_weights(engines[0].module, lambda: sides()[0], lambda: sides()[1])
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_so_it_does_in_the_loss_of_a_critic(mode, models, rows, plan):
     model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
     both = (start_engine(Critic, model, sharing=sharing) for sharing in (True, False))
-    assert_sessions_weigh_the_same(*both, critic_loss(mode), mode, rows, plan, calculate_entropy=False)
+    assert_same_gradients(*weighed_and_plain(*both, critic_loss(mode), mode, rows, plan, calculate_entropy=False))
 
 
-def assert_sessions_weigh_the_same(sharing: Whole, plain: Whole, loss, mode: str, rows, plan, **said) -> None:
-    keys, fields, want = list(rows), list(rows.values()), []
+def weighed_and_plain(sharing: Whole, plain: Whole, loss, mode: str, rows, plan, **said) -> tuple[Gradients, Gradients]:
+    """With equal sessions, beside what that is by definition: rows alone, added up with the share of each."""
+    keys, fields = list(rows), list(rows.values())
     tokens_R = [loss_tokens([row]) for row in fields]
     equal_sessions = Weighing(call=CALL, mode=mode, by_session=True)
     factor_R = loss_factors(plan.layouts[CALL], keys, [1.0] * len(keys), tokens_R, equal_sessions)
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), factor_R=factor_R, **said)
-    for ranks in plan.layouts[CALL].cells:
-        rows_M = [row for cell in ranks for row in cell if row < len(rows)]
-        sessions: dict[str, list[int]] = {}
-        for row in rows_M:
-            sessions.setdefault(session_of_key(keys[row]), []).append(row)
-        assert max(map(len, sessions.values())) > 1
-        gradient = torch.zeros(())
-        for of_session in sessions.values():
-            tokens = sum(tokens_R[row] for row in of_session)
-            for row in of_session:
-                # What verl divides the loss of a row by that is alone, against what it is to be divided by.
-                share = {
-                    "token-sum": 1 / tokens,
-                    "token-mean": tokens_R[row] / tokens / len(sessions),
-                }.get(mode, 1 / len(of_session) / len(sessions))
-                gradient = gradient + share * train_at_once(plain, [fields[row]], loss, global_batch_size=1, **said)
-        want.append(gradient)
-    assert_same_gradients(got, torch.stack(want))
+
+    def of_rows_alone() -> Gradients:
+        for ranks in plan.layouts[CALL].cells:
+            sessions: dict[str, list[int]] = {}
+            for row in (row for cell in ranks for row in cell if row < len(rows)):
+                sessions.setdefault(session_of_key(keys[row]), []).append(row)
+            assert max(map(len, sessions.values())) > 1
+            gradient = torch.zeros(())
+            for of_session in sessions.values():
+                tokens = sum(tokens_R[row] for row in of_session)
+                for row in of_session:
+                    # What verl divides the loss of a row by that is alone, against what it is to be divided by.
+                    share = {
+                        "token-sum": 1 / tokens,
+                        "token-mean": tokens_R[row] / tokens / len(sessions),
+                    }.get(mode, 1 / len(of_session) / len(sessions))
+                    gradient = gradient + share * train_at_once(plain, [fields[row]], loss, global_batch_size=1, **said)
+            yield gradient
+
+    weighed = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), factor_R=factor_R, **said)
+    return weighed, of_rows_alone()
 
 
 def adapted(models) -> nn.Module:

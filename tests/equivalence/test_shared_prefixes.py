@@ -42,7 +42,9 @@ from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
-TURNS = [5, 1, 4, 2, 6, 3, 1, 1]
+TURNS = [3, 2, 5, 4, 5, 2, 1, 3, 1, 2, 3, 2]
+PROMPTS = 6
+
 BUDGET = 48
 BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
@@ -64,14 +66,16 @@ def sharing_and_plain(actors) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]
 
 def batch_and_plan(update: str = "actor", strategy: str = "prompt", sharing: Sharing = "chains", **shape: Any) -> tuple:
     torch.manual_seed(0)
-    batch = with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=4)), torch.Generator().manual_seed(0))
+    batch = with_trained_fields(
+        put_grown_sessions(grown_sessions(TURNS, prompts=PROMPTS)), torch.Generator().manual_seed(0)
+    )
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     extends_R = find_extensions(batch, tokens_R)
     assert sum(earlier is not None for earlier in extends_R) == sum(TURNS) - len(TURNS)
     call_shape = {"dp_size": 2, "token_budget": BUDGET} | shape
     job = Job(
         strategy=strategy,
-        prompts=4,
+        prompts=PROMPTS,
         sessions_per_prompt=2,
         updates={update: Update(**call_shape, prompts_per_mini_batch=2)},
         inference={"log_prob": Pass(**call_shape, as_update=update)},

@@ -1,12 +1,17 @@
 """Two groups of two ranks that share rows (Ulysses) end with the weights of one rank without pads."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.test_critic_update import assert_critic_metrics_agree
+from tests.equivalence import updates
+from tests.equivalence.test_critic_update import (
+    assert_critics_agree,
+    assert_critics_agree_where_some_hold_pads_alone,
+)
 from tests.equivalence.test_shared_prefixes import (
     BUDGET,
     BUDGETS,
@@ -18,7 +23,8 @@ from tests.equivalence.test_shared_prefixes import (
 )
 from tests.equivalence.updates import (
     ALL_TERMS,
-    EPOCHS,
+    PACKERS,
+    assert_cut_as_told,
     assert_packed_as_planned,
     plan_of_few,
     put_few_rows,
@@ -28,8 +34,6 @@ from tests.equivalence.updates import (
 from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
 from tests.support.tolerance import ADAM_EPS
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import MICRO_BATCHES
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -59,47 +63,67 @@ def test_ranks_that_share_rows_end_with_the_weights_of_one_rank(mode, sharing, a
     assert_packed_as_planned(both)
 
 
-@pytest.mark.parametrize("micro_batch_rows", [None, 2], ids=["token budget", "fixed rows"])
-def test_so_do_they_where_verl_cuts_the_micro_batches(micro_batch_rows, actors):
-    padded_ranks, one_rank = actors
-    start_over(one_rank, "token-mean")
-    start_over(padded_ranks, "token-mean", micro_batch_rows)
-    both = update_both(padded_ranks, one_rank, micro_batch_rows=micro_batch_rows, ranks_of_row=SHARING_RANKS)
-    assert_metrics_agree(both)
-    if micro_batch_rows:
-        per_step = both.layout.rows_per_cell / micro_batch_rows
-        assert both.padded[MICRO_BATCHES] == [per_step] * EPOCHS * both.layout.n_mini_batches
+@pytest.mark.parametrize(("micro_batch_rows", "packer"), [(None, "verl"), (2, "verl"), (2, "plan")])
+def test_so_do_they_however_micro_batches_are_cut(micro_batch_rows, packer, actors):
+    assert_agree(*actors, "token-mean", micro_batch_rows, packer)
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("packer", PACKERS)
 def test_so_do_they_where_one_group_holds_pads_alone(packer, actors):
-    for workers in actors:
+    assert_agree_where_one_group_holds_pads_alone(*actors, packer)
+
+
+def assert_agree(
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, mode: str, micro_batch_rows: int | None, packer: str
+) -> None:
+    start_over(one_rank, mode)
+    start_over(padded_ranks, mode, micro_batch_rows)
+    sizes = {"micro_batch_rows": micro_batch_rows, "ranks_of_row": SHARING_RANKS}
+    both = update_both(padded_ranks, one_rank, packer=packer, **sizes)
+    assert_metrics_agree(both)
+    assert_cut_as_told(both, packer, micro_batch_rows)
+
+
+def assert_agree_where_one_group_holds_pads_alone(
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str
+) -> None:
+    for workers in (padded_ranks, one_rank):
         start_over(workers, "seq-mean-token-mean")
     batch = put_few_rows()
     plan = plan_of_few(batch, packer, ranks_of_row=SHARING_RANKS)
-    assert_metrics_agree(update_both_with(*actors, batch, plan, TEMPLATE))
+    assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, TEMPLATE))
 
 
 def test_so_do_ranks_with_a_mixture_of_experts(transfer_queue, tmp_path):
     model = make_tiny_model("qwen3_moe", tmp_path)
-    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=[*BUDGETS, ULYSSES], ranks=2 * SHARING_RANKS) as both:
+    padded = [*updates.BUDGETS, ULYSSES]
+    with padded_and_plain(start_actor, model, *ALL_TERMS, padded=padded, ranks=2 * SHARING_RANKS) as both:
+        both[0].execute_with_func_generator(SHARE)
+        for micro_batch_rows, packer in product((None, 2), PACKERS):
+            assert_agree(*both, "seq-mean-token-mean", micro_batch_rows, packer)
+        for packer in PACKERS:
+            assert_agree_where_one_group_holds_pads_alone(*both, packer)
         for workers in both:
-            start_over(workers, "seq-mean-token-mean")
-        assert_metrics_agree(update_both(*both, ranks_of_row=SHARING_RANKS))
+            start_over(workers, "token-mean")
+        batch, plan = batch_and_plan(token_budget=SHARING_RANKS * updates.BUDGET)
+        assert_shared(plan, "actor")
+        assert_metrics_agree(update_both_with(*both, batch, plan, TEMPLATE))
 
 
 def test_so_do_critics(transfer_queue, tmp_path):
     model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
     overrides = (f"+critic.optim.{ADAM_EPS}", "critic.cliprange_value=0.5")
     budget = "+critic.ppo_infer_max_token_len_per_gpu"
-    padded = (f"{budget}={BUDGET}", f"critic.fsdp.ulysses_sequence_parallel_size={SHARING_RANKS}")
+    padded = (f"{budget}={updates.BUDGET}", f"critic.fsdp.ulysses_sequence_parallel_size={SHARING_RANKS}")
     with padded_and_plain(
         start_critic, model, *overrides, padded=padded, plain=[f"{budget}=4096"], ranks=2 * SHARING_RANKS
     ) as critics:
-        for packer in ("verl", "plan"):
-            for workers in critics:
-                start_over(workers, "token-mean")
-            if packer == "plan":
-                critics[0].execute_with_func_generator(install())
-            both = update_both(*critics, method="train_mini_batch", packer=packer, ranks_of_row=SHARING_RANKS)
-            assert_critic_metrics_agree(both)
+        for cut in product((None, 2), PACKERS):
+            assert_critics_agree(*critics, "token-mean", cut, ranks_of_row=SHARING_RANKS)
+        assert_critics_agree_where_some_hold_pads_alone(*critics, ranks_of_row=SHARING_RANKS)
+        critics[0].execute_with_func_generator(SHARE)
+        for workers in critics:
+            start_over(workers, "token-mean")
+        batch, plan = batch_and_plan("critic", token_budget=SHARING_RANKS * updates.BUDGET)
+        assert_shared(plan, "critic")
+        update_both_with(*critics, batch, plan, TEMPLATE, "train_mini_batch")

@@ -4,6 +4,7 @@ That rank is one of FSDP2: VeOmni shards what it loads.
 """
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
     ALL_TERMS,
     BUDGET,
-    EPOCHS,
+    PACKERS,
     PAD_TOKENS,
-    assert_packed_as_planned,
+    assert_cut_as_told,
     pad_tokens_of,
     plan_of_few,
     put_few_rows,
@@ -33,7 +34,6 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import MICRO_BATCHES
 
 pytestmark = [
     pytest.mark.ray,
@@ -86,28 +86,27 @@ def start_both_over(
         padded_ranks.execute_with_func_generator(install())
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("mode", MODES)
 def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
     padded_ranks, one_rank, shape = actors
     start_both_over(padded_ranks, one_rank, mode, packer)
     both = update_both(padded_ranks, one_rank, packer=packer, **shape)
     assert_metrics_agree(both)
-    if packer == "plan":
-        assert_packed_as_planned(both)
+    assert_cut_as_told(both, packer)
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("mode", MODES)
 def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, packer, actors):
     padded_ranks, one_rank, shape = actors
     start_both_over(padded_ranks, one_rank, mode, packer, micro_batch_rows=2)
     both = update_both(padded_ranks, one_rank, packer=packer, micro_batch_rows=2, **shape)
     assert_metrics_agree(both)
-    assert both.padded[MICRO_BATCHES] == [both.layout.rows_per_cell / 2] * EPOCHS * both.layout.n_mini_batches
+    assert_cut_as_told(both, packer, 2)
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("packer", PACKERS)
 def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
     padded_ranks, one_rank, shape = actors
     if shape["dp_size"] == 1:
@@ -143,10 +142,12 @@ def test_so_do_ranks_with_a_mixture_of_experts(sharing, transfer_queue, tmp_path
     mixture = make_tiny_model("qwen3_moe", tmp_path)
     padded = [*ON_VEOMNI, ULYSSES.format(sharing)]
     with padded_and_plain(start_actor, mixture, *ALL_TERMS, padded=padded) as (padded_ranks, one_rank):
-        for packer in ("verl", "plan"):
-            start_both_over(padded_ranks, one_rank, MODES[1], packer)
-            both = update_both(padded_ranks, one_rank, packer=packer, dp_size=2 // sharing, ranks_of_row=sharing)
+        for micro_batch_rows, packer in product((None, 2), PACKERS):
+            start_both_over(padded_ranks, one_rank, MODES[1], packer, micro_batch_rows)
+            shape = {"micro_batch_rows": micro_batch_rows, "dp_size": 2 // sharing, "ranks_of_row": sharing}
+            both = update_both(padded_ranks, one_rank, packer=packer, **shape)
             assert_metrics_agree(both)
+            assert_cut_as_told(both, packer, micro_batch_rows)
 
 
 @pytest.mark.parametrize("sharing", [1, 2], ids=["dp2", "two ranks to a row"])
@@ -164,14 +165,9 @@ def test_so_do_critics(sharing, transfer_queue, tmp_path):
         padded_ranks,
         one_rank,
     ):
-        for packer in ("verl", "plan"):
-            start_both_over(padded_ranks, one_rank, "token-mean", packer)
-            both = update_both(
-                padded_ranks,
-                one_rank,
-                method="train_mini_batch",
-                packer=packer,
-                dp_size=2 // sharing,
-                ranks_of_row=sharing,
-            )
+        for micro_batch_rows, packer in product((None, 2), PACKERS):
+            start_both_over(padded_ranks, one_rank, "token-mean", packer, micro_batch_rows)
+            shape = {"micro_batch_rows": micro_batch_rows, "dp_size": 2 // sharing, "ranks_of_row": sharing}
+            both = update_both(padded_ranks, one_rank, "train_mini_batch", packer, **shape)
             assert_critic_metrics_agree(both)
+            assert_cut_as_told(both, packer, micro_batch_rows, "critic")

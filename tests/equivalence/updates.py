@@ -48,6 +48,7 @@ MODES = ["token-mean", "seq-mean-token-mean", *(pytest.param(mode, marks=pytest.
 POLICY_LOSSES = ["gspo", *(pytest.param(loss, marks=pytest.mark.slow) for loss in _OTHER_LOSSES)]
 """Beside verl's own loss. Ranks and workers do not know what a loss computes of their rows, so that one of each kind is
 enough for every run; test_registered_losses.py and test_shared_gradients.py have them all, without workers."""
+PACKERS = ("verl", "plan")
 BUDGET = 32
 BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
@@ -138,14 +139,14 @@ def plan_of(
     return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
 
 
-def plan_of_few(batch: KVBatchMeta, packer: str, dp_size: int = 2, ranks_of_row: int = 1) -> BatchPlan:
+def plan_of_few(
+    batch: KVBatchMeta, packer: str, dp_size: int = 2, ranks_of_row: int = 1, update: str = "actor"
+) -> BatchPlan:
     """For :func:`put_few_rows`: in two of three mini-batches, one rank (or group of them) alone has a real row."""
-    update = Update(dp_size=dp_size, token_budget=BUDGET * ranks_of_row, prompts_per_mini_batch=1)
-    job = Job(
-        strategy="prompt", prompts=3, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer=packer
-    )
+    shape = Update(dp_size=dp_size, token_budget=BUDGET * ranks_of_row, prompts_per_mini_batch=1)
+    job = Job(strategy="prompt", prompts=3, sessions_per_prompt=2, updates={update: shape}, inference={}, packer=packer)
     plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-    assert plan.layouts["actor"].reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
+    assert plan.layouts[update].reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
     return plan
 
 
@@ -215,6 +216,17 @@ def update_both_with(
     assert (reference - before).norm() > 0.1, "the update was meant to move the weights"
     assert (after - reference).norm() <= RELATIVE_FLOAT32 * reference.norm()
     return BothUpdates(layout, plan, got, want)
+
+
+def assert_cut_as_told(
+    both: BothUpdates, packer: str, micro_batch_rows: int | None = None, update: str = "actor"
+) -> None:
+    """Each step had micro-batches of as many rows, or those of the plan; verl's own packer cuts as it likes."""
+    if micro_batch_rows is not None:
+        of_step = both.layout.rows_per_cell / micro_batch_rows
+        assert both.padded[MICRO_BATCHES] == [of_step] * EPOCHS * both.layout.n_mini_batches
+    elif packer == "plan":
+        assert_packed_as_planned(both, update)
 
 
 def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:

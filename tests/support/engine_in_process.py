@@ -102,8 +102,10 @@ def train_as_planned(
     pads: bool = True,
     factor_R: Sequence[float] | None = None,
     **said: Any,
-) -> torch.Tensor:
-    """Gradients of all mini-batches, (M, N), summed over micro-batches and ranks as verl and FSDP do it.
+) -> Iterator[torch.Tensor]:
+    """Gradient (N,) of each mini-batch, summed over micro-batches and ranks as verl and FSDP do it.
+
+    Each is of the weights that are there when it is asked for.
 
     Args:
         engine: plays every rank in turn.
@@ -112,7 +114,6 @@ def train_as_planned(
         factor_R: of each row, if rows weigh differently.
         said: non-tensor data of every micro-batch, beside what each update says.
     """
-    gradients = []
     for mini_batch in range(plan.layouts[call].n_mini_batches):
         cut = cut_as_planned(rows, plan, call, mini_batch, token_budget=token_budget, factor_R=factor_R, **said)
         for _, micro_batch in cut:
@@ -122,8 +123,7 @@ def train_as_planned(
                     continue
                 micro_batch = tu.index_select_tensor_dict(micro_batch, real)
             engine.backward(micro_batch, loss)
-        gradients.append(engine.take_gradient())
-    return torch.stack(gradients)
+        yield engine.take_gradient()
 
 
 def cut_as_planned(

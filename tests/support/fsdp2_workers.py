@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -159,7 +160,7 @@ def give_same_head(workers: RayWorkerGroup) -> None:
 
     def give(worker: Any) -> DataProto:
         draw = torch.Generator().manual_seed(0)
-        for name, weight in worker.engine.module[0].named_parameters():
+        for name, weight in chain.from_iterable(part.named_parameters() for part in worker.engine.module):
             if name.endswith("output_layer.weight"):
                 weight.data.copy_(torch.randn(weight.shape, generator=draw) * 0.1)
         return DataProto()
@@ -245,22 +246,27 @@ def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
-    (chunk,) = engine.module
-    first = next(module.layer_number for module in chunk.modules() if isinstance(module, TransformerLayer)) - 1
     tensor_ranks = parallel_state.get_tensor_model_parallel_group()
     named = {}
-    for name, weight in chunk.named_parameters():
-        parts = [torch.empty_like(weight) for _ in range(tensor_ranks.size())]
-        torch.distributed.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
-        if not getattr(weight, "tensor_model_parallel", False):
-            assert all(torch.equal(part, weight) for part in parts), f"copies of {name} differ between ranks"
-            whole = parts[0]
-        elif name.endswith("linear_fc1.weight"):  # of each rank's gate, then of its own up projection
-            halves = zip(*(part.chunk(2) for part in parts), strict=True)
-            whole = torch.cat([part for half in halves for part in half])
-        else:
-            whole = torch.cat(parts, dim=weight.partition_dim)
-        named[re.sub(r"\blayers\.(\d+)", lambda place: f"layers.{int(place[1]) + first}", name)] = whole
+    for part in engine.module:  # several of a virtual pipeline
+        first = next(module.layer_number for module in part.modules() if isinstance(module, TransformerLayer)) - 1
+        for name, weight in part.named_parameters():
+            parts = [torch.empty_like(weight) for _ in range(tensor_ranks.size())]
+            torch.distributed.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
+            if not getattr(weight, "tensor_model_parallel", False):
+                assert all(torch.equal(copy, weight) for copy in parts), f"copies of {name} differ between ranks"
+                whole = parts[0]
+            elif name.endswith("linear_fc1.weight"):  # of each rank's gate, then of its own up projection
+                halves = zip(*(of_rank.chunk(2) for of_rank in parts), strict=True)
+                whole = torch.cat([of_rank for half in halves for of_rank in half])
+            else:
+                whole = torch.cat(parts, dim=weight.partition_dim)
+            named[_with_layer_from(name, first)] = whole
     of_stages: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
     torch.distributed.all_gather_object(of_stages, named, group=parallel_state.get_pipeline_model_parallel_group())
     return {name: weight for stage in of_stages for name, weight in stage.items()}
+
+
+def _with_layer_from(name: str, first: int) -> str:
+    """``layers.1.x`` of a part that begins with layer 2 is ``layers.3.x``."""
+    return re.sub(r"\blayers\.(\d+)", lambda place: f"layers.{int(place[1]) + first}", name)
