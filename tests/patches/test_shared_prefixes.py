@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.engine.fsdp.fsdp_turbo_impl import FSDPTurboEngineWithLMHead
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine.utils import prepare_micro_batches
 
@@ -15,7 +16,7 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import CHAIN as CHAIN_COLUMN
 from verl_padding.pads.columns import MICRO_BATCH
 from verl_padding.patches.plan_packer import follow_plan
-from verl_padding.patches.shared_prefixes import TIPS, share_in, tips_of
+from verl_padding.patches.shared_prefixes import SHARES, TIPS, share_in, tips_of
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
@@ -114,16 +115,22 @@ def test_they_share_under_a_temperature_of_the_whole_call():
         assert tips_of(data) == (1, 1)
 
 
+instead_of_verls_inputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
+instead_of_verls_outputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_outputs)
+
+
 class Engine(FSDPEngineWithLMHead):
     """verl's engine whose model says of each token its own number."""
 
     def __init__(self):
         self.seen: list[TensorDict] = []
 
+    @instead_of_verls_inputs
     def prepare_model_inputs(self, micro_batch):
         self.seen.append(micro_batch)
         return {}, {}
 
+    @instead_of_verls_outputs
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
         self.seen.append(micro_batch)
         ids = micro_batch["input_ids"]
@@ -175,6 +182,7 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_g
 )
 def test_an_output_that_is_not_one_value_per_token_is_refused(output, told):
     class Scoring(Engine):
+        @instead_of_verls_outputs
         def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
             return {"scores": output}
 
@@ -189,11 +197,15 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output, told):
 
 @pytest.mark.parametrize("first", ["actor", "critic"])
 def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
+    def own(method):
+        return inspect.unwrap(method, stop=lambda inner: not hasattr(inner, SHARES))
+
     class OwnEngine(Engine):
-        prepare_model_inputs = inspect.unwrap(Engine.prepare_model_inputs)
-        prepare_model_outputs = inspect.unwrap(Engine.prepare_model_outputs)
+        prepare_model_inputs = own(Engine.prepare_model_inputs)
+        prepare_model_outputs = own(Engine.prepare_model_outputs)
 
     class OwnCritic(OwnEngine):
+        @instead_of_verls_outputs
         def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
             outputs = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
             return {"values": outputs["values"]}
@@ -267,6 +279,24 @@ def test_it_is_installed_once_and_refuses_other_engines():
         match=r"chains': object is not one of the FSDP engines of .*Set padding.sharing=off",
     ):
         share_in(object())
+
+
+@pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
+def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
+    def with_adapters(self, *args, **kwargs):
+        raise NotImplementedError
+
+    refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
+    with pytest.raises(PaddingError, match=rf"WithAdapters has a {name} of its own, .* or set padding\.sharing=off\.$"):
+        share_in(object.__new__(refused))
+    assert getattr(refused, name) is with_adapters
+    verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
+    share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})))
+
+
+@pytest.mark.parametrize("engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead])
+def test_verls_own_engines_are_not(engine):
+    share_in(object.__new__(type("Subclass", (engine,), {})))
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():

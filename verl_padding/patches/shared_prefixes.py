@@ -14,6 +14,7 @@ one than alone, and nothing reads it.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -96,6 +97,15 @@ def share_in(engine: Any) -> None:
             f"padding.sharing='chains': {cls.__name__} is not one of the FSDP engines of verl {KNOWN_VERL}. Set "
             "padding.sharing=off."
         )
+    # Rows are compared by what verl's own methods read of them: those of another engine may read more.
+    for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
+        # The module that Python, or functools.wraps, has written on it.
+        if inspect.unwrap(getattr(cls, name)).__module__ != FSDPEngineWithLMHead.__module__:
+            raise PaddingError(
+                f"padding.sharing='chains': {cls.__name__} has a {name} of its own, which may read fields of rows that "
+                f"are not compared before rows share. Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it "
+                "reads no others than verl's, or set padding.sharing=off."
+            )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
     for name, wrap in (("prepare_model_inputs", _of_tips), ("prepare_model_outputs", _of_all_rows)):
         method = getattr(cls, name)
