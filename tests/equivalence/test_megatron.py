@@ -314,8 +314,13 @@ def test_so_do_ranks_whose_vocabulary_is_padded(transfer_queue, tmp_path):
     with padded_and_plain(start_actor, model, *TERMS, padding, padded=[*BUDGETS, *shape.settings()]) as both:
         for workers in both:
             workers.execute_with_func_generator(assert_pads_vocabulary)
-        batch = put_trained_rows()
-        assert_metrics_agree(update_both_with(*both, batch, plan_for(batch, "verl", shape), shape.template))
+        for rows, packer in product((None, 2), PACKERS):
+            start_both_over(*both, "token-mean", packer, rows)
+            batch = put_trained_rows()
+            plan = plan_for(batch, packer, shape, micro_batch_rows=rows)
+            update = update_both_with(*both, batch, plan, shape.template)
+            assert_metrics_agree(update)
+            assert_cut_as_told(update, packer, rows)
 
 
 def assert_pads_vocabulary(worker: Any) -> DataProto:
