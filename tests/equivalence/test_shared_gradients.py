@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
+from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 
 from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, Seeded
@@ -40,7 +41,7 @@ from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.weighing import Weighing, loss_factors
-from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.losses import RealRowsLoss
 from verl_padding.trainer.row_means import over_the_mini_batch
@@ -75,17 +76,20 @@ def batch_of(rows: dict[str, Row]) -> Rows:
     return Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extends_R)
 
 
-def plan_of(rows: dict[str, Row], ranks: int = 2) -> BatchPlan:
-    job = Job(
+def job_of(ranks: int, sharing: Sharing = "chains") -> Job:
+    return Job(
         strategy="prompt",
         prompts=4,
         sessions_per_prompt=2,
         updates={CALL: Update(dp_size=ranks, token_budget=BUDGET, prompts_per_mini_batch=2)},
         inference={},
         packer="plan",
-        sharing="chains",
+        sharing=sharing,
     )
-    plan = plan_batch(batch_of(rows), job)
+
+
+def plan_of(rows: dict[str, Row], ranks: int = 2) -> BatchPlan:
+    plan = plan_batch(batch_of(rows), job_of(ranks))
     assert plan.figures[CALL].sharing_factor > 1.3
     assert plan.figures[CALL].pads > 0
     assert plan.layouts[CALL].n_mini_batches == 2
@@ -226,6 +230,40 @@ def test_where_micro_batches_hold_pads_alone_the_chains_beside_them_give_the_sam
     assert_same_gradients(got, plain_gradients(engines[1], rows, plan, loss))
 
 
+def blind_to_the_last(loss, losses: list[torch.Tensor]):
+    """A loss that gets NaN for the last output of each row, which belongs to whatever token is packed behind it."""
+
+    def told(**given):
+        if "model_output" not in given:  # verl's engine asks the loss of a top-k distillation for outputs
+            return loss(**given)
+        spoiled = {}
+        for name, value in given["model_output"].items():
+            values = value.values().clone()
+            # Counts of top-k have no NaN.
+            values[value.offsets()[1:] - 1] = torch.nan if values.is_floating_point() else torch.iinfo(values.dtype).min
+            spoiled[name] = torch.nested.nested_tensor_from_jagged(values, value.offsets())
+        loss_value, metrics = loss(**given | {"model_output": spoiled})
+        losses.append(loss_value.detach())
+        return loss_value, metrics
+
+    return told
+
+
+def assert_nobody_reads_the_last_output(engine: Whole, rows, plan, loss, **said) -> None:
+    losses: list[torch.Tensor] = []
+    got = [*shared_gradients(engine, rows, plan, blind_to_the_last(loss, losses), **said)]
+    want = [*shared_gradients(engine, rows, plan, loss, **said)]
+    assert torch.stack(losses).isfinite().all()
+    assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
+def test_no_registered_loss_reads_the_last_output_of_a_row(name, mode, denominator, engines, rows, plan):
+    loss = policy_loss(mode, name)
+    loss = RealRowsLoss(Seeded(loss) if name in PACKING_MATTERS else loss, denominator)
+    assert_nobody_reads_the_last_output(engines[0], rows, plan, loss)
+
+
 SESSION_LOSSES = [
     *[(name, "seq-mean-token-mean") for name in sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS))],
     *[("vanilla", mode) for mode in MODES if mode != "seq-mean-token-mean"],
@@ -312,15 +350,8 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     said: dict[str, Any] = field(default_factory=dict)
     loss: Any = field(default_factory=lambda: policy_loss("seq-mean-token-mean"))
-    fields: dict[str, Callable[[int], Any]] = field(default_factory=dict)
     tolerance: float = RELATIVE_FLOAT64
-    """Float32's where verl or transformers go through float32, as they do in routers, fused kernels and KL of top-k."""
-
-
-def teachers(tokens: int) -> torch.return_types.topk:
-    # The same for every row of as many tokens, and up to there for a longer one, but for the line that verl fills in.
-    draw = torch.Generator().manual_seed(3)
-    return torch.randn(200, 256, generator=draw, dtype=torch.float64)[:tokens].log_softmax(-1).topk(TOP_K)
+    """Float32's where verl or transformers go through float32, as they do in routers and fused kernels."""
 
 
 CASES = {
@@ -341,23 +372,74 @@ CASES = {
     "fused kernels": Case(fused, said={"use_fused_kernels": True}, tolerance=RELATIVE_FLOAT32),
     "sum of pi squared": Case(said={"calculate_sum_pi_squared": True}),
     "a temperature": Case(said={"temperature": 0.7}),
-    "top-k distillation": Case(
-        loss=distilling_loss("token-mean", "forward_kl_topk"),
-        said={"distillation_use_topk": True},
-        fields={
-            "teacher_logprobs": lambda tokens: teachers(tokens).values,
-            "teacher_ids": lambda tokens: teachers(tokens).indices,
-        },
-        tolerance=RELATIVE_FLOAT32,
-    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_so_does_whatever_else_an_engine_computes(case, models):
-    rows = rows_of_sessions(**case.fields)
-    plan, model = plan_of(rows), case.model(models)
+def test_so_does_whatever_else_an_engine_computes(case, models, rows, plan):
+    model = case.model(models)
     sharing = start_engine(case.engine, model, sharing=True, **case.settings)
     plain = start_engine(case.engine, model, sharing=False, **case.settings)
     got = shared_gradients(sharing, rows, plan, RealRowsLoss(case.loss, "rows"), **case.said)
     assert_same_gradients(got, plain_gradients(plain, rows, plan, case.loss, **case.said), case.tolerance)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_nor_does_it_read_the_last_output_of_a_row(case, models, rows, plan):
+    engine = start_engine(case.engine, case.model(models), sharing=True, **case.settings)
+    assert_nobody_reads_the_last_output(engine, rows, plan, RealRowsLoss(case.loss, "rows"), **case.said)
+
+
+def teachers(tokens: int) -> torch.return_types.topk:
+    # The same for every row of as many tokens, and up to there for a longer one, but for the line that verl fills in.
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(200, 256, generator=draw, dtype=torch.float64)[:tokens].log_softmax(-1).topk(TOP_K)
+
+
+@pytest.fixture(scope="module")
+def taught() -> dict[bool, tuple[dict[str, Row], BatchPlan]]:
+    """Whether a teacher tells its top-k, or the log-probs of the tokens alone -> rows and their plan."""
+    sampled = rows_of_sessions(teacher_logprobs=lambda tokens: teachers(tokens).values[:, :1])
+    top_k = rows_of_sessions(
+        teacher_logprobs=lambda tokens: teachers(tokens).values, teacher_ids=lambda tokens: teachers(tokens).indices
+    )
+    return {use_topk: (rows, plan_of(rows)) for use_topk, rows in ((False, sampled), (True, top_k))}
+
+
+DISTILLING_LOSSES = [
+    (name, mode, policy_gradient)
+    for name in sorted(DISTILLATION_LOSS_REGISTRY)
+    for mode in MODES
+    for policy_gradient in (True, False)
+    if (name, policy_gradient) != ("k1", False)  # which verl refuses
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "policy_gradient"), DISTILLING_LOSSES)
+def test_so_does_a_registered_distilling_loss_which_reads_no_last_output_either(
+    name, mode, policy_gradient, engines, taught
+):
+    loss = distilling_loss(mode, name, policy_gradient=policy_gradient)
+    use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
+    rows, plan = taught[use_topk]
+    said = {"distillation_use_topk": use_topk}
+    got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
+    want = plain_gradients(engines[1], rows, plan, loss, **said)
+    # verl computes the KL of top-k in float32.
+    assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
+    assert_nobody_reads_the_last_output(engines[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_with_nothing_to_share_an_update_has_the_gradients_of_one_without_sharing_to_the_bit(mode, engines):
+    rows = trained_rows(grown_sessions([1] * 13, prompts=4))
+    gradients = []
+    for engine, sharing in zip(engines, ("chains", "off"), strict=True):
+        plan = plan_batch(batch_of(rows), job_of(2, sharing=sharing))
+        assert plan.figures[CALL].pads > 0
+        loss, said = RealRowsLoss(policy_loss(mode), "rows"), {"token_budget": BUDGET, "global_batch_size": NOMINAL}
+        gradients.append([*train_as_planned(engine, rows, plan, CALL, loss, **said)])
+    chains, off = gradients
+    assert len(off) == 2
+    assert min(gradient.norm() for gradient in off) > 1e-3
+    assert all(map(torch.equal, chains, off))

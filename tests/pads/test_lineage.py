@@ -136,12 +136,78 @@ def test_nothing_is_believed_where_rows_have_more_than_tokens():
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     assert find_extensions(batch, tokens_R) == [None, None]
     assert find_extensions(batch, tokens_R, outputs=False) == [None, 0]
-    assert find_extensions(batch, tokens_R, outputs=False, believe=False) == [None, 0]
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
     images = [{"pixel_values": torch.full((1, 2), float(turn))} for turn in range(2)]
     batch = put_grown_sessions(rows, extra_fields=extra, multi_modal_inputs=images)
-    assert find_extensions(batch, tokens_R, believe=False) == [None, None]
-    assert find_extensions(batch, tokens_R, believe=False, outputs=False) == [None, None]
+    assert find_extensions(batch, tokens_R, images=True) == [None, None]
+    assert find_extensions(batch, tokens_R, images=True, outputs=False) == [None, None]
+
+
+def test_nothing_is_believed_where_nobody_compares_the_rows_again():
+    rows = {"p0_0_0": ([1, 2], [3]), "p0_0_1": ([4, 5], [6, 7])}
+    batch = put_grown_sessions(rows, extra_fields=[{}, {"extends": 0}])
+    tokens_R = [tag["seq_len"] for tag in batch.tags]
+    assert find_extensions(batch, tokens_R) == [None, 0]
+    assert find_extensions(batch, tokens_R, outputs=False) == [None, None]
+
+
+def with_images(n_rows: int) -> dict:
+    return {"multi_modal_inputs": [{"pixel_values": torch.ones(2, 4)} for _ in range(n_rows)]}
+
+
+def with_routes(rows) -> dict:
+    return {"routed_experts": [torch.ones(len(prompt) + len(response), 2, 1) for prompt, response in rows.values()]}
+
+
+LARGE = {"multi_modal_inputs", "routed_experts"}
+
+
+@pytest.fixture
+def reads(monkeypatch) -> list[tuple[int, list[str]]]:
+    """Rows and fields of each read in this process."""
+    read, seen = lineage.read_fields_of_some, []
+
+    def counted_read(keys, partition_id, names):
+        seen.append((len(keys), list(names)))
+        return read(keys, partition_id, names)
+
+    monkeypatch.setattr(lineage, "read_fields_of_some", counted_read)
+    return seen
+
+
+@pytest.mark.parametrize("turns", [[3, 1, 2, 4], [3]], ids=["several sessions", "one session"])
+@pytest.mark.parametrize("large", ["images", "routes"])
+def test_the_driver_reads_no_images_and_no_recorded_routes(large, turns, reads):
+    rows = grown_sessions(turns, prompts=2)
+    batch = put_grown_sessions(rows, **(with_images(len(rows)) if large == "images" else with_routes(rows)))
+    extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags], images=large == "images")
+    assert sum(earlier is not None for earlier in extends_R) == sum(turns) - len(turns)
+    assert not [names for _, names in reads if LARGE & set(names)]
+
+
+def test_a_task_holds_the_images_of_one_session_at_a_time_and_of_no_row_that_is_alone(reads):
+    rows = grown_sessions([3, 1, 2, 4], prompts=2) | {"p0_9_0": ([1], [2]), "p0_9_1": ([3], [4])}
+    batch = put_grown_sessions(rows, **with_images(len(rows)))
+    sessions: dict[str, list[str]] = {}
+    for key in batch.keys:
+        sessions.setdefault(session_of_key(key), []).append(key)
+    found_S = lineage._extensions_in_queue(list(sessions.values()), PARTITION, lineage.PER_TOKEN, True)
+    assert found_S == [[None, 0, 1], [None], [None, 0], [None, 0, 1, 2], [None, None]]
+    assert [n_rows for n_rows, names in reads if LARGE & set(names)] == [3, 2, 4]
+
+
+def test_rows_with_images_are_compared_by_as_many_tasks_as_run_at_a_time(monkeypatch):
+    rows = grown_sessions([2] * 12, prompts=3)
+    batch, parts, by_tasks = put_grown_sessions(rows, **with_images(len(rows))), [], lineage._by_tasks
+
+    def counted(asked, *args):
+        parts.append(len(asked))
+        return by_tasks(asked, *args)
+
+    monkeypatch.setattr(lineage, "_by_tasks", counted)
+    extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags], images=True)
+    assert sum(earlier is not None for earlier in extends_R) == 12
+    assert parts == [lineage.TASKS]
 
 
 @pytest.mark.parametrize("place", ["0", -1, True, 1.0])

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.engine.fsdp.fsdp_turbo_impl import FSDPTurboEngineWithLMHead
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine.utils import prepare_micro_batches
 
@@ -15,7 +16,7 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import CHAIN as CHAIN_COLUMN
 from verl_padding.pads.columns import MICRO_BATCH
 from verl_padding.patches.plan_packer import follow_plan
-from verl_padding.patches.shared_prefixes import TIPS, share_in, tips_of
+from verl_padding.patches.shared_prefixes import SHARES, TIPS, share_in, tips_of
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
@@ -73,7 +74,10 @@ def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
         {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {}]},
         {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(1.0)}]},
         {"multi_modal_inputs": [{"boxes": [1]}, {"boxes": [1]}]},
+        {"multi_modal_inputs": [{}, {"scale": torch.tensor(2.0)}]},
+        {"multi_modal_inputs": [{}, {"boxes": [1]}]},
         {"temperature": [torch.tensor(1.0), torch.tensor(0.5)]},
+        {"temperature": [1.0, 0.5]},
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -94,12 +98,25 @@ def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields)
         {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
         {"multi_modal_inputs": [{"mm_token_type_ids": None}, {"mm_token_type_ids": None}]},
         {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(2.0)}]},
+        {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4), "mm_token_type_ids": None}]},
         {"temperature": [torch.tensor(0.5), torch.tensor(0.5)]},
+        {"temperature": [0.5, 0.5]},
     ],
     ids=lambda fields: next(iter(fields)),
 )
 def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
     assert tips_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
+
+
+def test_they_share_under_a_temperature_of_the_whole_call():
+    for temperature in (0.5, torch.tensor(0.5)):
+        data = rows_of([[5, 6, 7], [5, 6, 7, 8, 5]])
+        tu.assign_non_tensor(data, temperature=temperature)
+        assert tips_of(data) == (1, 1)
+
+
+instead_of_verls_inputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
+instead_of_verls_outputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_outputs)
 
 
 class Engine(FSDPEngineWithLMHead):
@@ -108,10 +125,12 @@ class Engine(FSDPEngineWithLMHead):
     def __init__(self):
         self.seen: list[TensorDict] = []
 
+    @instead_of_verls_inputs
     def prepare_model_inputs(self, micro_batch):
         self.seen.append(micro_batch)
         return {}, {}
 
+    @instead_of_verls_outputs
     def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
         self.seen.append(micro_batch)
         ids = micro_batch["input_ids"]
@@ -150,13 +169,43 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_g
     assert torch.equal(outputs["log_probs"].offsets(), micro_batch["input_ids"].offsets())
 
 
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (torch.ones(3), r"has the shape \(3,\)"),
+        (torch.ones(3, 8), r"has the shape \(3, 8\)"),
+        (torch.tensor(0.5), r"has the shape \(\)"),
+        ([1.0, 2.0, 3.0], "is of type list"),
+        (torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged), r"has rows of \[1, 1, 1\] values"),
+    ],
+    ids=["a value per row", "values per row", "one value", "a list", "responses alone"],
+)
+def test_an_output_that_is_not_one_value_per_token_is_refused(output, told):
+    class Scoring(Engine):
+        @instead_of_verls_outputs
+        def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+            return {"scores": output}
+
+    engine = Scoring()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
+    rest = {"output_args": output_args, "micro_batch": micro_batch, "logits_processor_func": None}
+    with pytest.raises(PaddingError, match=rf"Scoring's 'scores' {told}, .* rows that are computed \(\[2, 6, 4\]\)"):
+        engine.prepare_model_outputs(output=output, **rest)
+
+
 @pytest.mark.parametrize("first", ["actor", "critic"])
 def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
+    def own(method):
+        return inspect.unwrap(method, stop=lambda inner: not hasattr(inner, SHARES))
+
     class OwnEngine(Engine):
-        prepare_model_inputs = inspect.unwrap(Engine.prepare_model_inputs)
-        prepare_model_outputs = inspect.unwrap(Engine.prepare_model_outputs)
+        prepare_model_inputs = own(Engine.prepare_model_inputs)
+        prepare_model_outputs = own(Engine.prepare_model_outputs)
 
     class OwnCritic(OwnEngine):
+        @instead_of_verls_outputs
         def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
             outputs = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
             return {"values": outputs["values"]}
@@ -230,6 +279,24 @@ def test_it_is_installed_once_and_refuses_other_engines():
         match=r"chains': object is not one of the FSDP engines of .*Set padding.sharing=off",
     ):
         share_in(object())
+
+
+@pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
+def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
+    def with_adapters(self, *args, **kwargs):
+        raise NotImplementedError
+
+    refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
+    with pytest.raises(PaddingError, match=rf"WithAdapters has a {name} of its own, .* or set padding\.sharing=off\.$"):
+        share_in(object.__new__(refused))
+    assert getattr(refused, name) is with_adapters
+    verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
+    share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})))
+
+
+@pytest.mark.parametrize("engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead])
+def test_verls_own_engines_are_not(engine):
+    share_in(object.__new__(type("Subclass", (engine,), {})))
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():

@@ -1,7 +1,6 @@
 """Plans for engines that compute a chain of rows as its tip: forests of chains, and every cut of small ones."""
 
 import random
-from itertools import product
 from typing import get_args
 
 import numpy as np
@@ -150,7 +149,7 @@ def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_th
         rows = Rows.from_keys(keys, tokens, earlier)
         plan = plan_batch(rows, job_of(mini=8))
         cost = attention_cost(np.array(tokens))
-        fastest = _fastest(rows, cost, n_ranks=2, budget=BUDGET, levels=plan.figures["actor"].micro_batches)
+        fastest = _fastest(rows, cost, n_ranks=2, budget=BUDGET)
         bound = _time_of_plan(rows, plan, cost) / plan.figures["actor"].micro_over_lower_bound
         assert bound <= fastest * (1 + 1e-9)
         over.append(_time_of_plan(rows, plan, cost) / fastest)
@@ -172,23 +171,26 @@ def _time_of_plan(rows: Rows, plan, cost) -> int:
     return time
 
 
-def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int, levels: int) -> int:
-    """The least sum of the heights over all ways to put rows into the micro-batches, pads left out."""
-    best = None
-    order = sorted(range(len(rows)), key=lambda row: -rows.tokens_R[row])
-    chain = chain_of_rows(rows.extends_R)
+def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int) -> int:
+    """The least sum of the heights over all ways to put rows into however many micro-batches, pads left out."""
+    chain, order = chain_of_rows(rows.extends_R), sorted(range(len(rows)), key=lambda row: -rows.tokens_R[row])
     # Rows of a chain in one place cost what the longest of them does: look at whole chains only, which are no costlier.
     heads = [row for row in order if all(chain[row] != chain[other] for other in order[: order.index(row)])]
-    for places in product(range(n_ranks * levels), repeat=len(heads)):
-        load, used = np.zeros(n_ranks * levels, dtype=np.int64), np.zeros(n_ranks * levels, dtype=np.int64)
-        for row, place in zip(heads, places, strict=True):
-            load[place] += cost[row]
-            used[place] += rows.tokens_R[row]
-        if used.max() <= budget:
-            time = int(load.reshape(levels, n_ranks).max(axis=1).sum())
-            best = time if best is None else min(best, time)
-    assert best is not None
-    return best
+    empty = ((0, 0),) * n_ranks
+
+    def least(row: int, levels: tuple[tuple[tuple[int, int], ...], ...]) -> int:
+        """With the chains from one on still to be put. A level is the cost and the tokens of each rank."""
+        if row == len(heads):
+            return sum(max(load for load, _ in level) for level in levels)
+        tokens, times = rows.tokens_R[heads[row]], []
+        for number, level in enumerate((*levels, empty)):
+            for rank, (load, used) in enumerate(level):
+                if used + tokens <= budget:
+                    bins = (*level[:rank], (load + int(cost[heads[row]]), used + tokens), *level[rank + 1 :])
+                    times.append(least(row + 1, (*levels[:number], bins, *levels[number + 1 :])))
+        return min(times)
+
+    return least(0, ())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ What they make of a micro-batch, and of the model's output, is verl's own code; 
 group, is not. transformers computes norms in float32 whatever a model's dtype is: they are torch's own here.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class Whole:
         value, _ = self.forward_step(micro_batch, loss, forward_only=False)
         (value / micro_batch["dp_size"]).backward()  # FSDP averages gradients over the ranks
 
+    @functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         self.tokens += inputs["input_ids"].numel()

@@ -294,6 +294,16 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
             r"^padding.sharing='chains': critic.use_dynamic_bsz=False cuts micro-batches by rows",
         ),
         (
+            [
+                "padding.sharing=chains",
+                "padding.packer=plan",
+                "actor_rollout_ref.actor.use_kl_loss=true",
+                "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=false",
+                "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
+            ],
+            r"^padding.sharing='chains': actor_rollout_ref.ref.log_prob_use_dynamic_bsz=False cuts micro-batches by ",
+        ),
+        (
             ["padding.pad_length=9", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8"],
             r"^padding.pad_length=9: a pad does not fit",
         ),

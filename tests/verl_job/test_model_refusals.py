@@ -1,11 +1,15 @@
 """Models that do not go with the engines of a job are refused, as their configs show them, before a worker starts."""
 
+import re
+
 import pytest
 import transformers
 
 from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.verl_job.job_reader import check_job
+from verl_padding.verl_job.model_refusals import refuse_model
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 RATE = "megatron.override_transformer_config.moe_router_bias_update_rate"
@@ -174,3 +178,36 @@ def test_images_that_verls_scheduler_does_not_deal_out_are_refused(tmp_path):
     with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.dynamic_context_parallel=True: .* images, and"):
         check(transformers.Qwen2_5_VLConfig(), tmp_path, *job)
     check(transformers.Qwen2Config(**SMALL), tmp_path, *job)
+
+
+DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"llm_config": DYNAMIC_ROPE, "vision_config": {}}, "rope_type='dynamic'"),
+        ({"thinker_config": {"text_config": DYNAMIC_ROPE}}, "rope_type='dynamic'"),
+        ({"thinker_config": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}}},
+         "rope_type='longrope'"),
+        ({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}}, "rope_type='su'"),
+        ({"use_dynamic_ntk": True, "rope_scaling": None}, "use_dynamic_ntk=True"),
+        ({"language_config": {"use_bidirectional_attention": True}}, "use_bidirectional_attention=True"),
+        ({"llm_config": {"text_config": {"is_causal": False}}}, "is_causal=False"),
+    ],
+)  # fmt: skip
+def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, told):
+    def refuse(sharing: str) -> None:
+        refuse_model("critic", "a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
+
+    refuse("off")
+    with pytest.raises(
+        PaddingConfigError,
+        match=rf"^padding\.sharing='chains': .* model of critic .*\({re.escape(told)}\).*sharing=off\.$",
+    ):
+        refuse("chains")
+
+
+def test_towers_may_see_all_of_an_image_or_a_sound():
+    towers = {"vision_config": {"is_causal": False}, "thinker_config": {"audio_config": {"is_causal": False}}}
+    refuse_model("critic", "a/model", towers, [], PaddingConfig(packer="plan", sharing="chains"))

@@ -144,6 +144,10 @@ def _print_tables(request: PlanRequest, files: Sequence[PlannedFile]) -> None:
         name = Path(files[0].batch.name).name
     sharing = "" if request.sharing == "off" else f", sharing {request.sharing}"
     title = f"{name}: {counted(request.dp_size, 'rank')}, strategy {request.strategy}, packer {request.packer}{sharing}"
+    if request.sharing != "off":
+        steps = [step for file in files for step in file.steps]
+        tokens, computed = sum(step.real_tokens for step in steps), sum(step.computed_tokens for step in steps)
+        title += f"\n{computed:,} of {tokens:,} tokens computed: sharing factor {tokens / computed:.2f}"
     Console().print(step_table(steps_of, of=of, title=title, packer=request.packer))
     seconds = sum(file.seconds for file in files)
     told = [f"Planning took {seconds:.2f} s. The cost model is {request.cost_model}."]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import ray
@@ -19,7 +20,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.queue import KVBatchMeta, read_fields_of_some
+from verl_padding.pads.queue import KVBatchMeta, fields_of_all, read_fields_of_some
 from verl_padding.plan.chains import may_extend
 from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import session_of_key
@@ -27,7 +28,7 @@ from verl_padding.plan.row_keys import session_of_key
 logger = logging.getLogger(__name__)
 
 RECORDED = ("routed_experts", "teacher_ids", "teacher_logprobs")
-"""Fields that may differ between rows with the same tokens."""
+"""Fields that may differ between rows with the same tokens. They are large, as images are."""
 PER_TOKEN = ("position_ids", *RECORDED)
 """Fields beside the tokens that outputs may depend on, one value per token: they must agree up to where rows part."""
 TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
@@ -41,19 +42,19 @@ TOKENS_AT_ONCE = 1 << 22
 
 
 def find_extensions(
-    batch: KVBatchMeta, tokens_R: Sequence[int], *, believe: bool = True, outputs: bool = True
+    batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False, outputs: bool = True
 ) -> list[int | None]:
     """Number of the row that each row of a batch extends; None for none.
 
-    Only sessions of several rows are read, and nothing if no session has more than one. Large batches are read and
-    compared by Ray tasks, so that the driver gets numbers only. Tokens are not read of sessions whose agent loop has
-    said which rows extend each other (:data:`EXTENDS`).
+    Only sessions of several rows are read, and nothing if no session has more than one. Large batches, and rows with
+    images or recorded fields, are read and compared by Ray tasks, so that the driver gets numbers only. Tokens are not
+    read of sessions whose agent loop has said which rows extend each other (:data:`EXTENDS`).
 
     Args:
         tokens_R: tokens of each row.
-        believe: whether to believe agent loops, who know tokens alone; not where rows may have images, nor where nobody
-            compares the rows again.
-        outputs: whether the rows' outputs must be the same, too; if not, equal tokens and images are enough.
+        images: whether rows may have images. Agent loops know tokens alone, so they are not believed then.
+        outputs: whether the rows' outputs must be the same, too; if not, equal tokens and images are enough. Workers
+            compare the former again, and nobody the latter, so agent loops are not believed about them either.
 
     Raises:
         PaddingDataError: an agent loop has said something that cannot be.
@@ -63,24 +64,31 @@ def find_extensions(
         rows_of.setdefault(session_of_key(key), []).append(row)
     sessions = [rows for rows in rows_of.values() if len(rows) > 1]
     extends_R: list[int | None] = [None] * len(batch.keys)
+    if not sessions:
+        return extends_R
+    there = fields_of_all([batch.keys[row] for row in sessions[0]], batch.partition_id)
+    recorded = not there.isdisjoint(RECORDED)
     compared = PER_TOKEN if outputs else ()
-    said = _said_by_agent_loops(batch, tokens_R, sessions) if believe else {}
+    large = images or (recorded and outputs)
+    said = _said_by_agent_loops(batch, tokens_R, sessions) if outputs and not large else {}
     for row, named in said.items():
         extends_R[row] = named
+    searched = [rows for rows in sessions if said.keys().isdisjoint(rows)]
+    tokens_S = [sum(tokens_R[row] for row in rows) for rows in searched]
+    at_once = min(TOKENS_AT_ONCE, -(-sum(tokens_S) // TASKS)) if large else TOKENS_AT_ONCE
     parts: list[list[list[int]]] = []
-    read = TOKENS_AT_ONCE
-    for rows in sessions:
-        if said.keys().isdisjoint(rows):
-            if read >= TOKENS_AT_ONCE:
-                parts.append([])
-                read = 0
-            parts[-1].append(rows)
-            read += sum(tokens_R[row] for row in rows)
+    read = at_once
+    for rows, tokens in zip(searched, tokens_S, strict=True):
+        if read >= at_once:
+            parts.append([])
+            read = 0
+        parts[-1].append(rows)
+        read += tokens
     asked = [[[batch.keys[row] for row in rows] for rows in part] for part in parts]
     found = (
-        _by_tasks(asked, batch.partition_id, compared)
-        if len(parts) > 1
-        else [_extensions_in_queue(part, batch.partition_id, compared) for part in asked]
+        _by_tasks(asked, batch.partition_id, compared, large)
+        if large or len(parts) > 1
+        else [_extensions_in_queue(part, batch.partition_id, compared, large) for part in asked]
     )
     for part, of_part in zip(parts, found, strict=True):
         for rows, extends in zip(part, of_part, strict=True):
@@ -95,12 +103,10 @@ def _said_by_agent_loops(
     """Number of the row that a row extends, for the rows of which an agent loop has said it; None for none.
 
     An agent loop that says it says it in each session of several rows: if no row of the first one does, no other row is
-    read. It knows tokens alone, so where rows bring a recorded field nothing is believed.
+    read.
     """
-    if not sessions:
-        return {}
-    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS, *RECORDED])
-    if set(RECORDED) & set(first.keys()) or not any(EXTENDS in extra for extra in _extra_fields(first)):
+    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS])
+    if not any(EXTENDS in extra for extra in _extra_fields(first)):
         return {}
     rows = [row for session in sessions for row in session]
     fields = read_fields_of_some([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])
@@ -149,7 +155,7 @@ def _key_in_session(key: str, place: Any) -> str:
 
 
 def _by_tasks(
-    parts: Sequence[Sequence[Sequence[str]]], partition_id: str, compared: Sequence[str]
+    parts: Sequence[Sequence[Sequence[str]]], partition_id: str, compared: Sequence[str], large: bool
 ) -> list[list[list[int | None]]]:
     """What :func:`_extensions_in_queue` says of each part, a few of them at a time."""
     task = ray.remote(num_cpus=0)(_extensions_in_queue)
@@ -157,47 +163,44 @@ def _by_tasks(
     for part in parts:
         if len(told) >= TASKS:
             ray.wait(told, num_returns=len(told) - TASKS + 1, fetch_local=False)
-        told.append(task.remote(part, partition_id, compared))
+        told.append(task.remote(part, partition_id, compared, large))
     found: list[list[list[int | None]]] = ray.get(told)
     return found
 
 
 def _extensions_in_queue(
-    sessions: Sequence[Sequence[str]], partition_id: str, compared: Sequence[str]
+    sessions: Sequence[Sequence[str]], partition_id: str, compared: Sequence[str], large: bool
 ) -> list[list[int | None]]:
     """For each session, the place of the row that each row extends, among the rows of the session.
 
     Args:
         compared: fields beside tokens and images that must be the same.
+        large: whether rows have images or recorded fields, so that no more than a session's are held at once.
     """
     keys = [key for session in sessions for key in session]
-    tokens = read_fields_of_some(keys, partition_id, [TOKENS])
-    begins = Inputs(tokens)
-    found: list[list[int | None]] = []
-    first = 0
-    alike: set[int] = set()
-    for session in sessions:
-        rows = range(first, first + len(session))
-        extends = extensions(begins, rows)
-        for row, earlier in enumerate(extends, start=first):
-            if earlier is not None:
-                alike |= {row, earlier}
-        found.append(extends)
-        first += len(session)
-    # Images, routes and a teacher's fields are large: they are read only of rows whose tokens begin alike.
-    rows_read = sorted(alike)
-    if rows_read:
-        rest = read_fields_of_some([keys[row] for row in rows_read], partition_id, [TOKENS, IMAGES, *compared])
-        place = {row: number for number, row in enumerate(rows_read)}
-        inputs, first = Inputs(rest), 0
-        for session, extends in zip(sessions, found, strict=True):
-            known = [row for row in range(first, first + len(session)) if row in place]
-            again = dict(zip(known, extensions(inputs, [place[row] for row in known]), strict=True))
-            for row in range(first, first + len(session)):
-                earlier = again.get(row)
-                extends[row - first] = None if earlier is None else rows_read[earlier] - first
-            first += len(session)
-    return found
+    of_session = [range(*ends) for ends in pairwise(accumulate(map(len, sessions), initial=0))]
+    begins = Inputs(read_fields_of_some(keys, partition_id, [TOKENS]))
+    extends_R: list[int | None] = []
+    for rows in of_session:
+        extends_R += extensions(begins, rows)
+    # What else must be equal is read only of rows whose tokens begin alike.
+    alike = [
+        sorted({row for later in rows if (earlier := extends_R[later]) is not None for row in (earlier, later)})
+        for rows in of_session
+    ]
+    alike = [rows for rows in alike if rows]
+    for group in [[rows] for rows in alike] if large else [alike] if alike else []:
+        number_R = [row for rows in group for row in rows]
+        rest = read_fields_of_some([keys[row] for row in number_R], partition_id, [TOKENS, IMAGES, *compared])
+        inputs = Inputs(rest)
+        for ends in pairwise(accumulate(map(len, group), initial=0)):
+            read = range(*ends)
+            for row, earlier in zip(read, extensions(inputs, read), strict=True):
+                extends_R[number_R[row]] = None if earlier is None else number_R[earlier]
+    return [
+        [None if earlier is None else earlier - rows.start for earlier in extends_R[rows.start : rows.stop]]
+        for rows in of_session
+    ]
 
 
 def extensions(inputs: Inputs, rows: Sequence[int]) -> list[int | None]:
@@ -232,8 +235,11 @@ class Inputs:
         """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
         self._lengths = [len(row) for row in tokens]
         self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in names]
-        temperature = data["temperature"] if "temperature" in names else None
-        self._temperature = temperature if isinstance(temperature, torch.Tensor) and temperature.dim() else None
+        temperature = tu.get(data, "temperature") if "temperature" in names else None
+        if isinstance(temperature, torch.Tensor):
+            temperature = temperature.tolist()
+        # A number holds for all rows.
+        self._temperature = temperature if isinstance(temperature, Sequence) else None
         self._images = tu.get(data, IMAGES) if IMAGES in names else None
 
     def extends(self, longer: int, shorter: int) -> bool:
@@ -261,7 +267,10 @@ class Inputs:
 def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, Any] | None) -> bool:
     """Whether the images of the shorter row are the first ones of the longer one."""
     shorter, longer = shorter or {}, longer or {}
-    if shorter and shorter.keys() != longer.keys():
+    if not shorter:
+        # A row without an image: all that the other one has must be of its images, and not of the row.
+        return all(b is None or (isinstance(b, torch.Tensor) and b.dim() > 0) for b in longer.values())
+    if shorter.keys() != longer.keys():
         return False
     for name, a in shorter.items():
         b = longer[name]

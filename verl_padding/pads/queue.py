@@ -116,6 +116,15 @@ def read_fields_of_some(keys: Sequence[str], partition_id: str, names: Sequence[
     return tq.get_client().get_data(meta.select_fields([name for name in names if name in meta.field_schema]))
 
 
+def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:
+    """Names of the fields that all of these rows have; their values are not read.
+
+    Raises:
+        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
+    """
+    return set(_look_up(keys, partition_id).field_schema)
+
+
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     """What TransferQueue's controller knows about rows, in their order, but for their tags.
 

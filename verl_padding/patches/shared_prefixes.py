@@ -14,6 +14,7 @@ one than alone, and nothing reads it.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -96,6 +97,15 @@ def share_in(engine: Any) -> None:
             f"padding.sharing='chains': {cls.__name__} is not one of the FSDP engines of verl {KNOWN_VERL}. Set "
             "padding.sharing=off."
         )
+    # Rows are compared by what verl's own methods read of them: those of another engine may read more.
+    for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
+        # The module that Python, or functools.wraps, has written on it.
+        if inspect.unwrap(getattr(cls, name)).__module__ != FSDPEngineWithLMHead.__module__:
+            raise PaddingError(
+                f"padding.sharing='chains': {cls.__name__} has a {name} of its own, which may read fields of rows that "
+                f"are not compared before rows share. Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it "
+                "reads no others than verl's, or set padding.sharing=off."
+            )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
     for name, wrap in (("prepare_model_inputs", _of_tips), ("prepare_model_outputs", _of_all_rows)):
         method = getattr(cls, name)
@@ -133,14 +143,39 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
         lengths = offsets.diff().tolist()
         place = {tip: number for number, tip in enumerate(_numbers_of_tips(tip_R))}
 
-        def expand(of_tips: torch.Tensor) -> torch.Tensor:
-            rows = of_tips.unbind()
+        def expand(name: str, of_tips: Any) -> torch.Tensor:
+            rows = _outputs_of_tokens(f"{type(self).__name__}'s {name!r}", of_tips, [lengths[tip] for tip in place])
             slices = [rows[place[tip]][:length] for tip, length in zip(tip_R, lengths, strict=True)]
             return torch.nested.nested_tensor_from_jagged(torch.cat(slices), offsets)
 
-        return {name: None if value is None else expand(value) for name, value in outputs.items()}
+        return {name: None if value is None else expand(name, value) for name, value in outputs.items()}
 
     return prepare_model_outputs
+
+
+def _outputs_of_tokens(name: str, value: Any, tokens_R: Sequence[int]) -> Sequence[torch.Tensor]:
+    """An engine's output of each row that is computed.
+
+    Args:
+        name: of the output, for messages.
+        tokens_R: of these rows.
+
+    Raises:
+        PaddingError: it is not one value for each token, so that it says nothing of the rows that are not computed.
+    """
+    if not isinstance(value, torch.Tensor):
+        has = f"is of type {type(value).__name__}"
+    elif not value.is_nested:
+        has = f"has the shape {tuple(value.shape)}"
+    else:
+        rows: Sequence[torch.Tensor] = value.unbind()
+        if [len(row) for row in rows] == list(tokens_R):
+            return rows
+        has = f"has rows of {[len(row) for row in rows]} values"
+    raise PaddingError(
+        f"padding.sharing='chains': {name} {has}, and must be nested, with a value for each token of the rows that are "
+        f"computed ({list(tokens_R)}): anything else of a row is not that of a shorter one. Set padding.sharing=off."
+    )
 
 
 def _numbers_of_tips(tip_R: Sequence[int]) -> list[int]:

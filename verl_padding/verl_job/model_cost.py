@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -44,16 +44,20 @@ def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
     return values
 
 
-ROPE_BY_LENGTH = ("dynamic", "longrope")
-"""Rotary embeddings of transformers whose angles depend on the longest position of an input."""
+ROPE_BY_LENGTH = ("dynamic", "longrope", "su")
+"""Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name of ``longrope``."""
+DYNAMIC_NTK = "use_dynamic_ntk"
+"""Setting with which the remote code of Qwen-1 has such an embedding."""
 
 
 def ropes_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The parameters of a model's rotary embeddings: one, or one for each kind of layer that has its own."""
     found: list[dict[str, Any]] = []
-    for of_model in _with_text(config):
+    for of_model in _parts(config):
         for name in ("rope_parameters", "rope_scaling"):
-            rope = of_model.get(name) or {}
+            rope = of_model.get(name)
+            if not isinstance(rope, dict):
+                continue
             of_layers = [value for value in rope.values() if isinstance(value, dict)]
             if rope and (not of_layers or {"rope_type", "type"} & set(rope)):
                 found.append(rope)
@@ -62,9 +66,11 @@ def ropes_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def rope_by_length(config: Mapping[str, Any]) -> str | None:
-    """The type of a model's rotary embedding if it depends on the length of the input; else None."""
-    kinds = (rope.get("rope_type") or rope.get("type") for rope in ropes_of(config))
-    return next((str(kind) for kind in kinds if kind in ROPE_BY_LENGTH), None)
+    """The setting by which a model's rotary embedding depends on the length of the input; None if it does not."""
+    for rope in ropes_of(config):
+        if (kind := rope.get("rope_type") or rope.get("type")) in ROPE_BY_LENGTH:
+            return f"rope_type={kind!r}"
+    return next((f"{DYNAMIC_NTK}={part[DYNAMIC_NTK]}" for part in _parts(config) if part.get(DYNAMIC_NTK)), None)
 
 
 NOT_CAUSAL = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
@@ -76,16 +82,23 @@ With ``"vision"``, only tokens of one image see each other, and no row ends insi
 
 def sees_later_tokens(config: Mapping[str, Any]) -> str | None:
     """The setting by which a model is not causal; None if it is."""
-    for of_model in _with_text(config):
+    for of_model in _parts(config):
         for name, values in NOT_CAUSAL.items():
             if (value := of_model.get(name)) in values:
                 return f"{name}={value!r}"
     return None
 
 
-def _with_text(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """A model's config, and that of its text part, if it has others."""
-    return config, config.get("text_config") or {}
+TOWERS = ("vision", "visual", "audio")
+"""What the names of those parts of a model's config have in them that see one image or sound, and no text."""
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A model's config, and those in it, whatever they are named; but for towers."""
+    yield config
+    for name, value in config.items():
+        if isinstance(value, Mapping) and not any(tower in str(name) for tower in TOWERS):
+            yield from _parts(value)
 
 
 def read_model_cost(model: DictConfig, section: str) -> TransformerCost:

@@ -36,7 +36,7 @@ def refuse_model(
     if padding.sharing != "off" and (rope := rope_by_length(model)):
         raise PaddingConfigError(
             f"padding.sharing={padding.sharing!r}: the model of {section} turns positions by the "
-            f"length of the whole input (rope_type={rope!r}), so a row's outputs are not those of a longer "
+            f"length of the whole input ({rope}), so a row's outputs are not those of a longer "
             "row's first tokens. Set padding.sharing=off."
         )
     if padding.sharing != "off" and (sees := sees_later_tokens(model)):
