@@ -69,7 +69,9 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
         side, _, seed = name.partition("_seed")
         look = {"color": OURS} if side == "shared" else {"color": OURS_LIGHT, "linestyle": "--"}
         label = f"seed {seed}" if side == "shared" else f"seed {seed}, without sharing"
-        axes.plot(range(1, len(run["reward"]) + 1), run["reward"], label=label, alpha=1 - 0.25 * int(seed), **look)
+        axes.plot(
+            range(1, len(run["reward"]) + 1), run["reward"], label=label, alpha=max(0.25, 1 - 0.25 * int(seed)), **look
+        )
     axes.axhline(WITHOUT_MEMORY, color="#bbbbbb", linewidth=1, label="a random door each time")
     axes.set_xlabel("step")
     axes.set_ylabel("mean reward of a session")

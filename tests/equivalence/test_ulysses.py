@@ -9,6 +9,7 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence import updates
 from tests.equivalence.test_critic_update import (
+    assert_critic_metrics_agree,
     assert_critics_agree,
     assert_critics_agree_where_some_hold_pads_alone,
 )
@@ -107,7 +108,9 @@ def test_so_do_ranks_with_a_mixture_of_experts(transfer_queue, tmp_path):
             start_over(workers, "token-mean")
         batch, plan = batch_and_plan(token_budget=SHARING_RANKS * updates.BUDGET)
         assert_shared(plan, "actor")
-        assert_metrics_agree(update_both_with(*both, batch, plan, TEMPLATE))
+        update = update_both_with(*both, batch, plan, TEMPLATE)
+        assert_metrics_agree(update)
+        assert_packed_as_planned(update)
 
 
 def test_so_do_critics(transfer_queue, tmp_path):
@@ -126,4 +129,6 @@ def test_so_do_critics(transfer_queue, tmp_path):
             start_over(workers, "token-mean")
         batch, plan = batch_and_plan("critic", token_budget=SHARING_RANKS * updates.BUDGET)
         assert_shared(plan, "critic")
-        update_both_with(*critics, batch, plan, TEMPLATE, "train_mini_batch")
+        both = update_both_with(*critics, batch, plan, TEMPLATE, "train_mini_batch")
+        assert_critic_metrics_agree(both)
+        assert_packed_as_planned(both, "critic")

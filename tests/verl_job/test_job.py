@@ -662,7 +662,11 @@ ADAPTER = "actor_rollout_ref.model"
         ),
         (
             ("model_engine=megatron", f"{ADAPTER}.lora_adapter_path=/adapter"),
-            "lora_adapter_path=/adapter: .* megatron .*model.lora.rank to its rank",
+            r"lora_adapter_path=/adapter: .*Set it to null, .*model\.lora\.adapter_path to .*model\.lora\.rank to",
+        ),
+        (
+            ("model_engine=megatron", f"{ADAPTER}.lora.rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"),
+            r"lora_adapter_path=/adapter: .*Set it to null, .*model\.lora\.adapter_path to .*model\.lora\.rank to",
         ),
         (("model_engine=veomni", f"{ADAPTER}.lora_rank=8"), "lora_rank=8: verl's veomni engine .* Set it to 0"),
         (
@@ -739,19 +743,39 @@ def test_an_optimizer_that_megatron_would_offload_is_refused_on_a_cpu(section):
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
+@pytest.fixture
+def mixture(tmp_path):
+    """The setting of a model with experts, of which there is a config alone."""
+    transformers.Qwen3MoeConfig(num_experts=6).save_pretrained(tmp_path / "mixture")
+    return f"actor_rollout_ref.model.path={tmp_path / 'mixture'}"
+
+
 @pytest.mark.parametrize("engine", ["megatron", "veomni"])
-def test_a_replay_of_routes_that_no_rollout_records_is_refused(engine, monkeypatch):
+def test_a_replay_of_routes_that_nothing_records_is_refused(engine, mixture, monkeypatch):
     monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
     setting = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
-    job = (*DYNAMIC, f"model_engine={engine}", f"{ROLLOUT}.name=vllm")
+    job = (*DYNAMIC, f"model_engine={engine}", f"{ROLLOUT}.name=vllm", mixture)
     replays, records = f"{setting}=R3", f"{ROLLOUT}.enable_rollout_routing_replay=true"
     told = rf"^{setting}=R3: .*{ROLLOUT}\.name={{}} with enable_rollout_routing_replay={{}} records none\. Set the mode"
-    with pytest.raises(PaddingConfigError, match=told.format("vllm", False)):
+    with pytest.raises(PaddingConfigError, match=told.format("vllm", False) + " to R2"):
         job_of(*job, replays)
     with pytest.raises(PaddingConfigError, match=told.format("transformers", True)):
         job_of(*job, replays, records, f"{ROLLOUT}.name=transformers")
     job_of(*job, replays, records)
     job_of(*job, f"{setting}=R2")
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=R2: .*bypass_mode=True. Set that to False, or the mode"):
+        job_of(*job, f"{setting}=R2", bypass)
+    with pytest.raises(PaddingConfigError, match=told.format("vllm", False) + " to disabled"):
+        job_of(*job, replays, bypass)
+    job_of(*job, replays, records, bypass)
+
+
+def test_a_model_without_experts_has_no_routes_to_replay(tmp_path):
+    transformers.Qwen3Config().save_pretrained(tmp_path)
+    replays = "actor_rollout_ref.actor.megatron.router_replay.mode=R3"
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    job_of(*DYNAMIC, "model_engine=megatron", f"{ROLLOUT}.name=vllm", replays, model)
 
 
 @pytest.mark.parametrize(
@@ -764,7 +788,7 @@ def test_a_replay_of_routes_that_no_rollout_records_is_refused(engine, monkeypat
         None,
     ],
 )
-def test_code_of_ones_own_may_bring_routes(brings, monkeypatch):
+def test_code_of_ones_own_may_bring_routes(brings, mixture, monkeypatch):
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "" if brings else "mine")
     replays = "actor_rollout_ref.actor.megatron.router_replay.mode=R3"
-    job_of(*DYNAMIC, "model_engine=megatron", f"{ROLLOUT}.name=vllm", replays, *filter(None, [brings]))
+    job_of(*DYNAMIC, "model_engine=megatron", f"{ROLLOUT}.name=vllm", mixture, replays, *filter(None, [brings]))

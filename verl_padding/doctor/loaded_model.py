@@ -216,16 +216,16 @@ def _heads(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
 
 def _sizes_of_rows(config: DictConfig) -> Iterator[str]:
     """Settings of Ulysses for the engines that compute the actor's model; one that follows the actor's is told once."""
-    roles = {"actor_rollout_ref.actor": ""}
+    roles = ["actor_rollout_ref.actor"]
     if has_separate_reference(config):
-        roles["actor_rollout_ref.ref"] = ""
+        roles.append("actor_rollout_ref.ref")
     if has_critic(config) and config.critic.model.path == config.actor_rollout_ref.model.path:
-        roles["critic"] = ".fsdp"  # verl hands the role's own setting to no engine
+        roles.append("critic")
     told = set()
-    for role, section in roles.items():
+    for role in roles:
         strategy = OmegaConf.select(config, f"{role}.strategy")
         if strategy in FSDP:
-            setting = f"{role}{section}.ulysses_sequence_parallel_size"
+            setting = _ulysses_of_fsdp(config, role)
         elif strategy == "veomni":
             setting = f"{role}.veomni.ulysses_parallel_size"
         else:
@@ -234,6 +234,14 @@ def _sizes_of_rows(config: DictConfig) -> Iterator[str]:
         if ranks not in told:
             told.add(ranks)
             yield setting
+
+
+def _ulysses_of_fsdp(config: DictConfig, role: str) -> str:
+    """verl hands a critic's own setting to no engine, and that of actor and reference where it is more than 1."""
+    own = f"{role}.ulysses_sequence_parallel_size"
+    if role != "critic" and (OmegaConf.select(config, own) or 1) > 1:
+        return own
+    return f"{role}.{'fsdp' if role == 'critic' else 'fsdp_config'}.ulysses_sequence_parallel_size"
 
 
 def _positions(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:

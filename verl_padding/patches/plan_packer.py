@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
 FOLLOWS_PLAN = "_verl_padding_follows_plan"
-"""Attribute of a function that is replaced already."""
+"""Attribute of a function that stands in the place of verl's: what it shares."""
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
@@ -61,7 +61,7 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
                 tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
         return micro_batches, indices
 
-    setattr(prepare_micro_batches, FOLLOWS_PLAN, True)
+    setattr(prepare_micro_batches, FOLLOWS_PLAN, sharing)
     return prepare_micro_batches
 
 
@@ -127,5 +127,6 @@ def _patch(engine: Any, sharing: Sharing) -> None:
             f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
             f"verl {KNOWN_VERL} do. Set padding.packer=verl."
         )
-    if not hasattr(prepare, FOLLOWS_PLAN):
-        module[PATCHED] = follow_plan(prepare, sharing=sharing)
+    shares = getattr(prepare, FOLLOWS_PLAN, None)
+    if shares != sharing:
+        module[PATCHED] = follow_plan(prepare if shares is None else prepare.__wrapped__, sharing=sharing)

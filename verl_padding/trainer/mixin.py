@@ -189,7 +189,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _find_extensions(self, batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | None] | None:
         if self._padding.sharing == "off":
             return None
-        return find_extensions(batch, tokens_R, images=self._job_reader.has_vision)
+        return find_extensions(batch, tokens_R, images=self._job_reader.has_images)
 
     def _plan(
         self, keys: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None] | None, job: Job
@@ -244,7 +244,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         sessions = set(map(session_of_key, batch.keys))
         if self._padding.advantages == "session" and len(sessions) < len(batch.keys):
             tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_vision, outputs=False)
+            extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images, outputs=False)
             credit_sessions(batch, extends_R, self.config.algorithm)
         return computed
 

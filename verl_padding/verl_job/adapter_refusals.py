@@ -13,7 +13,8 @@ from verl_padding.verl_job.role_engine import RoleEngine
 
 READS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
 """Strategy -> the setting of a model by which the engine makes an adapter; None for an engine that makes none."""
-ASKS = {"lora_rank": "0", "lora.rank": "0", "lora_adapter_path": "null"}
+READ_BY_FSDP = "lora_adapter_path"
+ASKS = {"lora_rank": "0", "lora.rank": "0", READ_BY_FSDP: "null"}
 """Settings that ask for an adapter -> their value in a job without one."""
 
 
@@ -30,6 +31,12 @@ def refuse_adapter(config: DictConfig, engine: RoleEngine) -> None:
     section, reads = engine.model_section, READS[engine.strategy]
     asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in ASKS}
     asked = {name: value for name, value in asked.items() if value not in (0, None)}
+    if engine.strategy == "megatron" and READ_BY_FSDP in asked:
+        raise PaddingConfigError(
+            f"{section}.{READ_BY_FSDP}={asked[READ_BY_FSDP]}: verl's megatron engine does not read it, and makes an "
+            f"adapter anew, or none. Set it to null, {section}.lora.adapter_path to an adapter that Megatron-Bridge "
+            f"has saved, and {section}.{reads} to its rank."
+        )
     if reads in asked:
         if engine.strategy == "megatron" and engine.config.vanilla_mbridge:
             raise PaddingConfigError(

@@ -8,7 +8,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.verl_job.modes import SEPARATE_ASYNC
 
 TRIED = {
     "megatron": {"megatron-core": "0.16.1", "mbridge": "0.15.1"},
@@ -81,26 +80,27 @@ def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> N
         refuse_other_layers(name, value, f"{section}.megatron.")
 
 
-def refuse_memory_of_a_device(section: str, role: DictConfig, *, copies_weights: bool) -> None:
+def refuse_memory_of_a_device(section: str, config: DictConfig, *, copies_weights: bool) -> None:
     """
     Args:
         section: of a role that trains on a CPU by Megatron.
-        role: its config.
+        config: of the job.
         copies_weights: whether the job's trainer keeps earlier weights of the role.
 
     Raises:
         PaddingConfigError: what the job asks for would move something between a device and the host's memory.
     """
     if copies_weights:
+        trainer_mode = config.trainer.v1.trainer_mode
         raise PaddingConfigError(
-            f"trainer.v1.trainer_mode={SEPARATE_ASYNC}: on a CPU, there is no device for which memory could be pinned, "
+            f"trainer.v1.trainer_mode={trainer_mode}: on a CPU, there is no device for which memory could be pinned, "
             "where verl keeps Megatron's weights for the old log-probs. Set "
             "algorithm.rollout_correction.bypass_mode=True, or take FSDP2 (+local=cpu)."
         )
-    name = "optim.override_optimizer_config"
-    if (OmegaConf.select(role, name) or {}).get("optimizer_cpu_offload"):
+    name = f"{section}.optim.override_optimizer_config"
+    if (OmegaConf.select(config, name) or {}).get("optimizer_cpu_offload"):
         raise PaddingConfigError(
-            f"{section}.{name}.optimizer_cpu_offload=True: on a CPU, Megatron-Core finds no weights on a device, whose "
+            f"{name}.optimizer_cpu_offload=True: on a CPU, Megatron-Core finds no weights on a device, whose "
             "optimizer it could offload. Leave it out."
         )
 
@@ -117,7 +117,7 @@ def refuse_other_layers(name: str, value: Any, prefix: str = "") -> None:
     if name in PLAIN and (value or None) != ((plain := PLAIN[name]) or None):
         raise PaddingConfigError(
             f"{prefix}override_transformer_config.{name}={value}: on a CPU, Megatron's layers are replaced by others "
-            f"that have {plain} only. Set it to that, or train a model without it."
+            f"that have {'null' if plain is None else plain} only. Set it to that, or train a model without it."
         )
 
 

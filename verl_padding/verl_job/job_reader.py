@@ -27,8 +27,8 @@ from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
-from verl_padding.verl_job.model_cost import read_model_config, read_model_cost
-from verl_padding.verl_job.model_refusals import refuse_model
+from verl_padding.verl_job.model_cost import has_tower, read_model_config, read_model_cost
+from verl_padding.verl_job.model_refusals import n_routed_experts, refuse_model
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
@@ -96,7 +96,6 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
     if reader.engines["actor"].has_scheduler:
         _check_teacher_of_scheduler(config)
-    refuse_missing_routes(config, reader.engines["actor"])
     reader.refuse_roles()
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
@@ -195,6 +194,11 @@ class JobReader:
         """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
 
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether rows of the actor may have images or sounds, wherever its config has the tower for them."""
+        return has_tower(self.model_config)
+
     def refuse_roles(self) -> None:
         """Refuses what the engines of roles that train would not do for the job, as the roles' sections show it.
 
@@ -207,8 +211,7 @@ class JobReader:
             refuse_adapter(self._config, engine)
             if engine.strategy == "megatron" and engine.device == "cpu":
                 keeps = name == "actor" and self._mode == SEPARATE_ASYNC and not self._bypasses_log_prob
-                role = OmegaConf.select(self._config, engine.section)
-                refuse_memory_of_a_device(engine.section, role, copies_weights=keeps)
+                refuse_memory_of_a_device(engine.section, self._config, copies_weights=keeps)
 
     def refuse_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, or that an engine does not compute.
@@ -227,6 +230,8 @@ class JobReader:
         fetched &= self._padding.sharing != "off"
         if self._uses_critic and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models["critic"] = read_model_config(self._config.critic.model, "critic")
+        if n_routed_experts(models["actor_rollout_ref"]):
+            refuse_missing_routes(self._config, self.engines["actor"], passes=not self._bypasses_log_prob)
         for section, model in models.items():
             engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]
             refuse_model(section, self._config[section].model.path, model, engines, self._padding)

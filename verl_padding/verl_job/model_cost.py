@@ -93,6 +93,14 @@ TOWERS = ("vision", "visual", "audio")
 """What the names of those parts of a model's config have in them that see one image or sound, and no text."""
 
 
+def has_tower(config: Mapping[str, Any]) -> bool:
+    """Whether a model sees images or hears sounds, by a tower anywhere in its config."""
+    return any(
+        isinstance(value, Mapping) and (any(tower in str(name) for tower in TOWERS) or has_tower(value))
+        for name, value in config.items()
+    )
+
+
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """A model's config, and those in it, whatever they are named; but for towers."""
     yield config

@@ -16,6 +16,8 @@ from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
 """Whether a bridge is the vanilla one -> types of models whose experts it gives biases that follow their tokens."""
 
+CRITICS = (("critic", "fsdp"), ("critic", "fsdp2"))
+"""Roles whose engines do not read the role's own setting of Ulysses."""
 EXCHANGE_THEMSELVES = ("deepseek_v4",)
 """Types of models whose eager attention exchanges tokens for heads between ranks, in VeOmni's code of the model."""
 
@@ -71,7 +73,7 @@ def _refuse_biases_that_follow_tokens(engine: RoleEngine, model: Mapping[str, An
     """Biases of experts that a bridge turns on by itself; others are refused where they are set."""
     override = overridden(engine)
     rate, kind = override.get("moe_router_bias_update_rate"), model.get("model_type")
-    if kind not in FOLLOW_TOKENS[bool(engine.config.vanilla_mbridge)] or not _n_experts(model):
+    if kind not in FOLLOW_TOKENS[bool(engine.config.vanilla_mbridge)] or not n_routed_experts(model):
         return
     if rate != 0 and override.get("moe_router_enable_expert_bias") is not False:
         raise PaddingConfigError(
@@ -85,7 +87,7 @@ def _refuse_copies_of_experts(engine: RoleEngine, model: Mapping[str, Any]) -> N
     than 1 (``allreduce`` of a weight, in its layers and in ``DistributedDataParallel``)."""
     config = engine.config
     tensor, of_expert = config.tensor_model_parallel_size, config.expert_tensor_parallel_size
-    if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor) and _n_experts(model):
+    if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor) and n_routed_experts(model):
         raise PaddingConfigError(
             f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}: with expert_model_parallel_size=1, "
             "Megatron adds gradients of experts up over the ranks that share other weights "
@@ -93,7 +95,8 @@ def _refuse_copies_of_experts(engine: RoleEngine, model: Mapping[str, Any]) -> N
         )
 
 
-def _n_experts(model: Mapping[str, Any]) -> int:
+def n_routed_experts(model: Mapping[str, Any]) -> int:
+    """Experts of a layer that its router chooses from; 0 for a dense model."""
     text = model.get("text_config") or model
     return int(next((text[key] for key in EXPERTS if text.get(key)), 0))
 
@@ -129,14 +132,19 @@ def _refuse_on_ulysses(engine: RoleEngine, model: Mapping[str, Any]) -> None:
 def _refuse_heads(engine: RoleEngine, text: Mapping[str, Any]) -> None:
     """As verl (``apply_monkey_patch``) and VeOmni (``prepare_ulysses_qkv``) assert it in their workers."""
     ranks = engine.sequence_parallel_size
-    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    fit = {"num_attention_heads": not heads or heads % ranks == 0}
-    fit["num_key_value_heads"] = not shared or shared % ranks == 0 or ranks % shared == 0
+    heads, shared = text.get("num_attention_heads") or 0, text.get("num_key_value_heads") or 0
+    fit = {
+        "num_attention_heads": lambda size: heads % size == 0,
+        "num_key_value_heads": lambda size: shared % size == 0 or size % shared == 0,
+    }
     for name, fits in fit.items():
-        if not fits:
+        if not fits(ranks):
+            sizes = (size for size in range(ranks - 1, 0, -1) if engine.n_gpus % size == 0)
+            size = next(size for size in sizes if all(fits(size) for fits in fit.values()))
+            where = f" (critic.fsdp.{ULYSSES['fsdp']})" if (engine.section, engine.strategy) in CRITICS else ""
             raise PaddingConfigError(
                 f"{ULYSSES[engine.strategy]}={ranks}: so many ranks share the attention heads of a row of "
-                f"{engine.section}, and the model has {name}={text[name]}. Set it to a divisor."
+                f"{engine.section}, and the model has {name}={text[name]}. Set it{where} to {size}."
             )
 
 

@@ -1,4 +1,4 @@
-"""Refuses a replay of the rollout's routes (R3) where nothing records them."""
+"""Refuses a replay of routes (R2, R3) where nothing records them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,33 @@ VERLS_LOOPS = ("single_turn_agent", "tool_agent")
 """Agent loops that hand on the routes of the rollout, and have none of their own."""
 
 
-def refuse_missing_routes(config: DictConfig, actor: RoleEngine) -> None:
+def refuse_missing_routes(config: DictConfig, actor: RoleEngine, *, passes: bool) -> None:
     """
     A rollout, an agent loop or code that the plug-in does not know may bring routes of its own, and passes.
+
+    Args:
+        passes: whether a pass of the actor comes before its update, in which R2 records.
 
     Raises:
         PaddingConfigError: verl's engine would find no routes in its first micro-batch.
     """
-    rollout = config.actor_rollout_ref.rollout
-    if actor.strategy not in REPLAYS or actor.config.router_replay.mode != "R3" or _may_bring_routes(config):
+    if actor.strategy not in REPLAYS or _may_bring_routes(config):
         return
-    name = rollout.get("name")  # which a job that is only planned may leave out
-    if name in RECORDS_NONE or (name in RECORDS and not rollout.enable_rollout_routing_replay):
+    mode, setting = actor.config.router_replay.mode, f"{actor.section}.{actor.strategy}.router_replay.mode"
+    if mode == "R2" and not passes:
         raise PaddingConfigError(
-            f"{actor.section}.{actor.strategy}.router_replay.mode=R3: replays the routes of the rollout, and "
-            f"actor_rollout_ref.rollout.name={name} with enable_rollout_routing_replay="
-            f"{rollout.enable_rollout_routing_replay} records none. Set the mode to R2, or the other to True with "
-            "vLLM or SGLang."
+            f"{setting}=R2: replays the routes of the actor's pass before its update, which there is not with "
+            "algorithm.rollout_correction.bypass_mode=True. Set that to False, or the mode to disabled or, with vLLM "
+            "or SGLang, to R3."
+        )
+    rollout = config.actor_rollout_ref.rollout
+    name = rollout.get("name")  # which a job that is only planned may leave out
+    if mode == "R3" and (name in RECORDS_NONE or (name in RECORDS and not rollout.enable_rollout_routing_replay)):
+        other = "R2" if passes else "disabled"
+        raise PaddingConfigError(
+            f"{setting}=R3: replays the routes of the rollout, and actor_rollout_ref.rollout.name={name} with "
+            f"enable_rollout_routing_replay={rollout.enable_rollout_routing_replay} records none. Set the mode to "
+            f"{other}, or the other to True with vLLM or SGLang."
         )
 
 
