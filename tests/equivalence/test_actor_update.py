@@ -87,6 +87,16 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, packer, actors):
     assert_cut_as_told(both, packer, 2)
 
 
+@pytest.mark.slow
+def test_so_do_ranks_of_which_one_holds_pads_alone(packer, actors):
+    for workers in actors:
+        start_over(workers, "seq-mean-token-mean")
+    batch = put_few_rows()
+    both = update_both_with(*actors, batch, plan_of_few(batch, packer), PadTemplate(eos_token_id=3, length=2))
+    assert_metrics_agree(both)
+    assert_cut_as_told(both, packer)
+
+
 @pytest.fixture(scope="module")
 def four_ranks(transfer_queue, qwen2) -> Iterator[RayWorkerGroup]:
     """Four ranks that get pads, and cut their micro-batches as the plan says where it says it."""

@@ -30,7 +30,7 @@ def padded_trainer(*overrides, dp_size=2):
         *overrides,
     )
     trainer = make_trainer(config)
-    trainer._job_reader.has_vision = False  # there is no model to ask
+    trainer._job_reader.has_vision = trainer._job_reader.has_images = False  # there is no model to ask
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
