@@ -9,7 +9,7 @@ from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT, RELATIVE_METRIC
 from verl_padding.local.tiny_models import TinyModelKind
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SAVED, LAST = 2, 3
 ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")

@@ -1,0 +1,224 @@
+"""Zero effect on mixtures of experts of verl's Megatron engine, whose routers choose experts, record them, replay them.
+
+The rank without pads is one of FSDP2, which computes the model of Hugging Face; where routes are replayed, it is one of
+Megatron: FSDP2 replays none.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.single_controller.ray import RayWorkerGroup
+from verl.workers.utils.padding import response_from_nested
+
+from tests.equivalence.megatron_shapes import (
+    EXPERTS,
+    LAYERS,
+    ON_FSDP2,
+    ON_MEGATRON,
+    TERMS,
+    Shape,
+    assert_agrees_where_some_hold_pads_alone,
+    plan_for,
+    start_both_over,
+    started,
+    with_shared_heads,
+)
+from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
+from tests.equivalence.updates import (
+    PACKERS,
+    PAD_TOKENS,
+    assert_cut_as_told,
+    call,
+    put_few_rows,
+    put_trained_rows,
+    update_both_with,
+)
+from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import PARTITION
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.megatron,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("transfer_queue"),
+]
+
+REPLAYS = "actor_rollout_ref.actor.megatron.router_replay.mode={}"
+MIXTURES = {
+    "dp2": Shape(),
+    "pp2": Shape(pipeline_model=2),
+    "pp2 vpp2": Shape(pipeline_model=2, virtual_pipeline_model=2),
+    "tp2": Shape(tensor_model=2),
+    "cp2": Shape(context=2),
+    "pp2 x dp2": Shape(ranks=4, pipeline_model=2),
+    "cp2 x dp2": Shape(ranks=4, context=2),
+    "ep2": Shape(expert_model=2),
+    # Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send those to experts.
+    "tp2 with ep2": Shape(tensor_model=2, expert_model=2),
+    "tp2 with ep2, twice": Shape(ranks=4, tensor_model=2, expert_model=2),
+}
+TOP_K = 2
+
+
+def test_pads_are_as_long_as_each_shape_asks():
+    asked = {name: shape.template.length for name, shape in MIXTURES.items()}
+    assert {name: length for name, length in asked.items() if length > PAD_TOKENS} == {"cp2": 4, "cp2 x dp2": 4}
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory) -> Path:
+    """As many, for the same."""
+    folder = make_tiny_model("qwen3_moe", tmp_path_factory.mktemp("mixture"))
+    return with_shared_heads(folder, num_hidden_layers=LAYERS, layer_types=["full_attention"] * LAYERS)
+
+
+@pytest.fixture(scope="module")
+def one_rank_of_mixture(transfer_queue, mixture) -> Iterator[RayWorkerGroup]:
+    with started(start_actor(mixture, 1, *ON_FSDP2)) as rank:
+        yield rank
+
+
+@pytest.fixture(scope="module", params=MIXTURES)
+def mixtures(
+    request, transfer_queue, mixture, one_rank_of_mixture
+) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup, Shape]]:
+    """Ranks whose routers choose experts for real tokens and pads as they go."""
+    shape = MIXTURES[request.param]
+    with started(start_actor(mixture, shape.ranks, *ON_MEGATRON, *shape.settings()), padded=True) as padded_ranks:
+        if shape.expert_model > 1 and shape.tensor_model > 1:
+            padded_ranks.execute_with_func_generator(assert_cuts_rows)
+        yield padded_ranks, one_rank_of_mixture, shape
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_so_do_ranks_with_a_mixture_of_experts(packer, mixtures):
+    padded_ranks, one_rank, shape = mixtures
+    start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer)
+    batch = put_trained_rows()
+    both = update_both_with(padded_ranks, one_rank, batch, plan_for(batch, packer, shape), shape.template)
+    assert_metrics_agree(both)
+    assert_cut_as_told(both, packer)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_so_do_ranks_with_a_mixture_in_micro_batches_of_fixed_size(packer, mixtures):
+    padded_ranks, one_rank, shape = mixtures
+    start_both_over(padded_ranks, one_rank, "token-mean", packer, micro_batch_rows=2)
+    batch = put_trained_rows()
+    plan = plan_for(batch, packer, shape, micro_batch_rows=2)
+    both = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
+    assert_metrics_agree(both)
+    assert_cut_as_told(both, packer, 2)
+
+
+def assert_cuts_rows(worker: Any) -> DataProto:
+    config = worker.actor.engine.tf_config
+    assert config.sequence_parallel
+    assert config.expert_model_parallel_size == 2
+    return DataProto()
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_so_do_ranks_with_a_mixture_of_which_some_hold_pads_alone(packer, mixtures):
+    padded_ranks, one_rank, shape = mixtures
+    if shape.dp_size == 1:
+        pytest.skip("its ranks share every row")
+    start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer)
+    assert_agrees_where_some_hold_pads_alone(padded_ranks, one_rank, packer, shape, put_few_rows())
+
+
+def with_drawn_routes(batch: KVBatchMeta) -> KVBatchMeta:
+    """Puts experts of each token and layer, (tokens, layers, top k), as if they were recorded."""
+    draw = torch.Generator().manual_seed(0)
+    scores = [torch.rand(tag["seq_len"], LAYERS, EXPERTS, generator=draw) for tag in batch.tags]
+    return with_routes(batch, [of_row.argsort(-1)[..., :TOP_K] for of_row in scores])
+
+
+def with_routes(batch: KVBatchMeta, routes: Sequence[torch.Tensor]) -> KVBatchMeta:
+    column = torch.nested.as_nested_tensor([of_row.to(torch.int16) for of_row in routes], layout=torch.jagged)
+    return put_column(batch, "routed_experts", column)
+
+
+def put_column(batch: KVBatchMeta, name: str, column: torch.Tensor) -> KVBatchMeta:
+    """As verl's trainer puts what it has computed; calls with the batch that it gives read the column."""
+    fields = TensorDict({name: column}, batch_size=len(batch))
+    return tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields, tags=batch.tags)
+
+
+@pytest.mark.parametrize(
+    ("replay", "name"),
+    [("R2", "ep2"), *(("R3", name) for name in ("ep2", "pp2", "pp2 vpp2", "cp2", "tp2 with ep2, twice"))],
+)
+def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, mixture):
+    shape, replays = MIXTURES[name], REPLAYS.format(replay)
+    padded = [*BUDGETS, *shape.settings()]
+    with padded_and_plain(start_actor, mixture, *TERMS, replays, padded=padded, ranks=shape.ranks) as both:
+        for packer in PACKERS:
+            start_both_over(*both, "token-mean", packer)
+            batch = with_drawn_routes(put_trained_rows())
+            assert_metrics_agree(update_both_with(*both, batch, plan_for(batch, packer, shape), shape.template))
+        if shape.dp_size > 1:
+            start_both_over(*both, "seq-mean-token-mean", "plan")
+            batch = with_drawn_routes(put_few_rows())
+            assert_agrees_where_some_hold_pads_alone(*both, "plan", shape, batch)
+
+
+RECORDING = {name: MIXTURES[name] for name in ("ep2", "pp2 x dp2", "pp2 vpp2")}
+
+
+@pytest.mark.parametrize("name", RECORDING)
+def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(name, transfer_queue, mixture):
+    shape, replays = RECORDING[name], REPLAYS.format("R2")
+    padded = [*BUDGETS, *shape.settings()]
+    with padded_and_plain(start_actor, mixture, *TERMS, replays, padded=padded, ranks=shape.ranks) as both:
+        for packer in PACKERS:
+            assert_replays_what_was_recorded(*both, packer, shape)
+            empty_queue()
+
+
+def assert_replays_what_was_recorded(
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape
+) -> None:
+    start_both_over(padded_ranks, one_rank, "token-mean", packer)
+    want = read(after_pass(one_rank, put_trained_rows()), "routed_experts")
+    empty_queue()
+
+    batch = put_trained_rows()
+    plan = plan_for(batch, packer, shape)
+    assert plan.layouts["log_prob"].n_pads > 0, "the pass was meant to have pads"
+    with_pads = upsample(batch, plan, shape.template)
+    batch = after_pass(PaddedWorkerGroup(padded_ranks, lambda: with_pads), batch)
+    recorded = read(batch, "routed_experts")
+    assert all(map(torch.equal, recorded, want))
+    update = update_both_with(padded_ranks, one_rank, batch, plan, shape.template, padded=with_pads)
+    assert_metrics_agree(update)
+    assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), "of the pass and the first step"
+
+    # What is replayed is what rows have: with other experts in it, the first step has other log-probs.
+    start_both_over(padded_ranks, one_rank, "token-mean", packer)
+    batch = with_routes(batch, [(experts + 1) % EXPERTS for experts in recorded])
+    update = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
+    assert_metrics_agree(update)
+    assert abs(update.padded["actor/ppo_kl"][0]) > 1e-4
+
+
+def after_pass(workers: Any, batch: KVBatchMeta) -> KVBatchMeta:
+    """Has log-probs computed and put, as verl's trainer does before an update."""
+    workers.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"])
+    return put_column(batch, "old_log_probs", response_from_nested(data["log_probs"], data["response_mask"]))
+
+
+def read(batch: KVBatchMeta, name: str) -> list[torch.Tensor]:
+    return list(tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[name])[name].unbind())
