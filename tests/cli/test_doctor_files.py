@@ -26,6 +26,7 @@ from verl_padding.doctor.folders import folder_of_hydra, folders_of_job, paths_f
 from verl_padding.doctor.prompts import MOST_BYTES
 from verl_padding.verl_job.composition import JobArguments
 
+ON_MEGATRON = ["actor_rollout_ref.actor.strategy=megatron", "critic.strategy=megatron"]
 NO_VALIDATION = ("trainer.val_before_train=false", "trainer.test_freq=-1")
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
@@ -486,6 +487,23 @@ def test_a_latest_checkpoint_that_is_not_there_is_warned_of_since_verl_begins_an
     assert "names step 7, but there is no global_step_7, so the job begins anew" in warned.told
     (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
     assert {each.verdict for each in findings_of(*overrides)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sections", "told"),
+    [
+        ([], ["actor_rollout_ref.actor"], "does not note the latest checkpoint"),
+        (ON_MEGATRON, ["actor_rollout_ref.actor", "critic"], "never has Megatron-Core finish what it writes"),
+        ([*ON_MEGATRON, "critic.enable=false"], ["actor_rollout_ref.actor"], "never has Megatron-Core finish"),
+        (["trainer.save_freq=-1"], [], ""),
+    ],
+)
+def test_checkpoints_that_verl_does_not_finish_are_warned_of(overrides, sections, told, composed):
+    saves = [f"{section}.checkpoint.async_save=true" for section in ("actor_rollout_ref.actor", "critic")]
+    found = folders_of_job(with_settings(composed, ["trainer.save_freq=5", "critic.enable=true", *saves, *overrides]))
+    warned = {finding.subject: finding.told for finding in found if finding.verdict != "ok"}
+    assert list(warned) == [f"{section}.checkpoint.async_save" for section in sections]
+    assert all(told in each for each in warned.values())
 
 
 def test_a_damaged_page_is_told_with_its_file(composed, tmp_path):

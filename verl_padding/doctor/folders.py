@@ -17,6 +17,7 @@ from verl_padding.doctor.models import WEIGHTS, folder_of_model
 from verl_padding.verl_job.composition import JobArguments
 from verl_padding.verl_job.roles_of_job import has_critic
 
+ACTOR = "actor_rollout_ref.actor"
 LOG_FILE = "VERL_FILE_LOGGER_PATH"
 LOG_FOLDER = "VERL_FILE_LOGGER_ROOT"
 BOARD = "TENSORBOARD_DIR"
@@ -55,6 +56,7 @@ def folders_of_job(config: DictConfig) -> Iterator[Finding]:
     for setting, findings in (
         ("trainer.default_local_dir", _written),
         ("trainer.default_local_dir", _disk),
+        ("trainer.save_freq", _saved_beside),
         ("trainer.resume_mode", _resumed),
         (RAY_FOLDER, _of_ray),
     ):
@@ -176,6 +178,24 @@ def _disk(config: DictConfig) -> Iterator[Finding]:
             f"{place}: its disk has {free / 1e9:.1f} GB left, and the weights alone take {needed / 1e9:.1f} GB. "
             "Name another place, or set trainer.save_freq=-1.",
         )
+
+
+def _saved_beside(config: DictConfig) -> Iterator[Finding]:
+    """Checkpoints that are written beside training: nothing in verl 0.9.1 ends what Megatron-Core has begun, and where
+    the actor's are meant to be, its trainer does not note which is the latest, whatever the engine."""
+    if config.trainer.save_freq <= 0:
+        return
+    for section in (ACTOR, "critic") if has_critic(config) else (ACTOR,):
+        setting = f"{section}.checkpoint.async_save"
+        if not OmegaConf.select(config, setting):
+            continue
+        if OmegaConf.select(config, f"{section}.strategy") == "megatron":
+            why = "verl 0.9.1 never has Megatron-Core finish what it writes then, so no job can go on from a checkpoint"
+        elif section == ACTOR:
+            why = "verl 0.9.1 does not note the latest checkpoint then, so trainer.resume_mode=auto begins anew"
+        else:
+            continue
+        yield warning(setting, f"True: {why}. Set it to False.")
 
 
 def _with_parents(name: str) -> list[Path]:
