@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from verl.workers.config import McoreEngineConfig
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.megatron import engines
@@ -69,6 +71,28 @@ def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeyp
     monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["megatron"].get)
     with pytest.raises(PaddingConfigError, match=r"vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge"):
         registered["language_model"](None, SimpleNamespace(vanilla_mbridge=False))
+    assert torch.cuda.Stream.__module__.startswith("torch")
+
+
+@pytest.mark.parametrize("kind", ["language_model", "value_model"])
+def test_a_model_that_would_be_computed_without_a_part_is_refused_in_a_job_without_padding_too(
+    kind, registered, monkeypatch
+):
+    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["megatron"].get)
+    scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192}
+    scaled |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = SimpleNamespace(path="a/model", hf_config=LlamaConfig(rope_parameters=scaled))
+    with pytest.raises(PaddingConfigError, match=r"^model\.path=a/model: on a CPU, .* has rope_type='llama3'\."):
+        registered[kind](model, McoreEngineConfig(vanilla_mbridge=True))
+    assert torch.cuda.Stream.__module__.startswith("torch")
+
+
+def test_another_megatron_on_pythons_path_is_refused(registered, monkeypatch):
+    core = pytest.importorskip("megatron.core", reason="needs megatron-core")
+    monkeypatch.setattr(core, "__version__", "0.99")
+    model = SimpleNamespace(path="a/model", hf_config=LlamaConfig())
+    with pytest.raises(PaddingConfigError, match=r"^megatron-core 0\.99: on a CPU.*==0\.16\.1$"):
+        registered["language_model"](model, McoreEngineConfig(vanilla_mbridge=True))
     assert torch.cuda.Stream.__module__.startswith("torch")
 
 

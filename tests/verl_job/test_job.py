@@ -567,16 +567,19 @@ def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_bef
     fetched = {"hdfs://models/critic": str(critic), "hdfs://models/nothing": str(tmp_path / "nothing")}
     monkeypatch.setattr("verl.utils.fs.copy_to_local", lambda path: fetched.get(path, path))
     overrides = ["+padding=prompt", *DYNAMIC, "algorithm.adv_estimator=gae", f"actor_rollout_ref.model.path={actor}"]
-    for path, message in {
-        "hdfs://models/critic": r"the model of critic turns positions.*rope_type='dynamic'",
-        "hdfs://models/nothing": r"^the config of critic.model.path=hdfs://models/nothing cannot be read",
-    }.items():
-        job = compose_job(*overrides, f"critic.model.path={path}", "padding.packer=plan", "padding.sharing=chains")
+    shares = ("padding.packer=plan", "padding.sharing=chains")
+    for path, settings, message in (
+        ("hdfs://models/critic", shares, r"the model of critic turns positions.*rope_type='dynamic'"),
+        ("hdfs://models/critic", ("+local=cpu_megatron",), r"^critic.model.path=.*: on a CPU, .*rope_type='dynamic'"),
+        ("hdfs://models/critic", ("critic.fsdp.ulysses_sequence_parallel_size=8",), r"^ulysses_.*=8: .* of critic"),
+        ("hdfs://models/nothing", (), r"^the config of critic.model.path=hdfs://models/nothing cannot be read"),
+    ):
+        job = compose_job(*overrides, f"critic.model.path={path}", *settings)
         padding = check_job(job)
         with pytest.raises(PaddingConfigError, match=message):
             JobReader(job, padding).refuse_models()
-        off = compose_job(*overrides, f"critic.model.path={path}")
-        JobReader(off, check_job(off)).refuse_models()
+    fits = compose_job(*overrides, "critic.model.path=hdfs://models/critic")
+    JobReader(fits, check_job(fits)).refuse_models()
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,29 @@ def test_routes_are_not_replayed_where_rows_are_rounded_up_to_a_bucket(mode):
     check(brings, buckets, replays, "actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
 
 
+def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
+    def check_bucket(bucket, *sizes):
+        settings = ("pad_to_length=true", f"pad_to_length_bucket={bucket}", *sizes)
+        check(*(f"{section}.megatron.{setting}" for section in (ACTOR, REF) for setting in settings))
+
+    for sizes, multiple in (
+        (("context_parallel_size=2",), 4),
+        (("tensor_model_parallel_size=2",), 2),
+        (("tensor_model_parallel_size=2", "context_parallel_size=2"), 8),
+    ):
+        for bucket in range(1, 17):
+            if bucket % multiple == 0:
+                check_bucket(bucket, *sizes)
+                continue
+            fits = bucket + multiple - bucket % multiple
+            with pytest.raises(
+                PaddingConfigError, match=rf"\.megatron\.pad_to_length_bucket={bucket}: .* Set it to {fits}\.$"
+            ):
+                check_bucket(bucket, *sizes)
+    check_bucket(3)
+    check_bucket(3, "tensor_model_parallel_size=2", "sequence_parallel=false")
+
+
 def test_a_loss_of_several_tokens_of_a_teacher_is_refused_with_the_scheduler():
     teacher, loss = "distillation.enabled=true", "distillation.distillation_loss.loss_mode"
     with pytest.raises(PaddingConfigError, match=rf"^{loss}=forward_kl_topk: verl does not run it .* to False"):

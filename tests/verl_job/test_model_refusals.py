@@ -69,6 +69,65 @@ def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are
     check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(*cut))
 
 
+def test_experts_that_megatron_trains_with_sequence_parallel_alone_are_refused_without_it(tmp_path):
+    cut = "tensor_model_parallel_size=2"
+    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.sequence_parallel=False: .* Set it to True\.$"):
+        check(mixture(), tmp_path, *with_sizes(cut, "sequence_parallel=false"))
+    check(mixture(), tmp_path, *with_sizes(cut))
+    check(mixture(), tmp_path, *with_sizes("sequence_parallel=false"))
+    check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(cut, "sequence_parallel=false"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "told"),
+    [
+        ({"num_attention_heads": 6}, 4, "num_attention_heads=6. Set it to 2"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, "num_key_value_heads=3. Set it to 1"),
+        ({"vocab_size": 261}, 2, "vocab_size=261. Set it to 1"),
+        ({"num_attention_heads": 4}, 4, None),
+        ({"vocab_size": 261}, 1, None),
+    ],
+)
+def test_heads_and_vocabularies_that_megatrons_ranks_cannot_share_are_refused(changes, ranks, told, tmp_path):
+    model = transformers.Qwen2Config(**SMALL | {"vocab_size": 320} | changes)
+    sizes = with_sizes(f"tensor_model_parallel_size={ranks}", "vanilla_mbridge=true")
+    if told is None:
+        check(model, tmp_path, *sizes)
+        return
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.tensor_model_parallel_size={ranks}: .* has {told}\.$"
+    ):
+        check(model, tmp_path, *sizes)
+
+
+def test_a_vocabulary_that_megatron_bridge_makes_larger_is_not(tmp_path):
+    model = transformers.Qwen2Config(**SMALL, vocab_size=261)
+    check(model, tmp_path, *with_sizes("tensor_model_parallel_size=2", "vanilla_mbridge=false"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "virtual", "told"),
+    [
+        (3, "null", r"pipeline_model_parallel_size=2: the 2 stages of"),
+        (6, "2", r"virtual_pipeline_model_parallel_size=2: the 4 stages \(2 x 2 virtual ones\) of"),
+        (4, "2", None),
+        (6, "null", None),
+    ],
+)
+def test_layers_that_do_not_fill_a_pipeline_evenly_are_refused(layers, virtual, told, tmp_path):
+    model = transformers.Qwen2Config(**SMALL | {"num_hidden_layers": layers})
+    two = ("pipeline_model_parallel_size=2", f"virtual_pipeline_model_parallel_size={virtual}")
+    if told is None:
+        check(model, tmp_path, *with_sizes(*two))
+        return
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.{told} .* has num_hidden_layers={layers}\. Set it to"
+    ):
+        check(model, tmp_path, *with_sizes(*two))
+    last = f"+{ACTOR}.megatron.override_transformer_config.num_layers_in_last_pipeline_stage=2"
+    check(model, tmp_path, *with_sizes(*two), last)
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 2048}
 
 
@@ -92,6 +151,13 @@ def test_a_model_that_megatron_on_a_cpu_would_compute_without_a_part_is_refused(
         check(model, tmp_path, *ON_A_CPU)
     check(transformers.Qwen2Config(**SMALL), tmp_path, *ON_A_CPU)
     check(model, tmp_path, "+local=cpu")
+
+
+def test_latent_attention_is_refused_by_megatron_on_a_cpu(tmp_path):
+    rate = f"+{ACTOR}.{RATE}=0"
+    with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref\.model\.path=.* has kv_lora_rank=512\. "):
+        check(deepseek(), tmp_path, *ON_A_CPU, rate)
+    check(deepseek(), tmp_path, "model_engine=megatron", rate)
 
 
 def test_so_is_that_of_a_critic(tmp_path):

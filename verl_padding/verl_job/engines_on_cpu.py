@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.plan.transformer_cost import sliding_layers
+from verl_padding.verl_job.model_cost import ropes_of
 
 TRIED = {
     "megatron": {"megatron-core": "0.16.1", "mbridge": "0.15.1"},
@@ -33,12 +36,23 @@ def refuse_other_versions(strategy: str) -> None:
         PaddingConfigError: a package of the engine is of a version that was not tried.
         PackageNotFoundError: it is not installed.
     """
-    for package, tried in TRIED.get(strategy, {}).items():
-        if (installed := version(package)) != tried:
-            raise PaddingConfigError(
-                f"{package} {installed}: on a CPU, parts of it are replaced by others that were written for {tried}. "
-                f"Install that one: {command_for(package)}"
-            )
+    for package in TRIED.get(strategy, {}):
+        refuse_other_version(strategy, package, version(package))
+
+
+def refuse_other_version(strategy: str, package: str, found: str) -> None:
+    """
+    Args:
+        found: the version that is installed, or that was imported.
+
+    Raises:
+        PaddingConfigError: it was not tried.
+    """
+    if found != (tried := TRIED[strategy][package]):
+        raise PaddingConfigError(
+            f"{package} {found}: on a CPU, parts of it are replaced by others that were written for {tried}. "
+            f"Install that one: {command_for(package)}"
+        )
 
 
 def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> None:
@@ -78,6 +92,44 @@ def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> N
         )
     for name, value in (config.override_transformer_config or {}).items():
         refuse_other_layers(name, value, f"{section}.megatron.")
+
+
+def refuse_model_of_megatron_on_a_cpu(named: str, model: Mapping[str, Any], override: Mapping[str, Any]) -> None:
+    """
+    Args:
+        named: the setting of the model's path, with its value.
+        model: its Hugging Face config.
+        override: the job's ``override_transformer_config``.
+
+    Raises:
+        PaddingConfigError: Megatron would compute it without a part, or not at all.
+    """
+    if other := next(_not_plain(model, override), None):
+        raise PaddingConfigError(
+            f"{named}: on a CPU, Megatron's bridge and layers know plain rotary embeddings and plain attention of text "
+            f"models, and this one has {other}. Choose another model, or another engine."
+        )
+
+
+def _not_plain(model: Mapping[str, Any], override: Mapping[str, Any]) -> Iterator[str]:
+    """What the vanilla bridge leaves out without a word where transformers is 5, and the layers for a CPU lack."""
+    if model.get("vision_config"):
+        yield "a vision tower"
+    ropes = ropes_of(model)
+    for rope in ropes:
+        if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
+            yield f"rope_type={kind!r}"
+    if len(ropes) > 1:
+        yield "rotary embeddings for each kind of layer"
+    for of_model in (*ropes, model):
+        if (part := of_model.get("partial_rotary_factor") or 1) != 1:
+            yield f"partial_rotary_factor={part}"
+    if sliding_layers(model):
+        yield f"sliding_window={model['sliding_window']}"
+    if rank := model.get("kv_lora_rank"):
+        yield f"kv_lora_rank={rank}"
+    if "attention_dropout" not in override and (dropout := model.get("attention_dropout")):
+        yield f"attention_dropout={dropout}"
 
 
 def refuse_memory_of_a_device(section: str, config: DictConfig, *, copies_weights: bool) -> None:

@@ -27,8 +27,8 @@ from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
-from verl_padding.verl_job.model_cost import has_tower, read_model_config, read_model_cost
-from verl_padding.verl_job.model_refusals import n_routed_experts, refuse_model
+from verl_padding.verl_job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
+from verl_padding.verl_job.model_refusals import refuse_model
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
@@ -220,14 +220,12 @@ class JobReader:
         to it.
 
         Args:
-            fetched: whether a critic may be fetched to see whether its rows can share; else one that is not in a folder
-                here passes.
+            fetched: whether a critic may be fetched; else one that is not in a folder here passes.
 
         Raises:
             PaddingConfigError: one is refused, it is not known, or a model's config cannot be read.
         """
         models = {"actor_rollout_ref": self.model_config}
-        fetched &= self._padding.sharing != "off"
         if self._uses_critic and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models["critic"] = read_model_config(self._config.critic.model, "critic")
         if n_routed_experts(models["actor_rollout_ref"]):

@@ -28,6 +28,7 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         _refuse_scheduler(engine, padding)
     _refuse_stages_without_pipeline(engine)
     _refuse_replay_of_buckets(engine)
+    _refuse_uneven_buckets(engine)
     _refuse_limited_experts(engine)
     if engine.section != REF_SECTION:  # it does not train
         _refuse_routers_that_count(engine)
@@ -104,6 +105,24 @@ def _refuse_replay_of_buckets(engine: RoleEngine) -> None:
         raise PaddingConfigError(
             f"{engine.section}.megatron.pad_to_length=True: verl does not run it together with "
             f"router_replay.mode={mode}. Set it to False, or the mode to disabled."
+        )
+
+
+def _refuse_uneven_buckets(engine: RoleEngine) -> None:
+    """verl rounds packed rows up to a bucket, by making the last of them longer, and asks no more of that one than that
+    context parallel ranks have equally many tokens (``preprocess_thd_engine``): of two chunks that are not as long as
+    each other, it drops the end."""
+    config = engine.config
+    if not (config.pad_to_length and config.use_remove_padding):
+        return
+    tensor, context = int(config.tensor_model_parallel_size), int(config.context_parallel_size)
+    multiple = (tensor if config.sequence_parallel else 1) * (2 * context if context > 1 else 1)
+    bucket = int(config.pad_to_length_bucket)
+    if bucket % multiple:
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.pad_to_length_bucket={bucket}: ranks that share a row (context or tensor "
+            f"parallel) take lengths in multiples of {multiple}, and rows that are rounded up to this may have others. "
+            f"Set it to {-(-bucket // multiple) * multiple}."
         )
 
 

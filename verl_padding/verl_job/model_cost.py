@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan import PlanError, TransformerCost
+from verl_padding.plan.transformer_cost import EXPERTS
 
 
 def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
@@ -99,6 +100,12 @@ def has_tower(config: Mapping[str, Any]) -> bool:
         isinstance(value, Mapping) and (any(tower in str(name) for tower in TOWERS) or has_tower(value))
         for name, value in config.items()
     )
+
+
+def n_routed_experts(model: Mapping[str, Any]) -> int:
+    """Experts of a layer that its router chooses from; 0 for a dense model."""
+    text = model.get("text_config") or model
+    return int(next((text[key] for key in EXPERTS if text.get(key)), 0))
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.plan.transformer_cost import EXPERTS, sliding_layers
+from verl_padding.plan.transformer_cost import sliding_layers
 from verl_padding.verl_job.engine_refusals import ULYSSES, is_in_veomnis_model, refuse_attention
-from verl_padding.verl_job.megatron_refusals import OVERRIDE, overridden
-from verl_padding.verl_job.model_cost import rope_by_length, ropes_of, sees_later_tokens
-from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
-
-FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
-"""Whether a bridge is the vanilla one -> types of models whose experts it gives biases that follow their tokens."""
+from verl_padding.verl_job.megatron_model_refusals import refuse_on_megatron
+from verl_padding.verl_job.model_cost import rope_by_length, sees_later_tokens
+from verl_padding.verl_job.role_engine import RoleEngine
 
 CRITICS = (("critic", "fsdp"), ("critic", "fsdp2"))
 """Roles whose engines do not read the role's own setting of Ulysses."""
@@ -48,76 +45,9 @@ def refuse_model(
         )
     for engine in engines:
         if engine.strategy == "megatron":
-            _refuse_on_megatron(engine, model, f"{section}.model.path={path}")
+            refuse_on_megatron(engine, model, f"{section}.model.path={path}")
         elif engine.strategy in ULYSSES and engine.sequence_parallel_size > 1:
             _refuse_on_ulysses(engine, model)
-
-
-def _refuse_on_megatron(engine: RoleEngine, model: Mapping[str, Any], named: str) -> None:
-    if engine.section != REF_SECTION:  # it does not train
-        _refuse_biases_that_follow_tokens(engine, model)
-        _refuse_copies_of_experts(engine, model)
-    if engine.has_scheduler and model.get("vision_config"):
-        raise PaddingConfigError(
-            f"{engine.section}.megatron.dynamic_context_parallel=True: verl's scheduler does not deal out images, and "
-            f"{named} has a vision tower. Set it to False."
-        )
-    if engine.device == "cpu" and (other := next(_not_plain(engine, model), None)):
-        raise PaddingConfigError(
-            f"{named}: on a CPU, Megatron's bridge and layers know plain rotary embeddings and plain attention of text "
-            f"models, and this one has {other}. Choose another model, or another engine."
-        )
-
-
-def _refuse_biases_that_follow_tokens(engine: RoleEngine, model: Mapping[str, Any]) -> None:
-    """Biases of experts that a bridge turns on by itself; others are refused where they are set."""
-    override = overridden(engine)
-    rate, kind = override.get("moe_router_bias_update_rate"), model.get("model_type")
-    if kind not in FOLLOW_TOKENS[bool(engine.config.vanilla_mbridge)] or not n_routed_experts(model):
-        return
-    if rate != 0 and override.get("moe_router_enable_expert_bias") is not False:
-        raise PaddingConfigError(
-            f"{OVERRIDE.format(engine.section)}.moe_router_bias_update_rate={rate}: in a model of type {kind}, biases "
-            "of experts would follow the number of their tokens, those of pads among them. Set it to 0."
-        )
-
-
-def _refuse_copies_of_experts(engine: RoleEngine, model: Mapping[str, Any]) -> None:
-    """Megatron-Core reduces gradients of experts over their own groups only if ``expert_model_parallel_size`` is more
-    than 1 (``allreduce`` of a weight, in its layers and in ``DistributedDataParallel``)."""
-    config = engine.config
-    tensor, of_expert = config.tensor_model_parallel_size, config.expert_tensor_parallel_size
-    if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor) and n_routed_experts(model):
-        raise PaddingConfigError(
-            f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}: with expert_model_parallel_size=1, "
-            "Megatron adds gradients of experts up over the ranks that share other weights "
-            f"(tensor_model_parallel_size={tensor}), and not over those that share experts. Set it to {tensor}."
-        )
-
-
-def n_routed_experts(model: Mapping[str, Any]) -> int:
-    """Experts of a layer that its router chooses from; 0 for a dense model."""
-    text = model.get("text_config") or model
-    return int(next((text[key] for key in EXPERTS if text.get(key)), 0))
-
-
-def _not_plain(engine: RoleEngine, model: Mapping[str, Any]) -> Iterator[str]:
-    """What the vanilla bridge leaves out without a word where transformers is 5, and the layers for a CPU lack."""
-    if model.get("vision_config"):
-        yield "a vision tower"
-    ropes = ropes_of(model)
-    for rope in ropes:
-        if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
-            yield f"rope_type={kind!r}"
-    if len(ropes) > 1:
-        yield "rotary embeddings for each kind of layer"
-    for of_model in (*ropes, model):
-        if (part := of_model.get("partial_rotary_factor") or 1) != 1:
-            yield f"partial_rotary_factor={part}"
-    if sliding_layers(model):
-        yield f"sliding_window={model['sliding_window']}"
-    if "attention_dropout" not in overridden(engine) and (dropout := model.get("attention_dropout")):
-        yield f"attention_dropout={dropout}"
 
 
 def _refuse_on_ulysses(engine: RoleEngine, model: Mapping[str, Any]) -> None:

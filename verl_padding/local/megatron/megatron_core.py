@@ -45,10 +45,11 @@ def _with_lists(all_to_all: Any) -> Any:
         input: torch.Tensor,
         output_split_sizes: Sequence[Any] | None = None,
         input_split_sizes: Sequence[Any] | None = None,
+        *args: Any,
         **kwargs: Any,
     ) -> Any:
         sizes = [None if of is None else [int(size) for size in of] for of in (output_split_sizes, input_split_sizes)]
-        return all_to_all(output, input, *sizes, **kwargs)
+        return all_to_all(output, input, *sizes, *args, **kwargs)
 
     return with_lists
 
