@@ -1,6 +1,7 @@
 """What tests of several folders share: one Ray and one TransferQueue a process of tests."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ def transfer_queue() -> Iterator[None]:
 def own_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe of docs/own_recipe.md, before its first run."""
     return make_own_recipe(tmp_path_factory.mktemp("own"))
+
+
+ENGINES = {"megatron": "the extra megatron-cpu", "veomni": "the extra veomni-cpu"}
+"""Mark of tests, and the package that they import -> what brings it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for engine, extra in ENGINES.items():
+        if find_spec(engine) is None:
+            skip = pytest.mark.skip(reason=f"takes {extra}")
+            for item in items:
+                if item.get_closest_marker(engine):
+                    item.add_marker(skip)
 
 
 SHARE_A_FIXTURE = (

@@ -12,10 +12,15 @@ from tests.support.jobs_for_doctor import (
     findings_of,
     with_settings,
 )
+from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor import packages
 from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.passed_on import TEMPLATE, values_for_rollout, values_passed_on
+from verl_padding.doctor.settings import misspelt_settings
+from verl_padding.doctor.token_budgets import longest_rows
 from verl_padding.verl_job import engines_on_cpu
+from verl_padding.verl_job.composition import JobArguments
+from verl_padding.verl_job.summary import planned_job
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 
@@ -516,3 +521,30 @@ def test_megatron_on_a_cpu_is_installed_by_the_extra_that_pins_it(missing, job, 
     told = found["actor_rollout_ref.actor.strategy"].told
     assert told.startswith(f"megatron: {missing.replace('.', '-')} is not installed here. ")
     assert told.endswith("pip install '.[megatron-cpu]'")
+
+
+CONTEXT = [f"actor_rollout_ref.{role}.megatron.context_parallel_size=4" for role in ("actor", "ref")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks"),
+    [
+        ([], 1),
+        (["actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], 2),
+        (["model_engine=megatron", *CONTEXT], 4),
+    ],
+)
+def test_a_short_budget_is_told_as_it_is_set_with_what_would_be_enough_there(sizes, ranks):
+    budget = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    longest = ("data.max_prompt_length=2000", "data.max_response_length=2000")
+    config = compose_job(*DYNAMIC, FLAG, *sizes, *longest, f"{budget}=512")
+    (told,) = [each.told for each in longest_rows(config, planned_job(config, "sync")) if each.subject == budget]
+    shared = f" on each of {ranks} ranks that share a row" if ranks > 1 else ""
+    assert told.startswith(f"512{shared}: below data.max_prompt_length")
+    assert told.endswith(f"Raise it to {4000 // ranks}.")
+
+
+def test_a_setting_that_verls_class_of_a_section_has_and_its_yaml_has_not_is_no_slip():
+    given = ("+critic.ppo_infer_max_token_len_per_gpu=9000", "+critic.ppo_infer_max_token_len_per_gpus=9000")
+    (slip,) = misspelt_settings(JobArguments(overrides=given))
+    assert slip.subject == "critic.ppo_infer_max_token_len_per_gpus"

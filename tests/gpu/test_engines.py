@@ -18,11 +18,11 @@ from verl_padding.verl_job.job_reader import JobReader, check_job
 
 # The recipe's schedule is FSDP's: other engines' optimizers have other settings for theirs.
 NO_SCHEDULE = [f"~actor_rollout_ref.actor.optim.{name}" for name in ("lr_scheduler_type", "min_lr_ratio")]
-# The engine, the package that it takes, and what has it replay the routes of the rollout.
+# The engine, the module that it takes, and what has it replay the routes of the rollout.
 ENGINES = {
-    "fsdp2": ("torch", ["actor_rollout_ref.actor.strategy=fsdp2"]),
+    "fsdp2": ("flash_attn", ["actor_rollout_ref.actor.strategy=fsdp2"]),
     "megatron": (
-        "megatron",
+        "megatron.bridge",
         [
             "model_engine=megatron",
             *NO_SCHEDULE,

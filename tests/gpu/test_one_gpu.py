@@ -58,7 +58,7 @@ class Case:
 
 
 CASES = {
-    "flash attention computes rows beside pads in bfloat16": Case(text, (*DYNAMIC, *FLASH_ATTENTION), ("flash_attn",)),
+    "flash attention computes rows beside pads in bfloat16": Case(text, (*DYNAMIC, *FLASH_ATTENTION)),
     "the workers have the micro-batches of the plan": Case(text, (*DYNAMIC, PLAN)),
     "prefixes that rows share are computed once": Case(every_call.tiny_job, (*DYNAMIC, PLAN, "padding.sharing=chains")),
     "a micro-batch of pads alone has a backward pass": Case(
@@ -92,7 +92,7 @@ def test_the_plugin_reads_the_job_in_which(name, tmp_path):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs_gpus(1)) for name in CASES])
 def test_on_one_gpu(name, tmp_path):
-    skip_without(*CASES[name].packages)
+    skip_without("flash_attn", *CASES[name].packages)
     steps = train_on_gpus(CASES[name].job(tmp_path), tmp_path)
     for step in steps:
         assert step["training/rollout_probs_diff_max"] < 0.2, "rollout and trainer have other weights"

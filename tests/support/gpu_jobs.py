@@ -44,10 +44,11 @@ def needs_gpus(number: int) -> list[pytest.MarkDecorator]:
     ]
 
 
-def skip_without(*packages: str) -> None:
-    for package in packages:
-        if find_spec(package) is None:
-            pytest.skip(f"takes {package}")
+def skip_without(*modules: str) -> None:
+    for module in modules:
+        package = module.partition(".")[0]
+        if find_spec(package) is None or find_spec(module) is None:
+            pytest.skip(f"takes {module}")
 
 
 def train_on_gpus(overrides: Sequence[str], folder: Path) -> list[dict]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -214,6 +215,10 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
         (
             ["actor_rollout_ref.actor.strategy=megatron"],
             r"^actor_rollout_ref.actor.strategy=megatron: the section's engine is a FSDPEngineConfig\. .*=megatron\.$",
+        ),
+        (
+            ["model_engine=megatron", "actor_rollout_ref.actor.strategy=fsdp2"],
+            r"^actor_rollout_ref.actor.strategy=fsdp2: the section's engine is megatron, .* Set it to megatron\.$",
         ),
         (
             [
@@ -612,7 +617,7 @@ def test_the_summary_tells_each_engine_its_shape_and_what_that_asks_of_pads_and_
     told = dict(summary(config, planned_job(config, "sync")))
     assert told["engine of the actor"] == (
         "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks; micro-batches in "
-        "multiples of 2, for the virtual pipeline; rows rounded up to multiples of 2 tokens (tensor 2)"
+        "multiples of 2, for the virtual pipeline (pipeline 2); rows rounded up to multiples of 2 tokens (tensor 2)"
     )
     assert told["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
     config = compose_job("+padding=prompt", *DYNAMIC, "actor_rollout_ref.actor.use_kl_loss=true")
@@ -776,9 +781,17 @@ def test_a_replay_of_routes_that_nothing_records_is_refused(engine, mixture, mon
 
 def test_a_model_without_experts_has_no_routes_to_replay(tmp_path):
     transformers.Qwen3Config().save_pretrained(tmp_path)
-    replays = "actor_rollout_ref.actor.megatron.router_replay.mode=R3"
     model = f"actor_rollout_ref.model.path={tmp_path}"
-    job_of(*DYNAMIC, "model_engine=megatron", f"{ROLLOUT}.name=vllm", replays, model)
+    for engine, mode in product(("megatron", "veomni"), ("R2", "R3")):
+        setting = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
+        job = (*DYNAMIC, f"model_engine={engine}", f"{ROLLOUT}.name=vllm", model, f"{setting}={mode}")
+        if (engine, mode) == ("megatron", "R3"):  # it does not look for them
+            job_of(*job)
+            continue
+        with pytest.raises(
+            PaddingConfigError, match=rf"^{setting}={mode}: the model has no experts, .* to disabled\.$"
+        ):
+            job_of(*job)
 
 
 @pytest.mark.parametrize(

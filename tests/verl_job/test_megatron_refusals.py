@@ -186,8 +186,30 @@ def test_a_scheduler_whose_other_ranks_would_not_tell_their_seconds_is_refused()
 
 
 def test_a_scheduler_without_the_length_of_its_ranks_is_refused_in_verls_words():
-    with pytest.raises(PaddingConfigError, match=r"verl refuses this section .*max_seqlen_per_dp_cp_rank must be a"):
+    with pytest.raises(
+        PaddingConfigError,
+        match=r"verl refuses .*max_seqlen_per_dp_cp_rank must be a.* Correct "
+        rf"{ACTOR}\.megatron\.max_seqlen_per_dp_cp_rank=None or",
+    ):
         check(f"{ACTOR}.megatron.dynamic_context_parallel=true")
+
+
+def test_a_precision_that_verl_refuses_is_told_with_its_setting():
+    with pytest.raises(PaddingConfigError, match=rf"verl refuses .* Correct {ACTOR}\.megatron\.dtype=float32\.$"):
+        check(f"{ACTOR}.megatron.dtype=float32")
+
+
+def test_an_engine_without_a_bridge_is_refused():
+    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.use_mbridge=False: .* Set it to True\.$"):
+        check(f"{ACTOR}.megatron.use_mbridge=false")
+
+
+def test_low_precision_of_rows_that_are_not_packed_is_refused():
+    unpacked = ("actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
+    with pytest.raises(PaddingConfigError, match=r"override_transformer_config\.fp8=hybrid: .* or this to null\.$"):
+        check(*unpacked, f"{OVERRIDE}.fp8=hybrid")
+    check(f"{OVERRIDE}.fp8=hybrid")
+    check(*unpacked)
 
 
 def test_shared_prefixes_are_refused_with_one_message():

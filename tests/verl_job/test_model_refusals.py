@@ -69,6 +69,16 @@ def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are
     check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(*cut))
 
 
+@pytest.mark.parametrize("engine", ["megatron", "veomni"])
+def test_experts_that_cannot_be_dealt_out_evenly_are_refused(engine, tmp_path):
+    setting = "expert_model_parallel_size" if engine == "megatron" else "expert_parallel_size"
+    sizes = {ranks: [f"{role}.{engine}.{setting}={ranks}" for role in (ACTOR, REF, CRITIC)] for ranks in (4, 8)}
+    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.{engine}\.{setting}=8: .* has 4\. Set it to a divisor"):
+        check(mixture(), tmp_path, f"model_engine={engine}", *sizes[8])
+    check(mixture(), tmp_path, f"model_engine={engine}", *sizes[4])
+    check(transformers.Qwen2Config(**SMALL), tmp_path, f"model_engine={engine}", *sizes[8])
+
+
 def test_experts_that_megatron_trains_with_sequence_parallel_alone_are_refused_without_it(tmp_path):
     cut = "tensor_model_parallel_size=2"
     with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.sequence_parallel=False: .* Set it to True\.$"):

@@ -190,12 +190,17 @@ def _saved_beside(config: DictConfig) -> Iterator[Finding]:
         if not OmegaConf.select(config, setting):
             continue
         if OmegaConf.select(config, f"{section}.strategy") == "megatron":
-            why = "verl 0.9.1 never has Megatron-Core finish what it writes then, so no job can go on from a checkpoint"
+            yield warning(
+                setting,
+                "True: verl 0.9.1 never has Megatron-Core finish what it writes then, so no job can go on from a "
+                "checkpoint. Set it to False.",
+            )
         elif section == ACTOR:
-            why = "verl 0.9.1 does not note the latest checkpoint then, so trainer.resume_mode=auto begins anew"
-        else:
-            continue
-        yield warning(setting, f"True: {why}. Set it to False.")
+            yield warning(
+                setting,
+                "True: verl 0.9.1 does not note the latest checkpoint then, so trainer.resume_mode=auto does not find "
+                "it. Set it to False.",
+            )
 
 
 def _with_parents(name: str) -> list[Path]:

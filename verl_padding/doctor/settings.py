@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from functools import cache, partial
 
 from hydra.errors import OverrideParseException
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError
 
@@ -235,10 +236,16 @@ def _likely_meant(key: str) -> str | None:
     """The setting beside a key whose name is nearly the same, if verl has not the key itself."""
     section, _, name = key.rpartition(".")
     beside = OmegaConf.select(_verls_own(), section) if section else None
-    if not isinstance(beside, DictConfig) or name in beside:
+    if not isinstance(beside, DictConfig) or name in beside or name in _fields_beside(beside):
         return None
     near = get_close_matches(name, map(str, beside), n=1, cutoff=0.85)
     return f"{section}.{near[0]}" if near else None
+
+
+def _fields_beside(section: DictConfig) -> list[str]:
+    """Those of verl's class of a section, of which some are not in its YAML."""
+    target = get_class(section["_target_"]) if section.get("_target_") else None
+    return [field.name for field in dataclasses.fields(target)] if dataclasses.is_dataclass(target) else []
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, ok, warning, wrong
 from verl_padding.plan import Job
@@ -17,9 +17,10 @@ def longest_rows(config: DictConfig, job: Job) -> Iterator[Finding]:
     told = f"data.max_prompt_length + data.max_response_length = {longest}"
     for setting, budget in budgets.items():
         if budget < longest:
+            value, enough = _of_a_rank(config, setting, budget, longest)
             yield warning(
                 setting,
-                f"{budget}: below {told}. A row that is longer than the budget ends the job. Raise it to {longest}.",
+                f"{value}: below {told}. A row that is longer than the budget ends the job. Raise it to {enough}.",
             )
     if budgets and min(budgets.values()) >= longest:
         yield ok("lengths", f"{told}, and every token budget is as large")
@@ -35,11 +36,21 @@ def shortest_rows(config: DictConfig, prompts: str, shortest: int) -> Iterator[F
     longest = config.data.max_prompt_length + config.data.max_response_length
     for setting, budget in _budgets_of_job(config).items():
         if budget <= shortest:
+            value, enough = _of_a_rank(config, setting, budget, longest)
             yield wrong(
                 setting,
-                f"{budget}: {prompts} have {shortest} tokens or more, without a response. A row that does not fit ends "
-                f"the job. Raise it to {longest}.",
+                f"{value}: {prompts} have {shortest} tokens or more, without a response. A row that does not fit ends "
+                f"the job. Raise it to {enough}.",
             )
+
+
+def _of_a_rank(config: DictConfig, setting: str, budget: int, longest: int) -> tuple[str, int]:
+    """What a setting says of its budget, in words, and what would hold the longest row: ranks that share a row have
+    so many tokens each."""
+    value = int(OmegaConf.select(config, setting.lstrip("+"), default=budget))
+    ranks = budget // value
+    shared = f" on each of {ranks} ranks that share a row" if ranks > 1 else ""
+    return f"{value}{shared}", -(-longest // ranks)
 
 
 def _budgets_of_job(config: DictConfig) -> dict[str, int]:

@@ -33,7 +33,7 @@ from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
 from verl_padding.verl_job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
-from verl_padding.verl_job.route_refusals import refuse_missing_routes
+from verl_padding.verl_job.route_refusals import refuse_missing_routes, refuse_routes_of_no_experts
 from verl_padding.verl_job.weighings import refuse_equal_sessions
 
 STORAGES_BY_KEY = ("RayStore", "MooncakeStore", "Yuanrong")
@@ -230,6 +230,8 @@ class JobReader:
             models["critic"] = read_model_config(self._config.critic.model, "critic")
         if n_routed_experts(models["actor_rollout_ref"]):
             refuse_missing_routes(self._config, self.engines["actor"], passes=not self._bypasses_log_prob)
+        else:
+            refuse_routes_of_no_experts(self.engines["actor"])
         for section, model in models.items():
             engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]
             refuse_model(section, self._config[section].model.path, model, engines, self._padding)

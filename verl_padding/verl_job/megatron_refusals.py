@@ -24,6 +24,12 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
     Raises:
         PaddingConfigError: one message with the setting, its value and the fix.
     """
+    if not engine.config.use_mbridge:
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.use_mbridge=False: verl's Megatron engine takes weights by a bridge only. Set "
+            "it to True."
+        )
+    _refuse_low_precision_of_padded_rows(engine)
     if engine.has_scheduler:
         _refuse_scheduler(engine, padding)
     _refuse_stages_without_pipeline(engine)
@@ -85,6 +91,15 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
                 f"{engine.section}.megatron.{name}={value}: verl does not run it together with "
                 f"dynamic_context_parallel=True. Set it to {off}, or dynamic_context_parallel to False."
             )
+
+
+def _refuse_low_precision_of_padded_rows(engine: RoleEngine) -> None:
+    """As verl's ``gptmodel_forward_model_engine`` asserts it."""
+    if (fp8 := overridden(engine).get("fp8")) not in (None, False) and not engine.config.use_remove_padding:
+        raise PaddingConfigError(
+            f"{OVERRIDE.format(engine.section)}.fp8={fp8}: verl computes packed rows alone in it, and "
+            f"{engine.model_section}.use_remove_padding=False. Set that to True, or this to null."
+        )
 
 
 def _refuse_stages_without_pipeline(engine: RoleEngine) -> None:

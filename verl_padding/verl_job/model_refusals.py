@@ -10,7 +10,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.transformer_cost import sliding_layers
 from verl_padding.verl_job.engine_refusals import ULYSSES, is_in_veomnis_model, refuse_attention
 from verl_padding.verl_job.megatron_model_refusals import refuse_on_megatron
-from verl_padding.verl_job.model_cost import rope_by_length, sees_later_tokens
+from verl_padding.verl_job.model_cost import n_routed_experts, rope_by_length, sees_later_tokens
 from verl_padding.verl_job.role_engine import RoleEngine
 
 CRITICS = (("critic", "fsdp"), ("critic", "fsdp2"))
@@ -44,10 +44,26 @@ def refuse_model(
             f"({sees}), so what a longer row goes on with would change them. Set padding.sharing=off."
         )
     for engine in engines:
+        _refuse_uneven_experts(engine, model)
         if engine.strategy == "megatron":
             refuse_on_megatron(engine, model, f"{section}.model.path={path}")
         elif engine.strategy in ULYSSES and engine.sequence_parallel_size > 1:
             _refuse_on_ulysses(engine, model)
+
+
+RANKS_OF_EXPERTS = {"megatron": "expert_model_parallel_size", "veomni": "expert_parallel_size"}
+"""Strategy -> its setting of the ranks that experts are dealt out to."""
+
+
+def _refuse_uneven_experts(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+    """As Megatron-Core's ``BaseMoELayer`` asserts it, and VeOmni's plan of which rank holds what part of a weight."""
+    experts = n_routed_experts(model)
+    setting = RANKS_OF_EXPERTS.get(engine.strategy)
+    if setting and experts and experts % (ranks := int(getattr(engine.config, setting) or 1)):
+        raise PaddingConfigError(
+            f"{engine.section}.{engine.strategy}.{setting}={ranks}: experts of a layer are dealt out to so many ranks "
+            f"evenly, and the model has {experts}. Set it to a divisor of {experts}."
+        )
 
 
 def _refuse_on_ulysses(engine: RoleEngine, model: Mapping[str, Any]) -> None:

@@ -35,6 +35,9 @@ PARALLEL_SIZES = {
     "torchtitan": {"tensor": "tensor_parallel_size", "expert": "expert_parallel_size"},
 }
 """Backend -> what the field knows a parallel size by -> its setting in the engine's config."""
+GROUP_OF_STAGE = "microbatch_group_size_per_vp_stage"
+"""Setting of Megatron's ``TransformerConfig``: micro-batches that a stage computes before it goes on with its next
+layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +165,19 @@ class RoleEngine:
         if self.strategy != "megatron" or (self.config.virtual_pipeline_model_parallel_size or 1) < 2:
             return 1
         # Megatron's own default is the pipeline's size (core/model_parallel_config.py).
-        group = (self.config.override_transformer_config or {}).get("microbatch_group_size_per_vp_stage")
-        return int(group or self.config.pipeline_model_parallel_size)
+        return int(self._group_of_stage or self.config.pipeline_model_parallel_size)
+
+    @property
+    def why_micro_batch_multiple(self) -> str:
+        """What :attr:`micro_batch_multiple` is, in words: ``pipeline 2``; empty if it is 1."""
+        if self.micro_batch_multiple == 1:
+            return ""
+        group = self._group_of_stage
+        return f"{GROUP_OF_STAGE} {group}" if group else f"pipeline {self.config.pipeline_model_parallel_size}"
+
+    @property
+    def _group_of_stage(self) -> int | None:
+        return (self.config.override_transformer_config or {}).get(GROUP_OF_STAGE)
 
     def _ranks_meet(self, training: bool) -> Meeting:
         """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
@@ -279,6 +293,7 @@ def _role_engine(
     config: DictConfig, section: str, settings: dict[str, str], engine: Any, model: DictConfig
 ) -> RoleEngine:
     _refuse_another_engines_section(section, engine)
+    _refuse_another_engines_name(section, engine, OmegaConf.select(config, f"{section}.strategy"))
     # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
@@ -315,6 +330,16 @@ def _refuse_another_engines_section(section: str, engine: Any) -> None:
         raise PaddingConfigError(
             f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose verl's config "
             f"of that engine too: model_engine={group}."
+        )
+
+
+def _refuse_another_engines_name(section: str, engine: Any, named: str | None) -> None:
+    """The engine is that of the role's section; verl's workers look at the role's ``strategy`` for what is left."""
+    of_name, of_engine = (CLASS_OF_STRATEGY.get(str(name)) for name in (named, engine.strategy))
+    if of_name and of_engine and of_name != of_engine:
+        raise PaddingConfigError(
+            f"{section}.strategy={named}: the section's engine is {engine.strategy}, and what verl asks of the name it "
+            f"would ask of another one (such as whether routes are replayed). Set it to {engine.strategy}."
         )
 
 
@@ -366,9 +391,13 @@ def settings_named(config: DictConfig, error: BaseException, reason: str, *, wit
     if not isinstance(section, DictConfig):
         return ""
     key = ".".join(filter(None, (within, told[1] if told else "")))
-    attributes = re.findall(r"\bself\.(\w+)", reason)
-    names = [name for name in re.findall(r"\w+", reason) if name in attributes or "_" in name]
-    named = {f"{key}.{name}".lstrip("."): section[name] for name in names if section.get(name) is not None}
+    attributes, words = re.findall(r"\bself\.(\w+)", reason), re.findall(r"\w+", reason)
+    names = [
+        name
+        for name in words
+        if name in attributes or "_" in name or str(section.get(name)) in words[words.index(name) :]
+    ]
+    named = {f"{key}.{name}".lstrip("."): section[name] for name in names if name in section}
     return " or ".join(f"{setting}={value}" for setting, value in named.items())
 
 

@@ -19,6 +19,21 @@ VERLS_LOOPS = ("single_turn_agent", "tool_agent")
 """Agent loops that hand on the routes of the rollout, and have none of their own."""
 
 
+def refuse_routes_of_no_experts(actor: RoleEngine) -> None:
+    """For a model without experts.
+
+    Raises:
+        PaddingConfigError: verl's engine would find no router in its first pass. Megatron's does not look for one to
+            replay routes of a rollout (R3).
+    """
+    ends = {"megatron": ("R2",), "veomni": ("R2", "R3")}.get(actor.strategy, ())
+    if ends and (mode := actor.config.router_replay.mode) in ends:
+        raise PaddingConfigError(
+            f"{actor.section}.{actor.strategy}.router_replay.mode={mode}: the model has no experts, whose routes could "
+            "be replayed. Set it to disabled."
+        )
+
+
 def refuse_missing_routes(config: DictConfig, actor: RoleEngine, *, passes: bool) -> None:
     """
     A rollout, an agent loop or code that the plug-in does not know may bring routes of its own, and passes.

@@ -62,7 +62,10 @@ def _told_of(engine: RoleEngine, role: DictConfig) -> str:
     if engine.shape:
         told += f": {engine.shape}, so {counted(engine.dp_size, 'data-parallel rank')}"
     if engine.micro_batch_multiple > 1:
-        told += f"; micro-batches in multiples of {engine.micro_batch_multiple}, for the virtual pipeline"
+        told += (
+            f"; micro-batches in multiples of {engine.micro_batch_multiple}, for the virtual pipeline "
+            f"({engine.why_micro_batch_multiple})"
+        )
     if (multiple := row_multiple(role)) > 1:
         told += f"; rows rounded up to multiples of {multiple} tokens ({why_row_multiple(role)})"
     if engine.has_scheduler:
