@@ -71,7 +71,7 @@ CASES = {
         ),
     ),
     "pads show the vision tower of Qwen3-VL an image": Case(images, DYNAMIC, ("torchvision", "qwen_vl_utils")),
-    "pads have routes beside those that vLLM has recorded": Case(experts, DYNAMIC),
+    "rows with routes that vLLM has recorded are trained beside pads": Case(experts, DYNAMIC),
 }
 """What a job would show."""
 

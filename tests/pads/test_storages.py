@@ -48,6 +48,24 @@ def test_every_storage_of_transfer_queue_is_tried_here():
     assert {backend for backend, _ in STORAGES.values()} == set(StorageManagerFactory._registry)
 
 
+def shapes_of(column):
+    """Of a column as it was read: its own, or, where it has rows by themselves, theirs."""
+    return [tuple(row.shape) for row in column.unbind()] if column.is_nested else tuple(column.shape)
+
+
+@pytest.mark.parametrize("n_rows", [3, 1])
+def test_a_number_of_each_row_is_a_row_of_one_in_a_storage_that_reads_by_shape_alone(n_rows, request, storage):
+    batch = put_rows(LENGTHS[:3])
+    rows_of_one = torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged)
+    put_some(batch, number=torch.tensor([1.0, 2.0, 3.0]), one_by_one=torch.ones(3, 1), rows_of_one=rows_of_one)
+    names = ["number", "one_by_one", "rows_of_one"]
+    data = tq.kv_batch_get(keys=batch.keys[:n_rows], partition_id=PARTITION, select_fields=names)
+    by_shape = request.node.callspec.params["one_storage"] == "MooncakeStore"
+    assert shapes_of(data["number"]) == ([(1,)] * n_rows if by_shape else (n_rows,))
+    assert shapes_of(data["one_by_one"]) == shapes_of(data["rows_of_one"]) == [(1,)] * n_rows
+    assert read_column(data, "number").tolist() == [1.0, 2.0, 3.0][:n_rows]
+
+
 def content_of(keys):
     """Rows by themselves, and all in one read, where shapes and storages decide what a column is."""
     alone = [read_rows([key], PARTITION)[0] for key in keys]
