@@ -11,6 +11,7 @@ from verl_padding.plan.transformer_cost import EXPERTS, sliding_layers
 from verl_padding.verl_job.engine_refusals import ULYSSES, is_in_veomnis_model, refuse_attention
 from verl_padding.verl_job.megatron_refusals import OVERRIDE, overridden
 from verl_padding.verl_job.model_cost import rope_by_length, ropes_of, sees_later_tokens
+from verl_padding.verl_job.packed_row_refusals import refuse_packed_rows
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
 FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
@@ -47,6 +48,7 @@ def refuse_model(
             f"({sees}), so what a longer row goes on with would change them. Set padding.sharing=off."
         )
     for engine in engines:
+        refuse_packed_rows(engine, model, f"{section}.model.path={path}", padding)
         if engine.strategy == "megatron":
             _refuse_on_megatron(engine, model, f"{section}.model.path={path}")
         elif engine.strategy in ULYSSES and engine.sequence_parallel_size > 1:
