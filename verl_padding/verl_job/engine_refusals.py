@@ -40,6 +40,8 @@ ULYSSES = {
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
 """Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub, unless one
 of their functions is named (``:name``)."""
+VEOMNIS_FLASH_ATTENTION = re.compile(r"veomni_flash_attention_\w+_with_sp")
+"""VeOmni's names of its flash attentions."""
 EXCHANGED_BY_VEOMNI = re.compile(r"veomni_\w+_with_sp|flex_attention|magi_attention")
 """Attentions of VeOmni's that exchange. It makes its own of the last two (``OpsImplementationConfig``), unless the
 environment has another ``MODELING_BACKEND`` than ``veomni``, as verl does of flash attention; it runs any other as

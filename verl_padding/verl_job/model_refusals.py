@@ -11,6 +11,7 @@ from verl_padding.plan.transformer_cost import sliding_layers
 from verl_padding.verl_job.engine_refusals import ULYSSES, is_in_veomnis_model, refuse_attention
 from verl_padding.verl_job.megatron_model_refusals import refuse_on_megatron
 from verl_padding.verl_job.model_cost import n_routed_experts, rope_by_length, sees_later_tokens
+from verl_padding.verl_job.packed_row_refusals import refuse_packed_rows
 from verl_padding.verl_job.role_engine import RoleEngine
 
 CRITICS = (("critic", "fsdp"), ("critic", "fsdp2"))
@@ -44,6 +45,7 @@ def refuse_model(
             f"({sees}), so what a longer row goes on with would change them. Set padding.sharing=off."
         )
     for engine in engines:
+        refuse_packed_rows(engine, model, f"{section}.model.path={path}", padding)
         _refuse_uneven_experts(engine, model)
         if engine.strategy == "megatron":
             refuse_on_megatron(engine, model, f"{section}.model.path={path}")
