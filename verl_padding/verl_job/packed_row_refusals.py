@@ -94,11 +94,11 @@ NOT_TOLD = (
     "xlnet",
 )
 """Types of models whose attention gets no position ids, whichever it is."""
-CHOOSES_AMONG_ALL = {"index_topk": "glm_moe_dsa", "keep_window_size": "doge"}
-"""Settings of models that choose the tokens to attend to among all that are computed, also those behind a row -> a type
-that has it."""
-WITH_FLASH_ATTENTION = ("index_topk",)
-"""Those of them that flash attention leaves out."""
+CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
+"""Types of models that choose the tokens to attend to among all that are computed, also those behind a row -> their
+setting of how many."""
+ALL_WITH_FLASH_ATTENTION = ("glm_moe_dsa",)
+"""Those of them that choose none with flash attention."""
 
 
 def refuse_packed_rows(engine: RoleEngine, model: Mapping[str, Any], named: str, padding: PaddingConfig) -> None:
@@ -116,7 +116,7 @@ def refuse_packed_rows(engine: RoleEngine, model: Mapping[str, Any], named: str,
     text = model.get("text_config") or model
     types = [str(part.get("model_type")) for part in (model, text)]
     if not engine.config.use_remove_padding:
-        _refuse_choice_among_all(engine, text, named)
+        _refuse_choice_among_all(engine, types, text, named)
         return
     if engine.strategy == "veomni" and engine.device != "cpu" and set(types) & set(PACKED_BY_VEOMNI):
         return
@@ -127,22 +127,23 @@ def refuse_packed_rows(engine: RoleEngine, model: Mapping[str, Any], named: str,
             f"into the next, so pads would change what real rows get. Choose another model, or {kernel}set "
             f"{_rows_apart(engine, padding)}."
         )
-    _refuse_choice_among_all(engine, text, named)
+    _refuse_choice_among_all(engine, types, text, named)
     _refuse_attention_that_is_not_told(engine, types, named, padding)
     _refuse_cuts_of_what_is_packed(engine, text, named, padding)
 
 
-def _refuse_choice_among_all(engine: RoleEngine, text: Mapping[str, Any], named: str) -> None:
+def _refuse_choice_among_all(engine: RoleEngine, types: list[str], text: Mapping[str, Any], named: str) -> None:
     """Whether rows are packed or padded."""
-    for key in CHOOSES_AMONG_ALL:
-        of_flash = key in WITH_FLASH_ATTENTION
-        if text.get(key) is None or (of_flash and (_is_flash_attention(engine) or engine.strategy == "veomni")):
-            continue
-        raise PaddingConfigError(
-            f"{named}: this model chooses what a token attends to among all that is computed beside it ({key}="
-            f"{text[key]}), so pads would change what real rows see. Choose another model"
-            + (f", or set {engine.attention_setting}=flash_attention_2." if of_flash else ".")
-        )
+    kind = next((kind for kind in types if kind in CHOOSES_AMONG_ALL), None)
+    by_attention = kind in ALL_WITH_FLASH_ATTENTION
+    if kind is None or (by_attention and (_is_flash_attention(engine) or engine.strategy == "veomni")):
+        return
+    key = CHOOSES_AMONG_ALL[kind]
+    raise PaddingConfigError(
+        f"{named}: this model chooses what a token attends to among all that is computed beside it ({key}="
+        f"{text.get(key)}), so pads would change what real rows see. Choose another model"
+        + (f", or set {engine.attention_setting}=flash_attention_2." if by_attention else ".")
+    )
 
 
 def _refuse_attention_that_is_not_told(
