@@ -204,6 +204,14 @@ def test_an_engine_without_a_bridge_is_refused():
         check(f"{ACTOR}.megatron.use_mbridge=false")
 
 
+def test_an_actor_whose_weights_verl_could_not_hand_to_the_rollout_is_refused():
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.use_distributed_optimizer=False: .* to True\.$"
+    ):
+        check(f"{ACTOR}.megatron.use_distributed_optimizer=false")
+    check(*WITH_ALL, f"{CRITIC}.megatron.use_distributed_optimizer=false")
+
+
 def test_low_precision_of_rows_that_are_not_packed_is_refused():
     unpacked = ("actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
     with pytest.raises(PaddingConfigError, match=r"override_transformer_config\.fp8=hybrid: .* or this to null\.$"):

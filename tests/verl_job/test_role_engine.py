@@ -368,6 +368,7 @@ def test_what_veomni_cannot_do_on_a_cpu_is_refused_there_with_the_value_that_wor
     [
         ("critic.megatron.vanilla_mbridge", "False", "True"),
         ("critic.model.use_remove_padding", "False", "True"),
+        ("critic.model.use_fused_kernels", "True", "False"),
         ("critic.megatron.param_offload", "True", "False"),
         ("critic.megatron.dist_ckpt_optim_fully_reshardable", "True", "False"),
         ("+critic.megatron.override_transformer_config.window_size", "[8, 0]", "null"),

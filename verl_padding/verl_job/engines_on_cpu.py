@@ -75,6 +75,11 @@ def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> N
             f"{model_section}.use_remove_padding=False: on a CPU, Megatron's attention is one of packed rows, and "
             "takes a mask for its opposite. Set it to True."
         )
+    if config.use_fused_kernels:
+        raise PaddingConfigError(
+            f"{model_section}.use_fused_kernels=True: on a CPU, verl's fused kernel for Megatron does not run, "
+            "whatever fused_kernel_options says. Set it to False."
+        )
     if config.dynamic_context_parallel:
         raise PaddingConfigError(
             f"{section}.megatron.dynamic_context_parallel=True: on a CPU, Megatron-Core is "

@@ -9,6 +9,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
+ACTOR_SECTION = "actor_rollout_ref.actor"
 BALANCING = "moe_router_load_balancing_type"
 BALANCING_COST = "moe_aux_loss_coeff"
 AUXILIARY = ("aux_loss", "seq_aux_loss", "global_aux_loss")
@@ -28,6 +29,11 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         raise PaddingConfigError(
             f"{engine.section}.megatron.use_mbridge=False: verl's Megatron engine takes weights by a bridge only. Set "
             "it to True."
+        )
+    if engine.section == ACTOR_SECTION and not engine.config.use_distributed_optimizer:
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.use_distributed_optimizer=False: verl hands weights to the rollout from a "
+            "buffer that Megatron makes with this optimizer alone. Set it to True."
         )
     _refuse_low_precision_of_padded_rows(engine)
     if engine.has_scheduler:
