@@ -7,8 +7,10 @@ import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ALL_TERMS, BUDGETS
-from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor
+from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor, stop
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.patches.plan_packer import install
+from verl_padding.trainer.losses import wrap_worker_loss
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +30,13 @@ def actors(started_actors) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Two ranks that get pads, and one that does not. Who puts more into them takes it out again."""
     yield started_actors
     empty_queue()
+
+
+@pytest.fixture(scope="module")
+def four_ranks(transfer_queue, qwen2) -> Iterator[RayWorkerGroup]:
+    """Four ranks that get pads, and cut their micro-batches as the plan says where it says it."""
+    ranks = start_actor(qwen2, 4, *ALL_TERMS, *BUDGETS)
+    ranks.execute_with_func_generator(wrap_worker_loss("rows"))
+    ranks.execute_with_func_generator(install())
+    yield ranks
+    stop(ranks)

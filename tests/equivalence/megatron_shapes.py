@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,20 @@ from transfer_queue import KVBatchMeta
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
-from tests.equivalence.updates import ALL_TERMS, BUDGET, assert_cut_as_told, pad_tokens_of, update_both_with
-from tests.support.fsdp2_workers import empty_queue, start_over, stop
+from tests.equivalence.test_actor_update import assert_metrics_agree
+from tests.equivalence.test_critic_update import assert_critic_metrics_agree
+from tests.equivalence.updates import (
+    ALL_TERMS,
+    BUDGET,
+    BUDGETS,
+    PACKERS,
+    assert_cut_as_told,
+    pad_tokens_of,
+    put_few_rows,
+    put_trained_rows,
+    update_both_with,
+)
+from tests.support.fsdp2_workers import empty_queue, give_same_head, start_critic, start_over, stop
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
@@ -139,3 +151,41 @@ def plan_of_idle_ranks(batch: KVBatchMeta, packer: str, shape: Shape, update: st
     plan = plan_for(batch, packer, shape, prompts=3, update=update)
     assert plan.layouts[update].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to hold pads alone"
     return plan
+
+
+CRITIC_TERMS = (
+    "+local=cpu_megatron",
+    "+critic.optim.override_optimizer_config.adam_eps=1e-5",
+    "critic.optim.lr=3e-4",  # a mean of values that is nearly zero shows how rounding grows from step to step
+    "critic.cliprange_value=0.5",
+)
+BUDGET_OF_CRITIC = "+critic.ppo_infer_max_token_len_per_gpu={}"
+
+
+@contextmanager
+def one_critic_of(model: Path) -> Iterator[RayWorkerGroup]:
+    """A critic of one rank that sees no pads."""
+    with started(start_critic(model, 1, *CRITIC_TERMS, BUDGET_OF_CRITIC.format(4096))) as critic:
+        yield critic
+
+
+def assert_critics_agree(model: Path, shape: Shape, one_critic: RayWorkerGroup) -> None:
+    """Of a shape with the one, however micro-batches are cut; also where some hold pads alone."""
+    settings = [*shape.settings("critic"), BUDGET_OF_CRITIC.format(BUDGET)]
+    with started(start_critic(model, shape.ranks, *CRITIC_TERMS, *settings), padded=True) as critics:
+
+        def assert_agree(mode: str, packer: str, batch: KVBatchMeta, plan: BatchPlan, rows: int | None = None) -> None:
+            start_both_over(critics, one_critic, mode, packer, rows)
+            for workers in (critics, one_critic):
+                give_same_head(workers)
+            both = update_both_with(critics, one_critic, batch, plan, shape.template, method="train_mini_batch")
+            assert_critic_metrics_agree(both)
+            assert_cut_as_told(both, packer, rows, "critic")
+
+        for (mode, rows), packer in product((("token-mean", None), ("seq-mean-token-sum", 2)), PACKERS):
+            batch = put_trained_rows()
+            plan = plan_for(batch, packer, shape, micro_batch_rows=rows, update="critic")
+            assert_agree(mode, packer, batch, plan, rows)
+        for packer in PACKERS if shape.dp_size > 1 else ():
+            batch = put_few_rows()
+            assert_agree("token-mean", packer, batch, plan_of_idle_ranks(batch, packer, shape, "critic"))

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import (
-    ALL_TERMS,
-    BUDGETS,
     EPOCHS,
     LENGTHS,
     MODES,
@@ -27,14 +24,14 @@ from tests.equivalence.updates import (
     update_both_with,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import follow_no_plan, start_actor, start_over, stop
+from tests.support.fsdp2_workers import follow_no_plan, start_over
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import MICRO_BATCHES, wrap_worker_loss
+from verl_padding.trainer.losses import MICRO_BATCHES
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -95,16 +92,6 @@ def test_so_do_ranks_of_which_one_holds_pads_alone(packer, actors):
     both = update_both_with(*actors, batch, plan_of_few(batch, packer), PadTemplate(eos_token_id=3, length=2))
     assert_metrics_agree(both)
     assert_cut_as_told(both, packer)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(transfer_queue, qwen2) -> Iterator[RayWorkerGroup]:
-    """Four ranks that get pads, and cut their micro-batches as the plan says where it says it."""
-    ranks = start_actor(qwen2, 4, *ALL_TERMS, *BUDGETS)
-    ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    ranks.execute_with_func_generator(install())
-    yield ranks
-    stop(ranks)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Zero effect on real critics: two padded ranks end with the weights of one rank that never saw a pad."""
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import (
     BUDGET,
+    CUTS,
     PACKERS,
     PAD_TOKENS,
     BothUpdates,
@@ -53,10 +53,6 @@ def four_ranks(transfer_queue, model) -> Iterator[RayWorkerGroup]:
     ranks.execute_with_func_generator(wrap_worker_loss("rows"))
     yield ranks
     stop(ranks)
-
-
-CUTS = list(product((None, 2), PACKERS))
-"""Rows of a micro-batch, or as many as a token budget allows; and who cuts them."""
 
 
 def assert_critics_agree(

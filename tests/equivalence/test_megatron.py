@@ -1,12 +1,11 @@
 """Zero effect on verl's Megatron engine: padded ranks of each shape end with the weights of one rank without pads.
 
-That rank is one of FSDP2, which computes the model of Hugging Face; for a critic it is one of Megatron, whose critics
-draw their own head.
+That rank is one of FSDP2, which computes the model of Hugging Face. It is one of Megatron for a critic, since its
+critics draw their own head, and for a vocabulary that is padded.
 """
 
 import math
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,18 @@ from tests.equivalence.megatron_shapes import (
     TERMS,
     Shape,
     assert_agrees_where_some_hold_pads_alone,
+    assert_critics_agree,
+    one_critic_of,
     plan_for,
     plan_of_idle_ranks,
     start_both_over,
     started,
     with_shared_heads,
 )
-from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
-from tests.equivalence.test_critic_update import assert_critic_metrics_agree
+from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.updates import (
-    BUDGET,
+    BUDGETS,
+    CUTS,
     LENGTHS,
     PACKERS,
     PAD_TOKENS,
@@ -42,7 +43,7 @@ from tests.equivalence.updates import (
     update_both_with,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import give_same_head, padded_and_plain, start_actor, start_critic
+from tests.support.fsdp2_workers import padded_and_plain, start_actor
 from tests.support.rows_in_queue import put_rows
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
@@ -69,6 +70,12 @@ SHAPES = {
 }
 ODD_VOCABULARY = 261
 """A vocabulary that two tensor parallel ranks cannot share as it is."""
+BUCKET = 16
+ROUND_UP = (
+    "actor_rollout_ref.actor.megatron.pad_to_length=true",
+    f"actor_rollout_ref.actor.megatron.pad_to_length_bucket={BUCKET}",
+)
+"""verl then fills the last row of each micro-batch up, to a multiple of so many tokens in all."""
 
 
 def test_pads_are_as_long_as_each_shape_asks():
@@ -141,9 +148,13 @@ def test_so_do_ranks_whose_gradients_megatron_divides_by_their_tokens(shape, tra
     # and those of pads are among both.
     with started(start_actor(model, shape.ranks, *ON_MEGATRON, *shape.settings(), PER_TOKEN), padded=True) as padded:
         padded.execute_with_func_generator(assert_divides_by_tokens)
-        start_both_over(padded, one_rank, "token-mean", "verl")
-        batch = with_trained_fields(put_rows(EVEN_LENGTHS), torch.Generator().manual_seed(0))
-        assert_metrics_agree(update_both_with(padded, one_rank, batch, plan_for(batch, "verl", shape), shape.template))
+        for rows, packer in CUTS:
+            start_both_over(padded, one_rank, "token-mean", packer, rows)
+            batch = with_trained_fields(put_rows(EVEN_LENGTHS), torch.Generator().manual_seed(0))
+            plan = plan_for(batch, packer, shape, micro_batch_rows=rows)
+            both = update_both_with(padded, one_rank, batch, plan, shape.template)
+            assert_metrics_agree(both)
+            assert_cut_as_told(both, packer, rows)
 
 
 def assert_divides_by_tokens(worker: Any) -> DataProto:
@@ -151,20 +162,58 @@ def assert_divides_by_tokens(worker: Any) -> DataProto:
     return DataProto()
 
 
-def test_so_do_ranks_whose_vocabulary_is_padded(transfer_queue, tmp_path):
+def test_so_do_ranks_whose_micro_batches_verl_rounds_up(transfer_queue, model, one_rank):
+    shape = SHAPES["dp2"]
+    with started(start_actor(model, shape.ranks, *ON_MEGATRON, *ROUND_UP), padded=True) as padded:
+
+        def assert_agree(batch: KVBatchMeta, plan: BatchPlan, packer: str, rows: int | None = None) -> None:
+            start_both_over(padded, one_rank, "seq-mean-token-mean", packer, rows)
+            padded.execute_with_func_generator(note_lengths)
+            both = update_both_with(padded, one_rank, batch, plan, shape.template)
+            assert_metrics_agree(both)
+            assert_cut_as_told(both, packer, rows)
+            padded.execute_with_func_generator(assert_rounded_up)
+
+        for rows, packer in CUTS:
+            batch = put_trained_rows()
+            assert_agree(batch, plan_for(batch, packer, shape, micro_batch_rows=rows), packer, rows)
+        for packer in PACKERS:
+            batch = put_few_rows()
+            assert_agree(batch, plan_of_idle_ranks(batch, packer, shape, "actor"), packer)
+
+
+def note_lengths(worker: Any) -> DataProto:
+    engine = worker.actor.engine
+    engine.lengths = set()
+    engine.module[0].register_forward_pre_hook(
+        lambda _, __, named: engine.lengths.add(named["input_ids"].shape[-1]), with_kwargs=True
+    )
+    return DataProto()
+
+
+def assert_rounded_up(worker: Any) -> DataProto:
+    lengths = worker.actor.engine.lengths
+    assert lengths
+    assert not any(length % BUCKET for length in lengths), lengths
+    return DataProto()
+
+
+def test_ranks_whose_vocabulary_is_padded_agree_with_one_that_pads_it_too(transfer_queue, tmp_path):
+    # Not with one of FSDP2: verl's softmax on Megatron has the tokens in it that fill the vocabulary up.
     model = with_shared_heads(make_tiny_model("qwen2", tmp_path), vocab_size=ODD_VOCABULARY)
     padding = "actor_rollout_ref.model.external_lib=tests.support.padded_vocabulary"
     shape = SHAPES["tp2"]
     with padded_and_plain(start_actor, model, *TERMS, padding, padded=[*BUDGETS, *shape.settings()]) as both:
         for workers in both:
             workers.execute_with_func_generator(assert_pads_vocabulary)
-        for rows, packer in product((None, 2), PACKERS):
+        for rows, packer in CUTS:
             start_both_over(*both, "token-mean", packer, rows)
             batch = put_trained_rows()
             plan = plan_for(batch, packer, shape, micro_batch_rows=rows)
             update = update_both_with(*both, batch, plan, shape.template)
             assert_metrics_agree(update)
             assert_cut_as_told(update, packer, rows)
+            assert update.plain[0]["actor/entropy_loss"][0] > math.log(ODD_VOCABULARY), "it could be one of FSDP2 now"
 
 
 def assert_pads_vocabulary(worker: Any) -> DataProto:
@@ -177,39 +226,12 @@ def assert_pads_vocabulary(worker: Any) -> DataProto:
     return DataProto()
 
 
-CRITIC_TERMS = (
-    "+local=cpu_megatron",
-    "+critic.optim.override_optimizer_config.adam_eps=1e-5",
-    "critic.cliprange_value=0.5",
-)
-BUDGET_OF_CRITIC = "+critic.ppo_infer_max_token_len_per_gpu={}"
-
-
 @pytest.fixture(scope="module")
 def one_critic(transfer_queue, model) -> Iterator[RayWorkerGroup]:
-    """A critic of one rank that sees no pads."""
-    with started(start_critic(model, 1, *CRITIC_TERMS, BUDGET_OF_CRITIC.format(4096))) as critic:
+    with one_critic_of(model) as critic:
         yield critic
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_so_do_critics(name, transfer_queue, model, one_critic):
-    shape = SHAPES[name]
-    settings = [*shape.settings("critic"), BUDGET_OF_CRITIC.format(BUDGET)]
-    with started(start_critic(model, shape.ranks, *CRITIC_TERMS, *settings), padded=True) as critics:
-
-        def assert_agree(mode: str, packer: str, batch: KVBatchMeta, plan: BatchPlan, rows: int | None = None) -> None:
-            start_both_over(critics, one_critic, mode, packer, rows)
-            for workers in (critics, one_critic):
-                give_same_head(workers)
-            both = update_both_with(critics, one_critic, batch, plan, shape.template, method="train_mini_batch")
-            assert_critic_metrics_agree(both)
-            assert_cut_as_told(both, packer, rows, "critic")
-
-        for (mode, rows), packer in product((("token-mean", None), ("seq-mean-token-sum", 2)), PACKERS):
-            batch = put_trained_rows()
-            plan = plan_for(batch, packer, shape, micro_batch_rows=rows, update="critic")
-            assert_agree(mode, packer, batch, plan, rows)
-        if shape.dp_size > 1:
-            batch = put_few_rows()
-            assert_agree("token-mean", "plan", batch, plan_of_idle_ranks(batch, "plan", shape, "critic"))
+    assert_critics_agree(model, SHAPES[name], one_critic)

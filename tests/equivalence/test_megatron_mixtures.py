@@ -1,10 +1,10 @@
 """Zero effect on mixtures of experts of verl's Megatron engine, whose routers choose experts, record them, replay them.
 
 The rank without pads is one of FSDP2, which computes the model of Hugging Face; where routes are replayed, it is one of
-Megatron: FSDP2 replays none.
+Megatron, since FSDP2 replays none, and so it is for critics.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +25,30 @@ from tests.equivalence.megatron_shapes import (
     TERMS,
     Shape,
     assert_agrees_where_some_hold_pads_alone,
+    assert_critics_agree,
+    one_critic_of,
     plan_for,
     start_both_over,
     started,
     with_shared_heads,
 )
-from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
+from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.updates import (
+    BUDGETS,
     PACKERS,
     PAD_TOKENS,
+    BothUpdates,
     assert_cut_as_told,
     call,
     put_few_rows,
     put_trained_rows,
     update_both_with,
 )
-from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor
+from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor, start_over
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.plan import BatchPlan
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [
@@ -59,12 +64,14 @@ MIXTURES = {
     "dp2": Shape(),
     "pp2": Shape(pipeline_model=2),
     "pp2 vpp2": Shape(pipeline_model=2, virtual_pipeline_model=2),
+    # Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send those to experts,
+    # which are cut themselves where they are not shared out.
     "tp2": Shape(tensor_model=2),
     "cp2": Shape(context=2),
     "pp2 x dp2": Shape(ranks=4, pipeline_model=2),
+    "tp2 x dp2": Shape(ranks=4, tensor_model=2),
     "cp2 x dp2": Shape(ranks=4, context=2),
     "ep2": Shape(expert_model=2),
-    # Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send those to experts.
     "tp2 with ep2": Shape(tensor_model=2, expert_model=2),
     "tp2 with ep2, twice": Shape(ranks=4, tensor_model=2, expert_model=2),
 }
@@ -96,8 +103,8 @@ def mixtures(
     """Ranks whose routers choose experts for real tokens and pads as they go."""
     shape = MIXTURES[request.param]
     with started(start_actor(mixture, shape.ranks, *ON_MEGATRON, *shape.settings()), padded=True) as padded_ranks:
-        if shape.expert_model > 1 and shape.tensor_model > 1:
-            padded_ranks.execute_with_func_generator(assert_cuts_rows)
+        if shape.tensor_model > 1:
+            padded_ranks.execute_with_func_generator(assert_cuts_rows_and_experts(shape))
         yield padded_ranks, one_rank_of_mixture, shape
 
 
@@ -122,11 +129,15 @@ def test_so_do_ranks_with_a_mixture_in_micro_batches_of_fixed_size(packer, mixtu
     assert_cut_as_told(both, packer, 2)
 
 
-def assert_cuts_rows(worker: Any) -> DataProto:
-    config = worker.actor.engine.tf_config
-    assert config.sequence_parallel
-    assert config.expert_model_parallel_size == 2
-    return DataProto()
+def assert_cuts_rows_and_experts(shape: Shape) -> Callable[[Any], DataProto]:
+    def check(worker: Any) -> DataProto:
+        config = worker.actor.engine.tf_config
+        assert config.sequence_parallel
+        assert config.expert_model_parallel_size == shape.expert_model
+        assert config.expert_tensor_parallel_size == (1 if shape.expert_model > 1 else shape.tensor_model)
+        return DataProto()
+
+    return check
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -136,6 +147,12 @@ def test_so_do_ranks_with_a_mixture_of_which_some_hold_pads_alone(packer, mixtur
         pytest.skip("its ranks share every row")
     start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer)
     assert_agrees_where_some_hold_pads_alone(padded_ranks, one_rank, packer, shape, put_few_rows())
+
+
+def test_so_do_critics_of_a_mixture_whose_ranks_share_experts(transfer_queue, mixture):
+    with one_critic_of(mixture) as one_critic:
+        for name in ("ep2", "tp2 with ep2, twice"):
+            assert_critics_agree(mixture, MIXTURES[name], one_critic)
 
 
 def with_drawn_routes(batch: KVBatchMeta) -> KVBatchMeta:
@@ -158,7 +175,10 @@ def put_column(batch: KVBatchMeta, name: str, column: torch.Tensor) -> KVBatchMe
 
 @pytest.mark.parametrize(
     ("replay", "name"),
-    [("R2", "ep2"), *(("R3", name) for name in ("ep2", "pp2", "pp2 vpp2", "cp2", "tp2 with ep2, twice"))],
+    [
+        ("R2", "ep2"),
+        *(("R3", name) for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice")),
+    ],
 )
 def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, mixture):
     shape, replays = MIXTURES[name], REPLAYS.format(replay)
@@ -167,7 +187,11 @@ def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, mixture):
         for packer in PACKERS:
             start_both_over(*both, "token-mean", packer)
             batch = with_drawn_routes(put_trained_rows())
-            assert_metrics_agree(update_both_with(*both, batch, plan_for(batch, packer, shape), shape.template))
+            plan = plan_for(batch, packer, shape)
+            update = update_both_with(*both, batch, plan, shape.template)
+            assert_metrics_agree(update)
+        for layer in (0, LAYERS - 1):
+            assert_other_experts_give_another_update(layer, *both, batch, plan, shape, update)
         if shape.dp_size > 1:
             start_both_over(*both, "seq-mean-token-mean", "plan")
             batch = with_drawn_routes(put_few_rows())
@@ -182,13 +206,13 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(name, tran
     shape, replays = RECORDING[name], REPLAYS.format("R2")
     padded = [*BUDGETS, *shape.settings()]
     with padded_and_plain(start_actor, mixture, *TERMS, replays, padded=padded, ranks=shape.ranks) as both:
-        for packer in PACKERS:
-            assert_replays_what_was_recorded(*both, packer, shape)
+        for packer, layer in zip(PACKERS, (0, LAYERS - 1), strict=True):
+            assert_replays_what_was_recorded(*both, packer, shape, layer)
             empty_queue()
 
 
 def assert_replays_what_was_recorded(
-    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, layer: int
 ) -> None:
     start_both_over(padded_ranks, one_rank, "token-mean", packer)
     want = read(after_pass(one_rank, put_trained_rows()), "routed_experts")
@@ -205,12 +229,28 @@ def assert_replays_what_was_recorded(
     assert_metrics_agree(update)
     assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), "of the pass and the first step"
 
-    # What is replayed is what rows have: with other experts in it, the first step has other log-probs.
-    start_both_over(padded_ranks, one_rank, "token-mean", packer)
-    batch = with_routes(batch, [(experts + 1) % EXPERTS for experts in recorded])
-    update = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
-    assert_metrics_agree(update)
-    assert abs(update.padded["actor/ppo_kl"][0]) > 1e-4
+    assert_other_experts_give_another_update(layer, padded_ranks, one_rank, batch, plan, shape, update)
+
+
+def assert_other_experts_give_another_update(
+    layer: int,
+    padded_ranks: RayWorkerGroup,
+    one_rank: RayWorkerGroup,
+    batch: KVBatchMeta,
+    plan: BatchPlan,
+    shape: Shape,
+    update: BothUpdates,
+) -> None:
+    """What is replayed is what rows have: with other experts in the layer, the first step has other log-probs."""
+    others = [of_row.clone() for of_row in read(batch, "routed_experts")]
+    for of_row in others:
+        of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
+    for workers in (padded_ranks, one_rank):
+        start_over(workers, "token-mean")
+    other = update_both_with(padded_ranks, one_rank, with_routes(batch, others), plan, shape.template)
+    assert_metrics_agree(other)
+    first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))
+    assert abs(changed - first) > 1e-4
 
 
 def after_pass(workers: Any, batch: KVBatchMeta) -> KVBatchMeta:

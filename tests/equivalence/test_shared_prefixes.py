@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence import updates
+from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.test_lora_update import RANK, make_adapter
 from tests.equivalence.updates import (
     ALL_TERMS,
     MODES,
     POLICY_LOSSES,
-    BothUpdates,
     assert_packed_as_planned,
     call,
     update_both_with,
@@ -31,7 +30,7 @@ from tests.support.fsdp2_workers import (
 )
 from tests.support.padded_rows import upsample
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
-from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
+from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import strip
@@ -91,13 +90,6 @@ def assert_shared(plan: BatchPlan, call_name: str) -> None:
     assert figures.pads > 0
 
 
-def assert_metrics_agree(both: BothUpdates) -> None:
-    for name in ("actor/pg_loss", "kl_loss", "actor/entropy_loss", "grad_norm", "actor/ppo_kl", "actor/pg_clipfrac"):
-        np.testing.assert_allclose(
-            both.padded[name], [step[name][0] for step in both.plain], rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name
-        )
-
-
 @pytest.mark.parametrize(
     "strategy", ["prompt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("rows", "lcm"))]
 )
@@ -146,6 +138,21 @@ def read(output) -> dict[str, list[torch.Tensor]]:
     names = [name for name in ("log_probs", "entropy", "sum_pi_squared") if name in output.fields]
     rows = tq.kv_batch_get(keys=output.keys, partition_id=output.partition_id, select_fields=names)
     return {name: [row.clone() for row in rows[name].unbind()] for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_so_do_four_ranks(mode, sharing_and_plain, four_ranks):
+    _, one_rank = sharing_and_plain
+    four_ranks.execute_with_func_generator(SHARE)
+    give_budget(four_ranks, BUDGET)
+    for workers in (four_ranks, one_rank):
+        start_over(workers, mode)
+    batch, plan = batch_and_plan(dp_size=4)
+    assert_shared(plan, "actor")
+    both = update_both_with(four_ranks, one_rank, batch, plan, TEMPLATE)
+    assert_metrics_agree(both)
+    assert_packed_as_planned(both)
 
 
 @pytest.mark.slow

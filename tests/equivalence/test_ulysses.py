@@ -1,13 +1,13 @@
 """Two groups of two ranks that share rows (Ulysses) end with the weights of one rank without pads."""
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence import updates
+from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.test_critic_update import (
     assert_critic_metrics_agree,
     assert_critics_agree,
@@ -18,12 +18,12 @@ from tests.equivalence.test_shared_prefixes import (
     BUDGETS,
     SHARE,
     TEMPLATE,
-    assert_metrics_agree,
     assert_shared,
     batch_and_plan,
 )
 from tests.equivalence.updates import (
     ALL_TERMS,
+    CUTS,
     PACKERS,
     assert_cut_as_told,
     assert_packed_as_planned,
@@ -100,7 +100,7 @@ def test_so_do_ranks_with_a_mixture_of_experts(transfer_queue, tmp_path):
     padded = [*updates.BUDGETS, ULYSSES]
     with padded_and_plain(start_actor, model, *ALL_TERMS, padded=padded, ranks=2 * SHARING_RANKS) as both:
         both[0].execute_with_func_generator(SHARE)
-        for micro_batch_rows, packer in product((None, 2), PACKERS):
+        for micro_batch_rows, packer in CUTS:
             assert_agree(*both, "seq-mean-token-mean", micro_batch_rows, packer)
         for packer in PACKERS:
             assert_agree_where_one_group_holds_pads_alone(*both, packer)
@@ -121,7 +121,7 @@ def test_so_do_critics(transfer_queue, tmp_path):
     with padded_and_plain(
         start_critic, model, *overrides, padded=padded, plain=[f"{budget}=4096"], ranks=2 * SHARING_RANKS
     ) as critics:
-        for cut in product((None, 2), PACKERS):
+        for cut in CUTS:
             assert_critics_agree(*critics, "token-mean", cut, ranks_of_row=SHARING_RANKS)
         assert_critics_agree_where_some_hold_pads_alone(*critics, ranks_of_row=SHARING_RANKS)
         critics[0].execute_with_func_generator(SHARE)

@@ -4,7 +4,6 @@ That rank is one of FSDP2: VeOmni shards what it loads.
 """
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.test_actor_update import BUDGETS, assert_metrics_agree
+from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
     ALL_TERMS,
     BUDGET,
+    BUDGETS,
+    CUTS,
     PACKERS,
     PAD_TOKENS,
+    BothUpdates,
     assert_cut_as_told,
     pad_tokens_of,
     plan_of_few,
@@ -34,6 +36,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 from verl_padding.patches.plan_packer import install
+from verl_padding.trainer.worker_calls import UPDATE_CALLS
 
 pytestmark = [
     pytest.mark.ray,
@@ -111,11 +114,17 @@ def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
     padded_ranks, one_rank, shape = actors
     if shape["dp_size"] == 1:
         pytest.skip("its ranks share every row")
+    assert_metrics_agree(update_both_with_few_rows(padded_ranks, one_rank, packer, **shape))
+
+
+def update_both_with_few_rows(
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, method: str = "update_actor", **shape: int
+) -> BothUpdates:
     start_both_over(padded_ranks, one_rank, MODES[1], packer)
     batch = put_few_rows()
-    plan = plan_of_few(batch, packer, **shape)
+    plan = plan_of_few(batch, packer, update=UPDATE_CALLS[method], **shape)
     template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
-    assert_metrics_agree(update_both_with(padded_ranks, one_rank, batch, plan, template))
+    return update_both_with(padded_ranks, one_rank, batch, plan, template, method)
 
 
 def test_attention_that_ranks_cannot_exchange_is_refused_with_the_setting_of_veomni(actors):
@@ -142,12 +151,14 @@ def test_so_do_ranks_with_a_mixture_of_experts(sharing, transfer_queue, tmp_path
     mixture = make_tiny_model("qwen3_moe", tmp_path)
     padded = [*ON_VEOMNI, ULYSSES.format(sharing)]
     with padded_and_plain(start_actor, mixture, *ALL_TERMS, padded=padded) as (padded_ranks, one_rank):
-        for micro_batch_rows, packer in product((None, 2), PACKERS):
+        for micro_batch_rows, packer in CUTS:
             start_both_over(padded_ranks, one_rank, MODES[1], packer, micro_batch_rows)
             shape = {"micro_batch_rows": micro_batch_rows, "dp_size": 2 // sharing, "ranks_of_row": sharing}
             both = update_both(padded_ranks, one_rank, packer=packer, **shape)
             assert_metrics_agree(both)
             assert_cut_as_told(both, packer, micro_batch_rows)
+        for packer in PACKERS if sharing == 1 else ():
+            assert_metrics_agree(update_both_with_few_rows(padded_ranks, one_rank, packer))
 
 
 @pytest.mark.parametrize("sharing", [1, 2], ids=["dp2", "two ranks to a row"])
@@ -165,9 +176,11 @@ def test_so_do_critics(sharing, transfer_queue, tmp_path):
         padded_ranks,
         one_rank,
     ):
-        for micro_batch_rows, packer in product((None, 2), PACKERS):
+        for micro_batch_rows, packer in CUTS:
             start_both_over(padded_ranks, one_rank, "token-mean", packer, micro_batch_rows)
             shape = {"micro_batch_rows": micro_batch_rows, "dp_size": 2 // sharing, "ranks_of_row": sharing}
             both = update_both(padded_ranks, one_rank, "train_mini_batch", packer, **shape)
             assert_critic_metrics_agree(both)
             assert_cut_as_told(both, packer, micro_batch_rows, "critic")
+        for packer in PACKERS if sharing == 1 else ():
+            assert_critic_metrics_agree(update_both_with_few_rows(padded_ranks, one_rank, packer, "train_mini_batch"))

@@ -7,6 +7,7 @@ same AdamW steps.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -49,6 +50,8 @@ POLICY_LOSSES = ["gspo", *(pytest.param(loss, marks=pytest.mark.slow) for loss i
 """Beside verl's own loss. Ranks and workers do not know what a loss computes of their rows, so that one of each kind is
 enough for every run; test_registered_losses.py and test_shared_gradients.py have them all, without workers."""
 PACKERS = ("verl", "plan")
+CUTS = tuple(product((None, 2), PACKERS))
+"""Rows of a micro-batch, or None for as many as a token budget allows; and who cuts them."""
 BUDGET = 32
 BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",

@@ -246,25 +246,48 @@ def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
-    tensor_ranks = parallel_state.get_tensor_model_parallel_group()
-    named = {}
+    named, of_experts = {}, {}
     for part in engine.module:  # several of a virtual pipeline
         first = next(module.layer_number for module in part.modules() if isinstance(module, TransformerLayer)) - 1
         for name, weight in part.named_parameters():
+            is_of_expert = ".experts." in name
+            tensor_ranks = (
+                parallel_state.get_expert_tensor_parallel_group()
+                if is_of_expert
+                else parallel_state.get_tensor_model_parallel_group()
+            )
             parts = [torch.empty_like(weight) for _ in range(tensor_ranks.size())]
             torch.distributed.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
             if not getattr(weight, "tensor_model_parallel", False):
                 assert all(torch.equal(copy, weight) for copy in parts), f"copies of {name} differ between ranks"
                 whole = parts[0]
-            elif name.endswith("linear_fc1.weight"):  # of each rank's gate, then of its own up projection
+            elif re.search(r"linear_fc1\.weight\d*$", name):  # of each rank's gate, then of its own up projection
                 halves = zip(*(of_rank.chunk(2) for of_rank in parts), strict=True)
                 whole = torch.cat([of_rank for half in halves for of_rank in half])
             else:
                 whole = torch.cat(parts, dim=weight.partition_dim)
-            named[_with_layer_from(name, first)] = whole
+            (of_experts if is_of_expert else named)[_with_layer_from(name, first)] = whole
+    named |= _with_experts_of_all_ranks(of_experts)
     of_stages: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
     torch.distributed.all_gather_object(of_stages, named, group=parallel_state.get_pipeline_model_parallel_group())
     return {name: weight for stage in of_stages for name, weight in stage.items()}
+
+
+def _with_experts_of_all_ranks(of_experts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``weight1`` of the third of ranks with two experts each is ``weight5`` of all."""
+    from megatron.core import parallel_state
+
+    of_ranks: list[Any] = [None] * parallel_state.get_expert_model_parallel_world_size()
+    torch.distributed.all_gather_object(
+        of_ranks, dict(of_experts), group=parallel_state.get_expert_model_parallel_group()
+    )
+    here = len({name.rpartition(".weight")[2] for name in of_experts})
+    named = {}
+    for rank, of_rank in enumerate(of_ranks):
+        for name, weight in of_rank.items():
+            kind, _, expert = name.rpartition(".weight")
+            named[f"{kind}.weight{int(expert) + rank * here}"] = weight
+    return named
 
 
 def _with_layer_from(name: str, first: int) -> str:
