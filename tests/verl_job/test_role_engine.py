@@ -389,6 +389,21 @@ def test_what_megatron_cannot_do_on_a_cpu_is_refused_there(setting, value, works
     engine_of("critic", "model_engine=megatron", f"{setting}={value}", packer="plan")
 
 
+@pytest.mark.parametrize("explicit", ["null", "2"])
+def test_experts_that_are_dealt_out_and_cut_are_refused_on_a_cpu(explicit):
+    def check(local, cut):
+        sizes = ("tensor_model_parallel_size=2", "expert_model_parallel_size=2", f"expert_tensor_parallel_size={cut}")
+        roles = (ACTOR, "actor_rollout_ref.ref", CRITIC)
+        settings = (f"{section}.megatron.{size}" for section in roles for size in sizes)
+        engine_of("actor", local, "trainer.n_gpus_per_node=4", *settings)
+
+    setting = r"\.megatron\.expert_tensor_parallel_size=" + ("None" if explicit == "null" else explicit)
+    with pytest.raises(PaddingConfigError, match=rf"{setting}: on a CPU, gloo .* Set it to 1\.$"):
+        check("+local=cpu_megatron", explicit)
+    check("+local=cpu_megatron", 1)
+    check("model_engine=megatron", explicit)
+
+
 def test_a_scheduler_that_megatron_on_a_cpu_lacks_is_refused():
     with pytest.raises(
         PaddingConfigError, match=r"ref\.megatron\.dynamic_context_parallel=True: on a CPU, .* to False"

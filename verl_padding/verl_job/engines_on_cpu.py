@@ -85,6 +85,13 @@ def refuse_megatron_on_a_cpu(section: str, model_section: str, config: Any) -> N
             f"{section}.megatron.dynamic_context_parallel=True: on a CPU, Megatron-Core is "
             f"{TRIED['megatron']['megatron-core']}, which has no scheduler for it. Set it to False."
         )
+    cut = int(config.expert_tensor_parallel_size or config.tensor_model_parallel_size)
+    if config.expert_model_parallel_size > 1 and cut > 1:
+        raise PaddingConfigError(
+            f"{section}.megatron.expert_tensor_parallel_size={config.expert_tensor_parallel_size}: on a CPU, gloo does "
+            f"not gather tokens for experts that are dealt out (expert_model_parallel_size="
+            f"{config.expert_model_parallel_size}) and cut into {cut}, too. Set it to 1."
+        )
     if config.param_offload:
         raise PaddingConfigError(
             f"{section}.megatron.param_offload=True: on a CPU, there is no device for which memory could be pinned. "
