@@ -18,6 +18,7 @@ from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import update_taken
 from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.verl_job.model_cost import has_experts
 from verl_padding.verl_job.summary import planned_job, summary
 from verl_padding.verl_job.weighings import refuse_equal_sessions, weighings
 
@@ -777,6 +778,12 @@ def test_a_replay_of_routes_that_nothing_records_is_refused(engine, mixture, mon
     with pytest.raises(PaddingConfigError, match=told.format("vllm", False) + " to disabled"):
         job_of(*job, replays, bypass)
     job_of(*job, replays, records, bypass)
+
+
+@pytest.mark.parametrize("kind", ["ernie4_5_moe", "dbrx", "aria", "qwen3_omni_moe"])
+def test_experts_are_found_by_whatever_name_they_have(kind):
+    assert has_experts(transformers.CONFIG_MAPPING[kind]().to_dict())
+    assert not has_experts(transformers.Qwen3Config().to_dict())
 
 
 def test_a_model_without_experts_has_no_routes_to_replay(tmp_path):

@@ -154,7 +154,9 @@ def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
     for sizes, multiple in (
         (("context_parallel_size=2",), 4),
         (("tensor_model_parallel_size=2",), 2),
-        (("tensor_model_parallel_size=2", "context_parallel_size=2"), 8),
+        (("tensor_model_parallel_size=2", "context_parallel_size=2"), 4),
+        (("tensor_model_parallel_size=4", "context_parallel_size=2"), 8),
+        (("tensor_model_parallel_size=2", "vanilla_mbridge=true", "sequence_parallel=false"), 2),
     ):
         for bucket in range(1, 17):
             if bucket % multiple == 0:
@@ -204,18 +206,12 @@ def test_an_engine_without_a_bridge_is_refused():
         check(f"{ACTOR}.megatron.use_mbridge=false")
 
 
-def test_an_actor_whose_weights_verl_could_not_hand_to_the_rollout_is_refused():
-    with pytest.raises(
-        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.use_distributed_optimizer=False: .* to True\.$"
-    ):
-        check(f"{ACTOR}.megatron.use_distributed_optimizer=false")
-    check(*WITH_ALL, f"{CRITIC}.megatron.use_distributed_optimizer=false")
-
-
 def test_low_precision_of_rows_that_are_not_packed_is_refused():
     unpacked = ("actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
     with pytest.raises(PaddingConfigError, match=r"override_transformer_config\.fp8=hybrid: .* or this to null\.$"):
         check(*unpacked, f"{OVERRIDE}.fp8=hybrid")
+    with pytest.raises(PaddingConfigError, match=r"override_transformer_config\.fp8=False: .* or this to null\.$"):
+        check(*unpacked, f"{OVERRIDE}.fp8=false")
     check(f"{OVERRIDE}.fp8=hybrid")
     check(*unpacked)
 

@@ -79,13 +79,23 @@ def test_experts_that_cannot_be_dealt_out_evenly_are_refused(engine, tmp_path):
     check(transformers.Qwen2Config(**SMALL), tmp_path, f"model_engine={engine}", *sizes[8])
 
 
-def test_experts_that_megatron_trains_with_sequence_parallel_alone_are_refused_without_it(tmp_path):
-    cut = "tensor_model_parallel_size=2"
-    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.sequence_parallel=False: .* Set it to True\.$"):
-        check(mixture(), tmp_path, *with_sizes(cut, "sequence_parallel=false"))
-    check(mixture(), tmp_path, *with_sizes(cut))
-    check(mixture(), tmp_path, *with_sizes("sequence_parallel=false"))
-    check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(cut, "sequence_parallel=false"))
+@pytest.mark.parametrize("model", [mixture(), transformers.Ernie4_5_MoeConfig(**SMALL)], ids=["Qwen3", "Ernie"])
+def test_experts_that_megatron_trains_with_sequence_parallel_alone_are_refused_without_it(model, tmp_path):
+    cut, off = "tensor_model_parallel_size=2", "sequence_parallel=false"
+    overridden = [f"++{role}.megatron.override_transformer_config.{off}" for role in (ACTOR, REF, CRITIC)]
+    section = rf"^{ACTOR}\.megatron\."
+    with pytest.raises(PaddingConfigError, match=rf"{section}sequence_parallel=False: .* Set it to True\.$"):
+        check(model, tmp_path, *with_sizes(cut, off))
+    # The vanilla bridge has it where ranks are tensor parallel.
+    check(model, tmp_path, *with_sizes(cut, off, "vanilla_mbridge=true"))
+    for bridge in ("true", "false"):
+        with pytest.raises(
+            PaddingConfigError, match=rf"{section}override_transformer_config\.sequence_parallel=False:"
+        ):
+            check(model, tmp_path, *with_sizes(cut, f"vanilla_mbridge={bridge}"), *overridden)
+    check(model, tmp_path, *with_sizes(cut))
+    check(model, tmp_path, *with_sizes(off))
+    check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(cut, off))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +103,7 @@ def test_experts_that_megatron_trains_with_sequence_parallel_alone_are_refused_w
     [
         ({"num_attention_heads": 6}, 4, "num_attention_heads=6. Set it to 2"),
         ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, "num_key_value_heads=3. Set it to 1"),
-        ({"vocab_size": 261}, 2, "vocab_size=261. Set it to 1"),
+        ({"vocab_size": 261}, 2, rf"vocab_size=261. Set it to 1, or {ACTOR}.megatron.vanilla_mbridge to False"),
         ({"num_attention_heads": 4}, 4, None),
         ({"vocab_size": 261}, 1, None),
     ],
@@ -108,6 +118,17 @@ def test_heads_and_vocabularies_that_megatrons_ranks_cannot_share_are_refused(ch
         PaddingConfigError, match=rf"^{ACTOR}\.megatron\.tensor_model_parallel_size={ranks}: .* has {told}\.$"
     ):
         check(model, tmp_path, *sizes)
+
+
+def test_the_size_that_is_advised_divides_the_ranks_with_the_others(tmp_path):
+    model = transformers.Qwen2Config(**SMALL | {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 320})
+    job = ["trainer.n_gpus_per_node=12", *with_sizes("pipeline_model_parallel_size=2")]
+    cut = [f"{role}.megatron.tensor_model_parallel_size={{}}" for role in (ACTOR, REF, CRITIC)]
+    with pytest.raises(
+        PaddingConfigError, match=r"tensor_model_parallel_size=6: .*num_attention_heads=16\. Set it to 2\."
+    ):
+        check(model, tmp_path, *job, *(each.format(6) for each in cut))
+    check(model, tmp_path, *job, *(each.format(2) for each in cut))
 
 
 def test_a_vocabulary_that_megatron_bridge_makes_larger_is_not(tmp_path):

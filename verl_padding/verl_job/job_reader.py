@@ -27,7 +27,7 @@ from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
-from verl_padding.verl_job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
+from verl_padding.verl_job.model_cost import has_experts, has_tower, read_model_config, read_model_cost
 from verl_padding.verl_job.model_refusals import refuse_model
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.verl_job.pad_length import pad_length
@@ -228,7 +228,7 @@ class JobReader:
         models = {"actor_rollout_ref": self.model_config}
         if self._uses_critic and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models["critic"] = read_model_config(self._config.critic.model, "critic")
-        if n_routed_experts(models["actor_rollout_ref"]):
+        if has_experts(models["actor_rollout_ref"]):
             refuse_missing_routes(self._config, self.engines["actor"], passes=not self._bypasses_log_prob)
         else:
             refuse_routes_of_no_experts(self.engines["actor"])

@@ -29,7 +29,7 @@ def refuse_on_megatron(engine: RoleEngine, model: Mapping[str, Any], named: str)
     if engine.section != REF_SECTION:  # it does not train
         _refuse_biases_that_follow_tokens(engine, model)
         _refuse_copies_of_experts(engine, model)
-        _refuse_experts_of_whole_rows(engine, model)
+        _refuse_experts_without_sequence_parallel(engine, model)
     if engine.has_scheduler and model.get("vision_config"):
         raise PaddingConfigError(
             f"{engine.section}.megatron.dynamic_context_parallel=True: verl's scheduler does not deal out images, and "
@@ -44,19 +44,23 @@ def _refuse_uneven_parts(engine: RoleEngine, model: Mapping[str, Any]) -> None:
     vocabulary larger that does not fit, the vanilla bridge, as verl asks it, does not."""
     ranks = int(engine.config.tensor_model_parallel_size)
     text = model.get("text_config") or model
-    sizes = {name: int(text.get(name) or 0) for name in ("num_attention_heads", "num_key_value_heads", "vocab_size")}
+    counted = {name: text.get(name) for name in ("num_attention_heads", "num_key_value_heads", "vocab_size")}
+    sizes = {name: size for name, size in counted.items() if isinstance(size, int) and size > 0}
     fit = {
         "num_attention_heads": lambda of, size: of % size == 0,
         "num_key_value_heads": lambda of, size: of % size == 0 or size % of == 0,
         "vocab_size": lambda of, size: of % size == 0 or not engine.config.vanilla_mbridge,
     }
     for name, size in sizes.items():
-        if size and not fit[name](size, ranks):
-            fewer = (few for few in range(ranks - 1, 0, -1) if engine.n_gpus % few == 0)
-            fits = next(few for few in fewer if all(fit[each](of, few) for each, of in sizes.items() if of))
+        if not fit[name](size, ranks):
+            fits = next(
+                few for few in engine.sizes_below(ranks) if all(fit[each](of, few) for each, of in sizes.items())
+            )
+            bridge = name == "vocab_size" and engine.device != "cpu"
+            other = f", or {engine.section}.megatron.vanilla_mbridge to False" if bridge else ""
             raise PaddingConfigError(
                 f"{engine.section}.megatron.tensor_model_parallel_size={ranks}: so many ranks share the heads and the "
-                f"vocabulary of {engine.section}, and the model has {name}={size}. Set it to {fits}."
+                f"vocabulary of {engine.section}, and the model has {name}={size}. Set it to {fits}{other}."
             )
 
 
@@ -76,9 +80,11 @@ def _refuse_uneven_stages(engine: RoleEngine, model: Mapping[str, Any]) -> None:
     """As Megatron-Core's ``get_num_layers_to_build`` asserts it in its workers."""
     config, override = engine.config, overridden(engine)
     text = model.get("text_config") or model
-    layers, pipeline = int(text.get("num_hidden_layers") or 0), int(config.pipeline_model_parallel_size)
+    layers, pipeline = text.get("num_hidden_layers"), int(config.pipeline_model_parallel_size)
     virtual = int(config.virtual_pipeline_model_parallel_size or 1)
     if any(override.get(name) for name in STAGES_OF_THEIR_OWN) or any(text.get(name) for name in LAYERS_BY_PATTERN):
+        return
+    if not isinstance(layers, int):
         return
     if pipeline > 1 and layers % (pipeline * virtual):
         name = f"{'virtual_' if layers % pipeline == 0 else ''}pipeline_model_parallel_size"
@@ -116,12 +122,14 @@ def _refuse_copies_of_experts(engine: RoleEngine, model: Mapping[str, Any]) -> N
         )
 
 
-def _refuse_experts_of_whole_rows(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+def _refuse_experts_without_sequence_parallel(engine: RoleEngine, model: Mapping[str, Any]) -> None:
     """As Megatron-Core's ``MoELayer`` refuses it, and in training only, after a first step's passes."""
-    config = engine.config
-    if int(config.tensor_model_parallel_size) > 1 and not config.sequence_parallel and n_routed_experts(model):
-        raise PaddingConfigError(
-            f"{engine.section}.megatron.sequence_parallel=False: with tensor_model_parallel_size="
-            f"{config.tensor_model_parallel_size}, Megatron trains experts only where ranks share the tokens between "
-            "layers, too. Set it to True."
-        )
+    ranks = int(engine.config.tensor_model_parallel_size)
+    if ranks == 1 or engine.megatron_sequence_parallel or not n_routed_experts(model):
+        return
+    name = "sequence_parallel"
+    section = OVERRIDE.format(engine.section) if name in overridden(engine) else f"{engine.section}.megatron"
+    raise PaddingConfigError(
+        f"{section}.{name}=False: with tensor_model_parallel_size={ranks}, Megatron trains experts only where ranks "
+        "share the tokens between layers, too. Set it to True."
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import lcm
 from typing import Any
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.verl_job.role_engine import REF_SECTION, RoleEngine
 
-ACTOR_SECTION = "actor_rollout_ref.actor"
 BALANCING = "moe_router_load_balancing_type"
 BALANCING_COST = "moe_aux_loss_coeff"
 AUXILIARY = ("aux_loss", "seq_aux_loss", "global_aux_loss")
@@ -29,11 +29,6 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         raise PaddingConfigError(
             f"{engine.section}.megatron.use_mbridge=False: verl's Megatron engine takes weights by a bridge only. Set "
             "it to True."
-        )
-    if engine.section == ACTOR_SECTION and not engine.config.use_distributed_optimizer:
-        raise PaddingConfigError(
-            f"{engine.section}.megatron.use_distributed_optimizer=False: verl hands weights to the rollout from a "
-            "buffer that Megatron makes with this optimizer alone. Set it to True."
         )
     _refuse_low_precision_of_padded_rows(engine)
     if engine.has_scheduler:
@@ -101,7 +96,7 @@ def _refuse_scheduler(engine: RoleEngine, padding: PaddingConfig) -> None:
 
 def _refuse_low_precision_of_padded_rows(engine: RoleEngine) -> None:
     """As verl's ``gptmodel_forward_model_engine`` asserts it."""
-    if (fp8 := overridden(engine).get("fp8")) not in (None, False) and not engine.config.use_remove_padding:
+    if (fp8 := overridden(engine).get("fp8")) is not None and not engine.config.use_remove_padding:
         raise PaddingConfigError(
             f"{OVERRIDE.format(engine.section)}.fp8={fp8}: verl computes packed rows alone in it, and "
             f"{engine.model_section}.use_remove_padding=False. Set that to True, or this to null."
@@ -137,7 +132,9 @@ def _refuse_uneven_buckets(engine: RoleEngine) -> None:
     if not (config.pad_to_length and config.use_remove_padding):
         return
     tensor, context = int(config.tensor_model_parallel_size), int(config.context_parallel_size)
-    multiple = (tensor if config.sequence_parallel else 1) * (2 * context if context > 1 else 1)
+    multiple = tensor if engine.megatron_sequence_parallel else 1
+    if context > 1:
+        multiple = context * lcm(multiple, 2)
     bucket = int(config.pad_to_length_bucket)
     if bucket % multiple:
         raise PaddingConfigError(

@@ -102,10 +102,19 @@ def has_tower(config: Mapping[str, Any]) -> bool:
     )
 
 
+EXPERTS_ANYWHERE = (*EXPERTS, "moe_num_experts")
+"""Settings of the experts of a layer that a router chooses from, by whatever name, in whatever part of a config."""
+
+
 def n_routed_experts(model: Mapping[str, Any]) -> int:
     """Experts of a layer that its router chooses from; 0 for a dense model."""
-    text = model.get("text_config") or model
-    return int(next((text[key] for key in EXPERTS if text.get(key)), 0))
+    found = (part.get(key) for part in _parts(model) for key in EXPERTS_ANYWHERE)
+    return next((experts for experts in found if isinstance(experts, int) and experts > 0), 0)
+
+
+def has_experts(model: Mapping[str, Any]) -> bool:
+    """Whether a model may have any, whatever its settings of them are called, and whatever they hold."""
+    return any("expert" in str(key) and value for part in _parts(model) for key, value in part.items())
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

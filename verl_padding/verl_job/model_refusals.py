@@ -16,6 +16,8 @@ from verl_padding.verl_job.role_engine import RoleEngine
 
 CRITICS = (("critic", "fsdp"), ("critic", "fsdp2"))
 """Roles whose engines do not read the role's own setting of Ulysses."""
+RANKS_OF_EXPERTS = {"megatron": "expert_model_parallel_size", "veomni": "expert_parallel_size"}
+"""Strategy -> its setting of the ranks that experts are dealt out to."""
 EXCHANGE_THEMSELVES = ("deepseek_v4",)
 """Types of models whose eager attention exchanges tokens for heads between ranks, in VeOmni's code of the model."""
 
@@ -46,18 +48,14 @@ def refuse_model(
         )
     for engine in engines:
         refuse_packed_rows(engine, model, f"{section}.model.path={path}", padding)
-        _refuse_uneven_experts(engine, model)
+        _refuse_experts_left_over(engine, model)
         if engine.strategy == "megatron":
             refuse_on_megatron(engine, model, f"{section}.model.path={path}")
         elif engine.strategy in ULYSSES and engine.sequence_parallel_size > 1:
             _refuse_on_ulysses(engine, model)
 
 
-RANKS_OF_EXPERTS = {"megatron": "expert_model_parallel_size", "veomni": "expert_parallel_size"}
-"""Strategy -> its setting of the ranks that experts are dealt out to."""
-
-
-def _refuse_uneven_experts(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+def _refuse_experts_left_over(engine: RoleEngine, model: Mapping[str, Any]) -> None:
     """As Megatron-Core's ``BaseMoELayer`` asserts it, and VeOmni's plan of which rank holds what part of a weight."""
     experts = n_routed_experts(model)
     setting = RANKS_OF_EXPERTS.get(engine.strategy)
@@ -80,15 +78,16 @@ def _refuse_on_ulysses(engine: RoleEngine, model: Mapping[str, Any]) -> None:
 def _refuse_heads(engine: RoleEngine, text: Mapping[str, Any]) -> None:
     """As verl (``apply_monkey_patch``) and VeOmni (``prepare_ulysses_qkv``) assert it in their workers."""
     ranks = engine.sequence_parallel_size
-    heads, shared = text.get("num_attention_heads") or 0, text.get("num_key_value_heads") or 0
+    heads, shared = (text.get(f"num_{kind}_heads") or 0 for kind in ("attention", "key_value"))
+    if not isinstance(heads, int) or not isinstance(shared, int):  # each layer has its own
+        return
     fit = {
         "num_attention_heads": lambda size: heads % size == 0,
         "num_key_value_heads": lambda size: shared % size == 0 or size % shared == 0,
     }
     for name, fits in fit.items():
         if not fits(ranks):
-            sizes = (size for size in range(ranks - 1, 0, -1) if engine.n_gpus % size == 0)
-            size = next(size for size in sizes if all(fits(size) for fits in fit.values()))
+            size = next(size for size in engine.sizes_below(ranks) if all(fits(size) for fits in fit.values()))
             where = f" (critic.fsdp.{ULYSSES['fsdp']})" if (engine.section, engine.strategy) in CRITICS else ""
             raise PaddingConfigError(
                 f"{ULYSSES[engine.strategy]}={ranks}: so many ranks share the attention heads of a row of "

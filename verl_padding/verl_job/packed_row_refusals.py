@@ -67,6 +67,8 @@ MASKS_NOT_TOLD = (
 """Types of models that make their masks without position ids, and hand these on to flash attention."""
 FLASH_ATTENTION_NOT_TOLD = ("fuyu", "gpt_bigcode", "gpt_neo", "gptj", "ministral3", "persimmon", "whisper")
 """Types of models that make their masks with position ids, and keep these from flash attention."""
+TOLD_BY_VEOMNI = ("gpt_bigcode", "ministral3", "persimmon")
+"""Those of them whose flash attention takes the lengths of rows that VeOmni's engine gives a model."""
 NOT_TOLD = (
     "bart",
     "big_bird",
@@ -97,8 +99,6 @@ NOT_TOLD = (
 CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
 """Types of models that choose the tokens to attend to among all that are computed, also those behind a row -> their
 setting of how many."""
-ALL_WITH_FLASH_ATTENTION = ("glm_moe_dsa",)
-"""Those of them that choose none with flash attention."""
 
 
 def refuse_packed_rows(engine: RoleEngine, model: Mapping[str, Any], named: str, padding: PaddingConfig) -> None:
@@ -115,6 +115,8 @@ def refuse_packed_rows(engine: RoleEngine, model: Mapping[str, Any], named: str,
         return
     text = model.get("text_config") or model
     types = [str(part.get("model_type")) for part in (model, text)]
+    if _has_one_row_at_once(engine):
+        return
     if not engine.config.use_remove_padding:
         _refuse_choice_among_all(engine, types, text, named)
         return
@@ -133,16 +135,14 @@ def refuse_packed_rows(engine: RoleEngine, model: Mapping[str, Any], named: str,
 
 
 def _refuse_choice_among_all(engine: RoleEngine, types: list[str], text: Mapping[str, Any], named: str) -> None:
-    """Whether rows are packed or padded."""
+    """Whether rows are packed or padded, and with any attention."""
     kind = next((kind for kind in types if kind in CHOOSES_AMONG_ALL), None)
-    by_attention = kind in ALL_WITH_FLASH_ATTENTION
-    if kind is None or (by_attention and (_is_flash_attention(engine) or engine.strategy == "veomni")):
+    if kind is None or engine.strategy == "veomni":
         return
     key = CHOOSES_AMONG_ALL[kind]
     raise PaddingConfigError(
         f"{named}: this model chooses what a token attends to among all that is computed beside it ({key}="
-        f"{text.get(key)}), so pads would change what real rows see. Choose another model"
-        + (f", or set {engine.attention_setting}=flash_attention_2." if by_attention else ".")
+        f"{text.get(key)}), so pads would change what real rows see. Choose another model."
     )
 
 
@@ -156,12 +156,14 @@ def _refuse_attention_that_is_not_told(
             f"a row begins, so real rows would see pads. Choose another model, or set {_rows_apart(engine, padding)}."
         )
     not_told = FLASH_ATTENTION_NOT_TOLD if flash else MASKS_NOT_TOLD
-    if kind := next((kind for kind in types if kind in not_told), None):
+    told = TOLD_BY_VEOMNI if flash and engine.strategy == "veomni" else ()
+    if kind := next((kind for kind in types if kind in not_told and kind not in told), None):
         fix = _rows_apart(engine, padding)
         if not flash and engine.device != "cpu":
             fix = f"{engine.attention_setting}=flash_attention_2, or {fix}"
         elif flash and engine.strategy != "veomni" and engine.section != "critic":
-            fix = f"{engine.attention_setting}=sdpa, or {fix}"
+            alone = f" and {ULYSSES[engine.strategy]}=1" if engine.sequence_parallel_size > 1 else ""
+            fix = f"{engine.attention_setting}=sdpa{alone}, or {fix}"
         raise PaddingConfigError(
             f"{engine.attention_setting}={_attention(engine)}: verl packs rows one behind the other, and a model of "
             f"type {kind} does not tell this attention where a row begins ({named}), so real rows would see pads. Set "
@@ -174,14 +176,16 @@ def _refuse_cuts_of_what_is_packed(
 ) -> None:
     """Attention in chunks of all packed tokens, and not of a row's."""
     size, longest = text.get("attention_chunk_size"), _most_tokens(engine)
-    if not size or "chunked_attention" not in (text.get("layer_types") or ()):
+    if not isinstance(size, int) or "chunked_attention" not in (text.get("layer_types") or ()):
         return
     if longest is None or longest > size:
+        most = size // engine.sequence_parallel_size
+        budgets = [engine.settings[name] for name in BUDGETS if name in engine.settings]
+        told = f"{' and '.join(dict.fromkeys(budgets))} to {most} at most, or " if longest is not None else ""
         raise PaddingConfigError(
             f"{named}: verl packs rows one behind the other, and this model cuts attention over all that is packed "
             f"(attention_chunk_size={size}) and not row by row, so pads would change what real rows see once a "
-            f"micro-batch is longer. Set the token budgets of {engine.section} to {size} at most, or set "
-            f"{_rows_apart(engine, padding)}."
+            f"micro-batch is longer. Set {told}{_rows_apart(engine, padding)}."
         )
 
 
@@ -227,13 +231,24 @@ def _is_flash_attention(engine: RoleEngine) -> bool:
     return any(known.fullmatch(attention) for known in (FLASH_ATTENTION, VEOMNIS_FLASH_ATTENTION))
 
 
+BUDGETS = ("max_token_len_per_gpu", "infer_max_token_len_per_gpu")
+ROWS = ("micro_batch_size_per_gpu", "infer_micro_batch_size_per_gpu")
+"""Fields of an engine's config that bound its micro-batches, by tokens or by rows."""
+
+
 def _most_tokens(engine: RoleEngine) -> int | None:
     """Tokens that a micro-batch may hold; None where it is cut by rows."""
-    config = engine.config
-    if not config.use_dynamic_bsz:
+    if not engine.config.use_dynamic_bsz:
         return None
-    budgets = (config.infer_max_token_len_per_gpu, getattr(config, "max_token_len_per_gpu", None))
-    return max(int(budget) for budget in budgets if budget) * engine.sequence_parallel_size
+    return max(int(getattr(engine.config, name)) for name in BUDGETS if name in engine.settings) * (
+        engine.sequence_parallel_size
+    )
+
+
+def _has_one_row_at_once(engine: RoleEngine) -> bool:
+    """Whether no micro-batch has two rows: each is then computed by itself."""
+    rows = [getattr(engine.config, name) for name in ROWS if name in engine.settings]
+    return not engine.config.use_dynamic_bsz and rows == [1] * len(rows)
 
 
 def _rows_apart(engine: RoleEngine, padding: PaddingConfig) -> str:

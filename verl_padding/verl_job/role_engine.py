@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +132,21 @@ class RoleEngine:
         if self.strategy == "fsdp_turbo":
             ranks *= self._turbo_size("tensor_parallel_size")
         return ranks
+
+    def sizes_below(self, ranks: int) -> Iterator[int]:
+        """Smaller sizes in the place of one of the sizes of :attr:`model_ranks`, the largest first, the last of them 1,
+        with which the ranks that compute a row together divide the job's."""
+        others = self.model_ranks // ranks
+        return (size for size in range(ranks - 1, 0, -1) if self.n_gpus % (others * size) == 0)
+
+    @property
+    def megatron_sequence_parallel(self) -> bool:
+        """Whether Megatron's tensor parallel ranks share the tokens between layers: the vanilla bridge has them do so
+        whatever verl's setting is (``mbridge/core/llm_bridge.py``)."""
+        config = self.config
+        tensor = int(config.tensor_model_parallel_size) > 1
+        by_bridge = tensor if config.vanilla_mbridge else bool(config.sequence_parallel)
+        return tensor and bool((config.override_transformer_config or {}).get("sequence_parallel", by_bridge))
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         """Fields of the planner's pass for a call of this role, except its cost model."""
