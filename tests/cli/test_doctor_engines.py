@@ -523,6 +523,28 @@ def test_megatron_on_a_cpu_is_installed_by_the_extra_that_pins_it(missing, job, 
     assert told.endswith("pip install '.[megatron-cpu]'")
 
 
+def test_megatron_on_gpus_takes_a_bridge_and_transformer_engine_too(composed, monkeypatch):
+    monkeypatch.setattr(packages, "is_module", lambda name: False)
+    on_gpus = ["trainer.device=cuda", "actor_rollout_ref.actor.strategy=megatron"]
+    bridges = {False: "megatron-bridge", True: "mbridge"}
+    for vanilla, bridge in bridges.items():
+        settings = [*on_gpus, f"actor_rollout_ref.actor.megatron.vanilla_mbridge={str(vanilla).lower()}"]
+        found = packages.packages_of_job(with_settings(composed, settings))
+        told = [finding.told for finding in found if finding.subject == "actor_rollout_ref.actor.strategy"]
+        wanted = ("megatron-core", bridge, "transformer-engine[pytorch]")
+        assert told == [f"megatron: {name} is not installed here. pip install {name}" for name in wanted]
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni"])
+def test_a_setting_of_an_engine_that_is_not_chosen_is_told_with_what_chooses_it(engine, job):
+    setting = f"actor_rollout_ref.actor.{engine}.tensor_size"
+    found = {finding.subject: finding.told for finding in findings_of(*job, FLAG, f"{setting}=2")}
+    assert found["overrides"].startswith(f"{setting}: of {engine}'s engine, and the job has the config of another one.")
+    assert f"Add model_engine={engine}, and actor_rollout_ref.actor.strategy={engine} where" in found["overrides"]
+    found = {finding.subject: finding.told for finding in findings_of(*job, f"model_engine={engine}", f"{setting}=2")}
+    assert "model_engine" not in found["overrides"]
+
+
 CONTEXT = [f"actor_rollout_ref.{role}.megatron.context_parallel_size=4" for role in ("actor", "ref")]
 
 

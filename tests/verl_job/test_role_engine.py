@@ -319,6 +319,12 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
             r"^actor_rollout_ref.model.use_remove_padding=False: the 2 ranks that share a row",
         ),
         (
+            ("model_engine=megatron", f"+{ACTOR}.optim.min_lr_ratio=0.1", f"+{ACTOR}.optim.lr_scheduler_type=cosine"),
+            "verl",
+            rf"^{ACTOR}.optim.min_lr_ratio, {ACTOR}.optim.lr_scheduler_type: verl's McoreOptimizerConfig has no such "
+            rf"setting. Leave it out \(~{ACTOR}.optim.min_lr_ratio ~{ACTOR}.optim.lr_scheduler_type\).$",
+        ),
+        (
             (f"{ACTOR}.loss_agg_mode=nonsense",),
             "verl",
             r"^actor_rollout_ref.actor: verl refuses this section \(Invalid loss_agg_mode: nonsense\). "

@@ -140,8 +140,11 @@ def _replicas(config: DictConfig) -> Iterator[Finding]:
     sizes = _sizes_of_replica(config.actor_rollout_ref.rollout)
     replica = _ranks_of_replica(sizes)
     ranks, own = config.trainer.n_gpus_per_node * config.trainer.nnodes, _devices_of_rollout(config)
-    told = ", ".join(f"{ROLLOUT}.{name}={size}" for name, size in sizes.items() if size > 1 or "." in name)
-    setting = f"{ROLLOUT}.{max(sizes, key=lambda name: sizes[name])}"
+    largest = max(sizes, key=lambda name: sizes[name])
+    others = [
+        f"{ROLLOUT}.{name}={size}" for name, size in sizes.items() if name != largest and (size > 1 or "." in name)
+    ]
+    setting, told = f"{ROLLOUT}.{largest}", f"{sizes[largest]}" + "".join(f", with {other}" for other in others)
     if 0 < ranks < replica and _has_replicas_on_ranks(config):
         yield wrong(
             setting,

@@ -51,6 +51,8 @@ TRACES = ("weave", "mlflow", "trackio")
 """What writes traces of sessions, each by the module of its name; verl takes any other name for none."""
 INSTALLED_AS = {
     "megatron.core": "megatron-core",
+    "megatron.bridge": "megatron-bridge",
+    "transformer_engine": "transformer-engine[pytorch]",
     "tensorrt_llm": "tensorrt-llm",
     "nemo_automodel": "nemo-automodel",
     "volcengine_ml_platform": "volcengine-ml-platform",
@@ -160,8 +162,10 @@ def _engines(config: DictConfig) -> Iterator[Finding]:
             continue
         missing = [module for module in _modules_of(config, role, strategy) if not is_module(module)]
         on_cpu = config.trainer.device == "cpu"
-        if missing:
-            yield _missing(setting, strategy, missing[0], on_cpu=on_cpu)
+        if missing:  # on a CPU, one command brings them all
+            yield from (
+                _missing(setting, strategy, module, on_cpu=on_cpu) for module in missing[: 1 if on_cpu else None]
+            )
         elif on_cpu and (refusal := _refusal_of_versions(strategy)):
             yield wrong(setting, f"{strategy}: {refusal}")
         else:
@@ -179,8 +183,11 @@ def _refusal_of_versions(strategy: str) -> str:
 def _modules_of(config: DictConfig, role: str, strategy: str) -> tuple[str, ...]:
     if strategy != "megatron":
         return ENGINES[strategy]
+    if config.trainer.device == "cpu":  # no other bridge is taken there, which the plan tells
+        return (*ENGINES[strategy], "mbridge")
     vanilla = OmegaConf.select(config, f"{role}.megatron.vanilla_mbridge", default=True)
-    return (*ENGINES[strategy], "mbridge" if vanilla else "megatron.bridge")
+    # The specs of layers that both bridges ask of Megatron-Core are of this one.
+    return (*ENGINES[strategy], "mbridge" if vanilla else "megatron.bridge", "transformer_engine")
 
 
 def _needed(setting: str, value: str, module: str) -> Finding:

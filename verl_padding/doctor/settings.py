@@ -46,6 +46,8 @@ IGNORED = {
 }
 """Setting -> what is read in its place. Told where a job sets it to another value than verl's own config does."""
 
+ENGINE_SECTION = re.compile(r"(actor_rollout_ref\.(?:actor|ref)|critic)\.(megatron|veomni|torchtitan)\.")
+"""Beginning of the settings of an engine that is not verl's default."""
 WITHOUT_TIMING = "no file of laps is written. Set padding.timing=true, or leave it out"
 
 SECTION_OF_ENGINE = {"fsdp2": "fsdp"}
@@ -73,6 +75,14 @@ def refusal_of_hydra(error: Exception, arguments: JobArguments) -> str:
         unknown = re.search(r"Could not override '([^']+)'", told)
         if unknown and (meant := _likely_meant(unknown[1])):
             return f"{unknown[1]}: verl has no such setting. Did you mean {meant}?"
+        if unknown and (of_engine := ENGINE_SECTION.match(unknown[1])):
+            role, engine = of_engine.groups()
+            chosen = {f"model_engine={engine}", f"local=cpu_{engine}"}
+            if not chosen & {override.lstrip("+") for override in arguments.overrides}:
+                return (
+                    f"{unknown[1]}: of {engine}'s engine, and the job has the config of another one. Add "
+                    f"model_engine={engine}, and {role}.strategy={engine} where the job sets that."
+                )
         if isinstance(error, InterpolationToMissingValueError) and (missing := re.search(r"value: ([\w.]+)", told)):
             return f"{missing[1]}: ???, has to be set: other settings read it. Write {missing[1]}=.."
         for override in arguments.overrides:

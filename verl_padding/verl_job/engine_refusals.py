@@ -163,9 +163,9 @@ def _refuse_uneven_ranks(engine: RoleEngine) -> None:
         _refuse_uneven_experts(engine)
         return
     raise PaddingConfigError(
-        f"{engine.section}: {engine.model_ranks} ranks compute a row together (tensor, pipeline, context or Ulysses "
-        f"parallel), which does not divide the job's {engine.n_gpus} ranks (trainer.n_gpus_per_node x trainer.nnodes). "
-        "Set these sizes so that their product divides it."
+        f"{engine.section}: {engine.model_ranks} ranks compute a row together ({engine.shape}), which does not divide "
+        f"the job's {engine.n_gpus} ranks (trainer.n_gpus_per_node x trainer.nnodes). Set these parallel sizes so that "
+        "their product, but for virtual stages and experts, divides it."
     )
 
 

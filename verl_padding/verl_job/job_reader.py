@@ -234,6 +234,7 @@ class JobReader:
             refuse_routes_of_no_experts(self.engines["actor"])
         for section, model in models.items():
             engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]
+            engines.reverse()  # the actor's first, whose sizes its reference takes where it has none of its own
             refuse_model(section, self._config[section].model.path, model, engines, self._padding)
         if self.has_vision:
             refuse_unknown_type(self._padding.multimodal, self.model_config)

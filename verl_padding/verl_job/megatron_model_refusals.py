@@ -88,11 +88,15 @@ def _refuse_uneven_stages(engine: RoleEngine, model: Mapping[str, Any]) -> None:
         return
     if pipeline > 1 and layers % (pipeline * virtual):
         name = f"{'virtual_' if layers % pipeline == 0 else ''}pipeline_model_parallel_size"
+        smaller = range(virtual - 1, 1, -1) if layers % pipeline == 0 else engine.sizes_below(pipeline)
+        others = pipeline if layers % pipeline == 0 else virtual
+        fitting = (str(size) for size in smaller if size > 1 and layers % (others * size) == 0)
+        fits = next(fitting, "null" if name.startswith("virtual") else "another size")
         stages = f"{pipeline * virtual} stages" + (f" ({pipeline} x {virtual} virtual ones)" if virtual > 1 else "")
         raise PaddingConfigError(
             f"{engine.section}.megatron.{name}={getattr(config, name)}: the {stages} of a pipeline have equally many "
-            f"layers, and the model of {engine.section} has num_hidden_layers={layers}. Set it to another size, or say "
-            f"what the last stage has ({OVERRIDE.format(engine.section)}.num_layers_in_last_pipeline_stage)."
+            f"layers, and the model of {engine.section} has num_hidden_layers={layers}. Set it to {fits}, or "
+            f"say what the last stage has (+{OVERRIDE.format(engine.section)}.num_layers_in_last_pipeline_stage)."
         )
 
 

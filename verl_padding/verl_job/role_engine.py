@@ -11,7 +11,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -389,9 +389,30 @@ def _instantiate(values: dict[str, Any], name: str) -> Any:
             warnings.simplefilter("ignore")  # verl's, about settings that it corrects
             return omega_conf_to_dataclass(OmegaConf.create(values))
     except Exception as error:  # verl asserts and raises; Hydra wraps both
+        _refuse_settings_of_other_engines(values, name)
         reason = first_words(error.__cause__ or error)
         named = settings_named(OmegaConf.create(values), error, reason, within=name)
         raise PaddingConfigError(f"{name}: verl refuses this section ({reason}). Correct {named or 'it'}.") from error
+
+
+def _refuse_settings_of_other_engines(values: dict[str, Any], name: str) -> None:
+    """Refuses settings of a role that verl's class of their section does not have, all of them at once."""
+    from hydra.utils import get_class
+
+    sections = {name: values, **{f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}}
+    unknown, classes = [], []
+    for key, section in sections.items():
+        target = get_class(section["_target_"]) if section.get("_target_") else None
+        if isinstance(target, type) and is_dataclass(target):
+            known = {"_target_", *(field.name for field in fields(target))}
+            left = [f"{key}.{each}" for each in section if each not in known]
+            unknown += left
+            classes += [target.__name__] if left else []
+    if unknown:
+        raise PaddingConfigError(
+            f"{', '.join(unknown)}: verl's {' and '.join(classes)} has no such setting. Leave it out "
+            f"({' '.join(f'~{setting}' for setting in unknown)})."
+        )
 
 
 def settings_named(config: DictConfig, error: BaseException, reason: str, *, within: str = "") -> str:
