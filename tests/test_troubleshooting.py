@@ -18,6 +18,7 @@ LETTERS = 8
 """A part of a message with fewer letters of its own would be found anywhere."""
 
 TOLD_BY = {
+    "The current node timed out during startup": "ray/_private/node.py",
     "Ping failed, invalid value returned from server": None,  # torch's, in C++
     "EADDRINUSE": None,
     "Token authentication is enabled for this Ray cluster": "ray/_private/authentication/authentication_token_setup.py",
