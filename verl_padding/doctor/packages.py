@@ -154,6 +154,7 @@ def _rollout(setting: str, name: str) -> Finding:
 
 
 def _engines(config: DictConfig) -> Iterator[Finding]:
+    told: set[str] = set()
     for role in roles_of(config):
         strategy = OmegaConf.select(config, f"{role}.strategy")
         setting = f"{role}.strategy"
@@ -162,10 +163,11 @@ def _engines(config: DictConfig) -> Iterator[Finding]:
             continue
         missing = [module for module in _modules_of(config, role, strategy) if not is_module(module)]
         on_cpu = config.trainer.device == "cpu"
-        if missing:  # on a CPU, one command brings them all
-            yield from (
-                _missing(setting, strategy, module, on_cpu=on_cpu) for module in missing[: 1 if on_cpu else None]
-            )
+        if missing:
+            left = [module for module in missing if module not in told]
+            told.update(left)
+            # On a CPU, one command brings them all.
+            yield from (_missing(setting, strategy, module, on_cpu=on_cpu) for module in left[: 1 if on_cpu else None])
         elif on_cpu and (refusal := _refusal_of_versions(strategy)):
             yield wrong(setting, f"{strategy}: {refusal}")
         else:
