@@ -770,6 +770,34 @@ MUTATIONS = [
         "used=False,",
         "tests/timing/test_learned_costs.py",
     ),
+    Mutation(
+        "rows of models whose layers run on are packed",
+        "verl_padding/verl_job/packed_row_refusals.py",
+        "if (layers := layers_that_run_on(text)) and not",
+        "if (layers := '') and not",
+        "tests/verl_job/test_packed_row_refusals.py",
+    ),
+    Mutation(
+        "sequence parallelism is what verl's setting says, whatever the bridge",
+        "verl_padding/verl_job/role_engine.py",
+        "by_bridge = tensor if config.vanilla_mbridge else bool(config.sequence_parallel)",
+        "by_bridge = bool(config.sequence_parallel)",
+        "tests/verl_job/test_model_refusals.py",
+    ),
+    Mutation(
+        "a bucket with which verl drops tokens is taken",
+        "verl_padding/verl_job/megatron_refusals.py",
+        "multiple = context * lcm(multiple, 2)",
+        "multiple = context",
+        "tests/verl_job/test_megatron_refusals.py",
+    ),
+    Mutation(
+        "the reference is judged before the actor whose sizes it has",
+        "verl_padding/verl_job/job_reader.py",
+        "engines.reverse()",
+        "engines.sort(key=lambda engine: engine.section != 'actor_rollout_ref.ref')",
+        "tests/verl_job/test_model_refusals.py",
+    ),
 ]
 
 

@@ -120,6 +120,13 @@ def test_heads_and_vocabularies_that_megatrons_ranks_cannot_share_are_refused(ch
         check(model, tmp_path, *sizes)
 
 
+def test_sizes_are_told_of_the_actor_from_which_its_reference_has_them(tmp_path):
+    model = transformers.Qwen2Config(**SMALL | {"num_hidden_layers": 3})
+    kl = f"{ACTOR}.use_kl_loss=true"
+    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.pipeline_model_parallel_size=2: "):
+        check(model, tmp_path, kl, "model_engine=megatron", f"{ACTOR}.megatron.pipeline_model_parallel_size=2")
+
+
 def test_the_size_that_is_advised_divides_the_ranks_with_the_others(tmp_path):
     model = transformers.Qwen2Config(**SMALL | {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 320})
     job = ["trainer.n_gpus_per_node=12", *with_sizes("pipeline_model_parallel_size=2")]
