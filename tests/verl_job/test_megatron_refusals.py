@@ -206,6 +206,17 @@ def test_an_engine_without_a_bridge_is_refused():
         check(f"{ACTOR}.megatron.use_mbridge=false")
 
 
+def test_an_actor_whose_weights_verl_could_not_hand_to_the_rollout_is_refused():
+    off = f"{ACTOR}.megatron.use_distributed_optimizer=false"
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.use_distributed_optimizer=False: .* to True\.$"
+    ):
+        check(off)
+    check(off, f"{ACTOR}.megatron.use_megatron_fsdp=true")
+    check(off, f"+{ACTOR}.megatron.override_ddp_config.use_distributed_optimizer=true")
+    check(*WITH_ALL, f"{CRITIC}.megatron.use_distributed_optimizer=false")
+
+
 def test_low_precision_of_rows_that_are_not_packed_is_refused():
     unpacked = ("actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
     with pytest.raises(PaddingConfigError, match=r"override_transformer_config\.fp8=hybrid: .* or this to null\.$"):

@@ -321,9 +321,10 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
         (
             ("model_engine=megatron", f"+{ACTOR}.optim.min_lr_ratio=0.1", f"+{ACTOR}.optim.lr_scheduler_type=cosine"),
             "verl",
-            rf"^{ACTOR}.optim.min_lr_ratio, {ACTOR}.optim.lr_scheduler_type: verl's McoreOptimizerConfig has no such "
+            rf"^{ACTOR}.optim.min_lr_ratio, {ACTOR}.optim.lr_scheduler_type: McoreOptimizerConfig of verl has no such "
             rf"setting. Leave it out \(~{ACTOR}.optim.min_lr_ratio ~{ACTOR}.optim.lr_scheduler_type\).$",
         ),
+        ((f"{ACTOR}.optim._target_=no.Such",), "verl", rf"^{ACTOR}: verl refuses this section "),
         (
             (f"{ACTOR}.loss_agg_mode=nonsense",),
             "verl",

@@ -77,8 +77,8 @@ def refusal_of_hydra(error: Exception, arguments: JobArguments) -> str:
             return f"{unknown[1]}: verl has no such setting. Did you mean {meant}?"
         if unknown and (of_engine := ENGINE_SECTION.match(unknown[1])):
             role, engine = of_engine.groups()
-            chosen = {f"model_engine={engine}", f"local=cpu_{engine}"}
-            if not chosen & {override.lstrip("+") for override in arguments.overrides}:
+            said = " ".join((arguments.config_name, *arguments.overrides))
+            if not re.search(rf"model_engine=\W*{engine}|local=cpu_{engine}|{engine}_trainer", said):
                 return (
                     f"{unknown[1]}: of {engine}'s engine, and the job has the config of another one. Add "
                     f"model_engine={engine}, and {role}.strategy={engine} where the job sets that."

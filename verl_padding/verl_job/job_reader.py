@@ -27,6 +27,7 @@ from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
+from verl_padding.verl_job.megatron_refusals import refuse_weights_without_buffer
 from verl_padding.verl_job.model_cost import has_experts, has_tower, read_model_config, read_model_cost
 from verl_padding.verl_job.model_refusals import refuse_model
 from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
@@ -209,6 +210,8 @@ class JobReader:
             if name == "ref":  # it has no adapter, nor an optimizer
                 continue
             refuse_adapter(self._config, engine)
+            if engine.strategy == "megatron" and name == "actor":
+                refuse_weights_without_buffer(engine, self._actor.optim)
             if engine.strategy == "megatron" and engine.device == "cpu":
                 keeps = name == "actor" and self._mode == SEPARATE_ASYNC and not self._bypasses_log_prob
                 refuse_memory_of_a_device(engine.section, self._config, copies_weights=keeps)

@@ -168,6 +168,29 @@ def _refuse_routers_that_count(engine: RoleEngine) -> None:
         )
 
 
+def refuse_weights_without_buffer(engine: RoleEngine, optim: Mapping[str, Any]) -> None:
+    """For an actor, whose weights go to the rollout (verl's ``get_per_tensor_param``).
+
+    Args:
+        optim: the section of its optimizer.
+
+    Raises:
+        PaddingConfigError: verl would look for them in a buffer that Megatron has not made.
+    """
+    config = engine.config
+    made = (
+        config.use_distributed_optimizer
+        or config.use_megatron_fsdp
+        or (config.override_ddp_config or {}).get("use_distributed_optimizer")
+        or optim.get("use_layer_wise_distributed_optimizer")
+    )
+    if not made:
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.use_distributed_optimizer=False: verl hands weights to the rollout from a "
+            "buffer that Megatron makes for this optimizer. Set it to True."
+        )
+
+
 def overridden(engine: RoleEngine) -> Mapping[str, Any]:
     """Settings of Megatron's ``TransformerConfig`` that are the job's own, and not the bridge's."""
     return engine.config.override_transformer_config or {}

@@ -402,15 +402,23 @@ def _refuse_settings_of_other_engines(values: dict[str, Any], name: str) -> None
     sections = {name: values, **{f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}}
     unknown, classes = [], []
     for key, section in sections.items():
-        target = get_class(section["_target_"]) if section.get("_target_") else None
+        try:
+            target = get_class(section["_target_"])
+        except (
+            KeyError,
+            ImportError,
+            AttributeError,
+            ValueError,
+        ):  # no class's section, or the caller's error tells it
+            continue
         if isinstance(target, type) and is_dataclass(target):
-            known = {"_target_", *(field.name for field in fields(target))}
-            left = [f"{key}.{each}" for each in section if each not in known]
+            known = {field.name for field in fields(target)}
+            left = [f"{key}.{each}" for each in section if each not in known and not re.fullmatch("_.*_", each)]
             unknown += left
             classes += [target.__name__] if left else []
     if unknown:
         raise PaddingConfigError(
-            f"{', '.join(unknown)}: verl's {' and '.join(classes)} has no such setting. Leave it out "
+            f"{', '.join(unknown)}: {' and '.join(classes)} of verl has no such setting. Leave it out "
             f"({' '.join(f'~{setting}' for setting in unknown)})."
         )
 
