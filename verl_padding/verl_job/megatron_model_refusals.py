@@ -135,6 +135,6 @@ def _refuse_experts_without_sequence_parallel(engine: RoleEngine, model: Mapping
     override = overridden(engine)
     section = OVERRIDE.format(engine.section) if name in override else f"{engine.section}.megatron"
     raise PaddingConfigError(
-        f"{section}.{name}={override.get(name, False)}: with tensor_model_parallel_size={ranks}, Megatron trains experts "
-        "only where ranks share the tokens between layers, too. Set it to True."
+        f"{section}.{name}={override.get(name, False)}: with tensor_model_parallel_size={ranks}, Megatron trains "
+        "experts only where ranks share the tokens between layers, too. Set it to True."
     )
