@@ -103,8 +103,7 @@ CANNOT_START: Reasons = {
     no_logger_at_all: ("trainer.logger", "null: has to be set"),
     ranks_that_a_row_cannot_be_shared_by: (
         "padding",
-        "actor_rollout_ref.actor: 3 ranks compute a row together (tensor, pipeline, context or Ulysses parallel), "
-        "which does not divide the job's 2 ranks",
+        "actor_rollout_ref.actor: 3 ranks compute a row together (Ulysses 3), which does not divide the job's 2 ranks",
     ),
     an_optimizer_that_verl_asserts_against: ("padding", "AssertionError: assert self.lr_scheduler_type in"),
     a_word_for_a_temperature: (
