@@ -47,12 +47,12 @@ def shortest_rows(config: DictConfig, prompts: str, shortest: int) -> Iterator[F
 def _of_a_rank(config: DictConfig, setting: str, budget: int, longest: int) -> tuple[str, int]:
     """What a setting says of its budget, in words, and what would hold the longest row: ranks that share a row have
     so many tokens each."""
-    from verl_padding.config import PaddingConfig
-    from verl_padding.verl_job.job_reader import JobReader
-
-    engines = JobReader(config, PaddingConfig.from_section(config.get("padding"))).engines.values()
     value = OmegaConf.select(config, setting.lstrip("+"))
     if value is None:  # verl's class of the section has one
+        from verl_padding.config import PaddingConfig
+        from verl_padding.verl_job.job_reader import JobReader
+
+        engines = JobReader(config, PaddingConfig.from_section(config.get("padding"))).engines.values()
         sharing = (engine.sequence_parallel_size for engine in engines if setting in engine.settings.values())
         value = budget // next(sharing, 1)
     ranks = budget // int(value)
