@@ -96,7 +96,7 @@ def weight_of_the_split_session(mode: str) -> dict[str, float]:
     weighing = Weighing(call="actor", mode=mode, by_session=True)
     factor_R = loss_factors(layout, keys, [1.0] * len(keys), [TOKENS] * len(keys), weighing)
     told = {}
-    for side, columns in zip(SIDES, ({}, loss_columns(layout, factor_R=factor_R)), strict=True):
+    for side, columns in zip(SIDES, ({}, loss_columns(layout, [TOKENS] * len(keys), factor_R)), strict=True):
         leaves = [torch.full((2 + TOKENS,), -1.0, dtype=torch.float64, requires_grad=True) for _ in keys]
         ones = nested(torch.ones(TOKENS, dtype=torch.float64) for _ in keys)
         mask = nested(torch.ones(TOKENS, dtype=torch.int64) for _ in keys)

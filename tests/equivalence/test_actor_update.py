@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 
 from tests.equivalence.updates import (
     EPOCHS,
@@ -133,6 +134,37 @@ def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, four_ranks):
         plan = plan_of_few(batch, packer, dp_size=4)
         template = PadTemplate(eos_token_id=3, length=2)
         assert_metrics_agree(update_both_with(four_ranks, one_rank, batch, plan, template))
+
+
+def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_has_them(packer, actors):
+    """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""
+    for workers in actors:
+        start_over(workers, "seq-mean-token-mean")
+    batch = put_trained_rows()
+    plan = plan_of(batch, packer)
+    first, second, _ = plan.layouts["actor"].cells
+    masked = {row for cell in (*first, second[0]) for row in cell}
+    mask_field(batch, masked)
+    both = update_both_with(*actors, batch, plan, PadTemplate(eos_token_id=3, length=2))
+    steps = len(both.plain)
+    assert (steps, len(both.padded["grad_norm"])) == (3 * EPOCHS, 3 * EPOCHS), "the configured steps"
+    for name in ("grad_norm", "loss"):
+        plain = [step[name][0] for step in both.plain]
+        assert [value == 0 for value in plain] == [True, False, False] * EPOCHS
+        np.testing.assert_allclose(both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+    for name in ("actor/ppo_kl", "actor/pg_clipfrac"):
+        plain = [step[name][0] for step in both.plain]
+        trained = [value for step, value in enumerate(plain) if step % 3 > 0]
+        np.testing.assert_allclose(both.padded[name], trained, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+    assert both.padded["actor/pg_loss"][-3] == 0, "the losses are known by the second epoch"
+
+
+def mask_field(batch, masked):
+    responses = [tag["response_len"] for tag in batch.tags]
+    masks = [torch.full((length,), int(row not in masked)) for row, length in enumerate(responses)]
+    nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+    fields = TensorDict({"response_mask": nested, "loss_mask": nested}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
 
 
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer, actors):

@@ -10,7 +10,15 @@ from tensordict import TensorDict
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, LOSS_FACTOR, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS
+from verl_padding.pads.columns import (
+    BATCH_ROW,
+    IS_PADDING,
+    LOSS_FACTOR,
+    LOSS_TOKENS,
+    REAL_ROWS,
+    REPORTING_RANKS,
+    TRAINED_ROWS,
+)
 from verl_padding.pads.padded_batch import padded_batch, strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.weighing import Weighing
@@ -92,21 +100,29 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_after_rejection_sampling_an_update_carries_the_tokens_that_were_kept():
-    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)])
+def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():
     masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1] * 9, [1])]
-    nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({"response_mask": nested}, len(batch)))
-    padded = padded_batch(batch, plan_for(batch), TEMPLATE, rejects_tokens=True)
+    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)], response_mask=masks)
+    padded = padded_batch(batch, plan_for(batch), TEMPLATE)
     try:
         padded.put_pads()
         rows = padded.update_call("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
         kept = dict(zip(batch.keys, [2, 0, 9, 1], strict=True))
+        assert padded.idle_steps("actor") == 0
         for ranks in padded.plan.layouts["actor"].cells:
-            keys = [batch.keys[row] for cell in ranks for row in cell if row < len(batch)]
-            for key in keys:
-                assert data[LOSS_TOKENS][rows.keys.index(key)] == sum(kept[other] for other in keys)
+            keys_D = [[batch.keys[row] for row in cell if row < len(batch)] for cell in ranks]
+            kept_R = {key: kept[key] for keys in keys_D for key in keys}
+            want = {
+                REAL_ROWS: len(kept_R),
+                LOSS_TOKENS: sum(kept_R.values()),
+                TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
+                REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
+            }
+            for key in kept_R:
+                place = rows.keys.index(key)
+                assert {name: int(data[name][place]) for name in want} == want
+        assert not torch.equal(data[TRAINED_ROWS], data[REAL_ROWS])
     finally:
         strip(padded)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
@@ -116,7 +132,7 @@ def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_w
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
     weighing, plan = Weighing(call="actor", mode="token-sum"), plan_for(batch, mini=2)
-    padded = padded_batch(batch, plan, TEMPLATE, rejects_tokens=True, weighings=[weighing], timed=True)
+    padded = padded_batch(batch, plan, TEMPLATE, weighings=[weighing], timed=True)
     weight_of = dict(zip(batch.keys, weights, strict=True))
     try:
         padded.put_pads()

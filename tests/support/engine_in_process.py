@@ -144,7 +144,8 @@ def cut_as_planned(
     """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     pad = PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])).shared
-    columns = loss_columns(layout, factor_R=factor_R) | micro_batch_columns(plan, call)
+    trained_R = [int(row["response_mask"].sum()) for row in fields]
+    columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches, sharing=plan.sharing)
     ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])

@@ -21,7 +21,7 @@ from verl.workers.config import (
 )
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from verl_padding.pads.columns import IS_PADDING, REAL_ROWS, REPORTING_RANKS
+from verl_padding.pads.columns import IS_PADDING, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS, TRAINED_ROWS
 
 PAD = "pad"
 # [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.
@@ -102,6 +102,10 @@ class Rows:
             row[name] = zeros
         return row | {"response_mask": mask, "loss_mask": mask, "teacher_logprobs": zeros.new_zeros(2, 1)}
 
+    def trains(self, row):
+        """Whether a row has a trained token; a pad has none."""
+        return row is not PAD and bool(self.fields[row]["response_mask"].any())
+
     def leaves(self):
         return [row["output"].clone().requires_grad_() for row in self.fields]
 
@@ -116,7 +120,9 @@ class Rows:
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[REAL_ROWS] = torch.full((len(rows),), real_rows)
         data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
-        tokens = sum(response for _, response in self.lengths)
+        data[LOSS_TOKENS] = torch.full((len(rows),), int(sum(row["response_mask"].sum() for row in self.fields)))
+        data[TRAINED_ROWS] = torch.full((len(rows),), sum(map(self.trains, range(self.n_real))))
+        tokens = int(sum(row["loss_mask"].sum() for row in self.fields))
         tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=nominal)
         output = {output_name: nested(outputs)}
         if output_name == "log_probs":
@@ -178,7 +184,7 @@ def run_as_verl_does(loss, rows, layout, output_name, nominal=7):
     """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them up."""
     leaves = rows.leaves()
     real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro)
-    reporting = sum(any(row is not PAD for micro in rank for row in micro) for rank in layout)
+    reporting = sum(any(rows.trains(row) for micro in rank for row in micro) for rank in layout)
     by_rank = []
     for rank in layout:
         metrics = {}

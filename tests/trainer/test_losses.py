@@ -20,7 +20,6 @@ from tests.support.losses_on_rows import (
     run_as_verl_does,
 )
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.pads.columns import LOSS_TOKENS
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
 LOSSES = {"log_probs": policy_loss, "values": critic_loss}
@@ -107,11 +106,6 @@ class RowsWithRejectedTokens(Rows):
         super().__init__()
         for row, kept in zip(self.fields, self.KEPT, strict=True):
             row["response_mask"] = torch.tensor(kept)
-
-    def micro_batch(self, rows, leaves, output_name, **shape):
-        output, data = super().micro_batch(rows, leaves, output_name, **shape)
-        data[LOSS_TOKENS] = torch.full((len(rows),), sum(map(sum, self.KEPT)))
-        return output, data
 
 
 @LAYOUTS

@@ -212,6 +212,25 @@ def test_metrics_of_sessions_are_means_over_the_sessions_of_all_local_updates(mo
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
+def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
+    """Rows of four prompts, two a mini-batch; those of the first two have no trained token, then all have one."""
+    keys = [f"{ordered_uid(7, place)}_{session}_0" for place in range(4) for session in range(2)]
+    stock, trainer, counts = get_trainer_cls("sync"), padded_trainer(), []
+    for idle_rows in (4, 4, 0):
+        masks = [torch.full((2,), int(row >= idle_rows)) for row in range(len(keys))]
+        batch = put_rows([(5, 2)] * len(keys), keys, response_mask=masks)
+        monkeypatch.setattr(
+            stock, "_step_once", lambda self, metrics, *args, batch=batch: self._balance_batch(batch, metrics)
+        )
+        metrics = {}
+        trainer._step_once(metrics, {}, len(keys))
+        assert metrics["padding/actor/optimizer_steps/total"] == 2, "the configured ones"
+        counts.append(metrics["padding/actor/idle_steps/total"])
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    assert counts == [1, 1, 0]
+    assert caplog.text.count("1 of 2 optimizer steps of 'actor'") == 1
+
+
 @pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
 def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkeypatch):
     trainer = padded_trainer()

@@ -25,6 +25,7 @@ VALUES = {
     "chain": [0, -1, 2, -1],
     "batch_row": [0, -1, 2, -1],
     "mini_batch_loss_tokens": [5] * 4,
+    "mini_batch_trained_rows": [2] * 4,
 }
 
 

@@ -13,8 +13,12 @@ IS_PADDING = "is_padding"
 """Column (R,) bool in an update, and in a pass with pads: whether the row is a pad."""
 REAL_ROWS = "mini_batch_real_rows"
 """Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
+LOSS_TOKENS = "mini_batch_loss_tokens"
+"""Column (R,) int64 in an update: trained tokens of the row's mini-batch, those that its ``response_mask`` keeps."""
+TRAINED_ROWS = "mini_batch_trained_rows"
+"""Column (R,) int64 in an update: rows with a trained token in the row's mini-batch, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
-"""Column (R,) int64 in an update: data-parallel ranks that hold a real row of the row's mini-batch."""
+"""Column (R,) int64 in an update: data-parallel ranks that hold a trained token of the row's mini-batch."""
 LOSS_FACTOR = "loss_factor"
 """Column (R,) float64 in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied
 by (:mod:`~verl_padding.pads.weighing`); 0 for a pad."""
@@ -31,13 +35,13 @@ NO_ADAPTER, REF = "no_lora_adapter", "ref"
 """verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and what that is called in laps."""
 TIMED_CALL = "timed_call"
 """Key of a timed call's ``extra_info``: its name in the plan."""
-LOSS_TOKENS = "mini_batch_loss_tokens"
-"""Column (R,) int64 in an update after rejection sampling: response tokens of the row's mini-batch that were kept."""
 
 COLUMN_DTYPES = {
     IS_PADDING: torch.bool,
     LOSS_FACTOR: torch.float64,
-    **dict.fromkeys((REAL_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, BATCH_ROW, LOSS_TOKENS), torch.int64),
+    **dict.fromkeys(
+        (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, BATCH_ROW), torch.int64
+    ),
 }
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
@@ -53,12 +57,12 @@ def read_column(data: TensorDict, name: str) -> torch.Tensor:
 
 
 def loss_columns(
-    layout: Layout, kept_tokens_R: Sequence[int] | None = None, factor_R: Sequence[float] | None = None
+    layout: Layout, trained_tokens_R: Sequence[int], factor_R: Sequence[float] | None = None
 ) -> dict[str, torch.Tensor]:
     """What the loss must know about each row and its mini-batch, in the order of ``layout``.
 
     Args:
-        kept_tokens_R: response tokens of each real row that rejection sampling has kept; None if there was none.
+        trained_tokens_R: response tokens of each real row that its ``response_mask`` keeps.
         factor_R: of each real row; None if all rows weigh the same.
     """
     n_rows = layout.n_rows
@@ -68,14 +72,15 @@ def loss_columns(
         for mini_batch in range(layout.n_mini_batches)
         for _ in range(layout.rows_per_cell)
     ]
-    columns = {
-        **pad_column(layout),
-        REAL_ROWS: torch.tensor([layout.real_rows_M[m] for m in mini_batch_of]),
-        REPORTING_RANKS: torch.tensor([layout.reporting_ranks_M[m] for m in mini_batch_of]),
+    tokens_MDC = [[[trained_tokens_R[row] for row in cell if row < n_rows] for cell in ranks] for ranks in layout.cells]
+    of_mini_batch = {
+        REAL_ROWS: layout.real_rows_M,
+        LOSS_TOKENS: [sum(map(sum, ranks)) for ranks in tokens_MDC],
+        TRAINED_ROWS: [sum(tokens > 0 for cell in ranks for tokens in cell) for ranks in tokens_MDC],
+        REPORTING_RANKS: [sum(map(any, ranks)) for ranks in tokens_MDC],
     }
-    if kept_tokens_R is not None:
-        kept_M = [sum(kept_tokens_R[row] for cell in ranks for row in cell if row < n_rows) for ranks in layout.cells]
-        columns[LOSS_TOKENS] = torch.tensor([kept_M[m] for m in mini_batch_of])
+    columns = pad_column(layout)
+    columns |= {name: torch.tensor([of_M[m] for m in mini_batch_of]) for name, of_M in of_mini_batch.items()}
     if factor_R is not None:
         factors = [factor_R[row] if row < n_rows else 0.0 for row in layout.order]
         columns[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from uuid import uuid4
 
 import torch
@@ -45,7 +46,6 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
-        rejects_tokens: bool = False,
         weighings: Sequence[Weighing] = (),
         timed: bool = False,
     ):
@@ -57,7 +57,6 @@ class PaddedBatch:
         self.pad_keys = [row_key(uid, session, 0) for session in range(plan.n_pads)]
         self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
         self._template = template
-        self._rejects_tokens = rejects_tokens
         self._timed = timed
         self._source = SourceRows(batch)
         self._made: set[str] = set()
@@ -113,11 +112,10 @@ class PaddedBatch:
         layout = self.plan.layouts[call]
         self._complete_pads(layout.n_pads)
         rows = self._rows_of(layout, batch)
-        kept_tokens_R = tokens_of_masks(self.batch, "response_mask") if self._rejects_tokens else None
         factor_R = self._factors.get(call)
         if factor_R is not None:
             rows.extra_info[WEIGHS_ROWS] = True
-        self._put_columns(call, rows, loss_columns(layout, kept_tokens_R, factor_R))
+        self._put_columns(call, rows, loss_columns(layout, self._trained_tokens_R, factor_R))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = {
@@ -125,6 +123,19 @@ class PaddedBatch:
             "shuffle": False,
         }
         return rows
+
+    @cached_property
+    def _trained_tokens_R(self) -> list[int]:
+        # Read as late as the first update: until then the trainer may reject tokens.
+        return tokens_of_masks(self.batch, "response_mask")
+
+    def idle_steps(self, call: str) -> int:
+        """Optimizer steps of an update, once it was called, none of whose rows has a trained token."""
+        cells_M = self.plan.layouts[call].cells
+        return sum(
+            not any(self._trained_tokens_R[row] for cell in ranks for row in cell if row < len(self.batch))
+            for ranks in cells_M
+        )
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
@@ -194,14 +205,12 @@ def padded_batch(
     plan: BatchPlan,
     template: PadTemplate,
     *,
-    rejects_tokens: bool = False,
     weighings: Sequence[Weighing] = (),
     timed: bool = False,
 ) -> PaddedBatch:
     """A padded batch whose pads have their keys but have not been put yet.
 
     Args:
-        rejects_tokens: whether the trainer takes tokens out of the response masks before an update.
         weighings: of the updates whose rows may weigh differently.
         timed: whether the workers time its micro-batches.
 
@@ -215,7 +224,7 @@ def padded_batch(
                 f"row {key!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
                 "another padding, is still in TransferQueue: clear it, or take the tag off."
             )
-    return PaddedBatch(batch, plan, template, rejects_tokens=rejects_tokens, weighings=weighings, timed=timed)
+    return PaddedBatch(batch, plan, template, weighings=weighings, timed=timed)
 
 
 def strip(padded: PaddedBatch) -> KVBatchMeta:

@@ -1,7 +1,7 @@
-"""Metrics of a micro-batch, weighted so that verl's aggregation gives those of the mini-batch's real rows.
+"""Metrics of a micro-batch, weighted so that verl's aggregation gives those of the mini-batch's trained rows.
 
 verl appends the metrics of a rank's micro-batches, takes the mean over ranks, then the mean or the sum over
-micro-batches, all with equal weights and equal counts. A micro-batch of pads alone has nothing to report, and
+micro-batches, all with equal weights and equal counts. A micro-batch without a trained token has nothing to report, and
 one of two rows counts like one of twenty. Here each metric is one running number per rank, so that counts agree,
 and is already weighted, so that a plain mean over the reporting ranks gives the mini-batch's value.
 """
@@ -9,6 +9,7 @@ and is already weighted, so that a plain mean over the reporting ranks gives the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +18,14 @@ from verl.utils.metric import AggregationType, Metric
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchShare:
-    """How much of its mini-batch a micro-batch holds (real rows only)."""
+    """How much of its mini-batch a micro-batch holds: trained tokens, and rows that have one."""
 
     tokens: int
-    """Response tokens with a loss."""
     mini_batch_tokens: int
     rows: int
     mini_batch_rows: int
     reporting_ranks: int
-    """Ranks that hold a real row of the mini-batch: the others report no metric."""
+    """Ranks that hold a trained token of the mini-batch: the others report no metric."""
     dp_size: int
 
     @property
@@ -36,7 +36,7 @@ class MicroBatchShare:
     @property
     def of_tokens(self) -> float:
         """Weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
-        return self.tokens / self.mini_batch_tokens if self.mini_batch_tokens else self.of_rows
+        return self.tokens / self.mini_batch_tokens
 
 
 class RunningMetric(Metric):
@@ -99,3 +99,13 @@ def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
             return RunningMetric(AggregationType.SUM, number * weight * share.reporting_ranks)
         aggregation = AggregationType(kind)
     return RunningMetric(aggregation, number)
+
+
+def names_of_sums(metrics: dict[str, Any]) -> list[str]:
+    """Names of those metrics of a loss that verl adds up over micro-batches, as it does losses."""
+    return [name for name, value in metrics.items() if getattr(value, "aggregation", None) is AggregationType.SUM]
+
+
+def zeros(names: Iterable[str]) -> dict[str, RunningMetric]:
+    """Sums of nothing."""
+    return {name: RunningMetric(AggregationType.SUM, 0.0) for name in names}

@@ -1,4 +1,4 @@
-"""A loss that never sees a pad: it wraps whatever loss a worker has."""
+"""A loss that sees only rows that train: it wraps whatever loss a worker has."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from verl_padding.pads.columns import (
     LOSS_TOKENS,
     REAL_ROWS,
     REPORTING_RANKS,
+    TRAINED_ROWS,
     WEIGHS_ROWS,
     read_column,
 )
 from verl_padding.patches.shared_prefixes import TIPS
-from verl_padding.trainer.loss_metrics import MicroBatchShare, share_metrics
+from verl_padding.trainer.loss_metrics import MicroBatchShare, names_of_sums, share_metrics, zeros
 from verl_padding.trainer.row_means import over_the_mini_batch
 
 Loss = Callable[..., Any]
@@ -33,11 +34,13 @@ PACKING_EFFICIENCY = "padding/packing_efficiency"
 
 
 class RealRowsLoss:
-    """Hands ``inner`` the real rows of a micro-batch, with the denominators of its mini-batch.
+    """Hands ``inner`` the real rows of a micro-batch that have a trained token, with its mini-batch's denominators.
 
-    A micro-batch of pads alone gets a zero that depends on the model's output, so that its backward runs the same
-    collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics, every micro-batch
-    reports a count of one, and how full it is.
+    Pads have none, and neither have real rows whose ``response_mask`` is all 0. Such real rows stay in the
+    denominators. A micro-batch without a trained token gets a zero that depends on the model's output, so that its
+    backward runs the same collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics,
+    every micro-batch reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for
+    each loss that ``inner`` has reported before.
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.weighing`), by which the gradient of their
     outputs is multiplied. Loss and metrics are those of rows that weigh the same.
@@ -50,6 +53,7 @@ class RealRowsLoss:
     def __init__(self, inner: Loss, denominator: Denominator):
         self.inner = over_the_mini_batch(inner)
         self.denominator = denominator
+        self._losses: set[str] = set()
 
     def __call__(
         self,
@@ -62,30 +66,38 @@ class RealRowsLoss:
         if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
             # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
             return self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
-        pads = read_column(data, IS_PADDING).bool()
-        real = (~pads).nonzero().flatten().tolist()
+        real = (~read_column(data, IS_PADDING).bool()).nonzero().flatten().tolist()
+        trained = _trained_rows(data, real)
         packing = _packing_metrics(data, real)
-        if not real:
-            return _connected_zero(model_output), packing
-        if len(real) < len(pads):
-            model_output = {name: _select(value, real, len(pads)) for name, value in model_output.items()}
-            data = tu.index_select_tensor_dict(data, real)
+        if not trained:
+            # Where some rank trains, it alone reports the mini-batch's metrics.
+            idle = int(read_column(data, REPORTING_RANKS)[0]) == 0
+            return _connected_zero(model_output), packing | (zeros(self._losses) if idle else {})
+        if len(trained) < len(data):
+            model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
+            data = tu.index_select_tensor_dict(data, trained)
         if self.denominator == "rows":
             tu.assign_non_tensor(data, global_batch_size=int(read_column(data, REAL_ROWS)[0]))
         if tu.get_non_tensor_data(data=data, key=WEIGHS_ROWS, default=False):
             factor_R = read_column(data, LOSS_FACTOR)
             model_output = {name: weighed_output(value, factor_R) for name, value in model_output.items()}
         loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
+        self._losses.update(names_of_sums(metrics))
         return loss, share_metrics(metrics, _share_of(data)) | packing
 
 
+def _trained_rows(data: TensorDict, real: list[int]) -> list[int]:
+    mask_R = data["response_mask"].unbind()
+    trained = torch.stack([mask_R[row].any() for row in real]).tolist() if real else []
+    return [row for row, has_token in zip(real, trained, strict=True) if has_token]
+
+
 def _share_of(data: TensorDict) -> MicroBatchShare:
-    rejected = LOSS_TOKENS in data.keys()  # noqa: SIM118  (a TensorDict)
     return MicroBatchShare(
-        tokens=int(data["response_mask" if rejected else "loss_mask"].sum()),
-        mini_batch_tokens=int(read_column(data, LOSS_TOKENS)[0] if rejected else data["batch_num_tokens"]),
+        tokens=int(data["response_mask"].sum()),
+        mini_batch_tokens=int(read_column(data, LOSS_TOKENS)[0]),
         rows=len(data),
-        mini_batch_rows=int(read_column(data, REAL_ROWS)[0]),
+        mini_batch_rows=int(read_column(data, TRAINED_ROWS)[0]),
         reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
         dp_size=int(data["dp_size"]),
     )

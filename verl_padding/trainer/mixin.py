@@ -26,6 +26,7 @@ from verl_padding.pads.template import PadTemplate
 from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
+from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
@@ -38,7 +39,13 @@ from verl_padding.trainer.step_timing import StepTiming
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.verl_job.job_reader import JobReader, check_job, in_settings
-from verl_padding.verl_job.metric_names import LINEAGE_SECONDS, PLAN_SECONDS, TIMING_SECONDS, UPSAMPLE_SECONDS
+from verl_padding.verl_job.metric_names import (
+    IDLE_STEPS,
+    LINEAGE_SECONDS,
+    PLAN_SECONDS,
+    TIMING_SECONDS,
+    UPSAMPLE_SECONDS,
+)
 from verl_padding.verl_job.modes import SYNC
 from verl_padding.verl_job.weighings import weighings
 
@@ -76,6 +83,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._templates = PadTemplates(self._job_reader, self._padding)
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
+        self._warned_of_idle_steps = False
         self._fetched = (0, 0)  # step, and prompts fetched in it so far
         super().__init__(config)
 
@@ -209,7 +217,6 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             batch,
             plan,
             template,
-            rejects_tokens=self._job_reader.rejects_tokens,
             weighings=self._weighings,
             timed=timed,
         )
@@ -262,6 +269,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             assert self._padded_batch is not None, "a step without a plan"
             strip(self._padded_batch)
             planned = self._padded_batch.batch.keys
+            metrics.update(self._idle_steps(self._padded_batch))
         except BaseException:
             if self._padded_batch is not None:
                 self._strip_after_an_error(self._padded_batch)
@@ -275,6 +283,24 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             metrics[TIMING_SECONDS] = time.perf_counter() - started
         self._trained.append(batch)
         return batch
+
+    def _idle_steps(self, padded: PaddedBatch) -> dict[str, float]:
+        layouts = padded.plan.layouts
+        idle = {call.name: padded.idle_steps(call.name) for call in CALLS if call.trains and call.name in layouts}
+        if any(idle.values()) and not self._warned_of_idle_steps:
+            self._warned_of_idle_steps = True
+            logger.warning(
+                "verl_padding: step %d: no row has a trained token (response_mask) in %s. The gradients are 0 there, "
+                "and momentum alone moves the weights. The metrics in brackets count such steps.",
+                self.global_steps,
+                " and ".join(
+                    f"{n} of {counted(layouts[call].n_mini_batches, 'optimizer step')} of {call!r} "
+                    f"({IDLE_STEPS.format(update=call)})"
+                    for call, n in idle.items()
+                    if n
+                ),
+            )
+        return {IDLE_STEPS.format(update=call): n for call, n in idle.items()}
 
     def _strip_after_an_error(self, padded: PaddedBatch) -> None:
         # After the loss of an actor the job ends, perhaps because the very queue that holds the pads is gone.

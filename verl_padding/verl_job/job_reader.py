@@ -250,12 +250,6 @@ class JobReader:
         count: int | None = infer_rollout_moe_num_experts(self._config.actor_rollout_ref.model)
         return count
 
-    @property
-    def rejects_tokens(self) -> bool:
-        """Whether the trainer, and not the loss, takes tokens out of the response masks before an update."""
-        correction = self._config.algorithm.get("rollout_correction") or {}
-        return bool(correction.get("rollout_rs")) and not self._bypasses_log_prob
-
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad, no fewer than ``at_least``; see :func:`~verl_padding.verl_job.pad_length.pad_length`."""
         sections = {"actor": self._actor, "ref": self._ref, "critic": self._critic}
