@@ -44,8 +44,8 @@ MUTATIONS = [
     Mutation(
         "the denominator counts pads",
         "verl_padding/pads/columns.py",
-        "torch.tensor([layout.real_rows_M[m] for m in mini_batch_of])",
-        "torch.full((len(mini_batch_of),), layout.rows_per_cell * layout.dp_size)",
+        "REAL_ROWS: layout.real_rows_M,",
+        "REAL_ROWS: [layout.rows_per_cell * layout.dp_size] * layout.n_mini_batches,",
         "tests/pads/test_padded_batch.py tests/equivalence/test_actor_update.py",
     ),
     Mutation(
@@ -135,8 +135,8 @@ MUTATIONS = [
     Mutation(
         "the loss sees pads",
         "verl_padding/trainer/losses.py",
-        "real = (~pads).nonzero().flatten().tolist()",
-        "real = list(range(len(pads)))",
+        "trained = _trained_rows(data, real)",
+        "trained = list(range(len(data)))",
         "tests/equivalence/test_registered_losses.py",
     ),
     Mutation(

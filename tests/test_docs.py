@@ -198,6 +198,7 @@ def logged_metrics() -> set[str]:
     }
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
     told |= set(session_metrics(rows.key_R, rows.tokens_R, [0.0] * len(rows), rows.tokens_R))
+    told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     laps = [replace(lap, call=call) for lap in two_ranks() for call in CALL_BY_NAME]
     timed = TimedStep(step=1, keys=[], laps=laps)
     told |= set(timing_metrics(timed, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))

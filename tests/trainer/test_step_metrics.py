@@ -88,8 +88,9 @@ OF_THE_DRIVER = {
     "timing_s/padding/lineage",
     "timing_s/padding/upsample",
     "timing_s/padding/timing",
+    "padding/actor/idle_steps/total",
 }
-"""Their values: test_mixin.py, in the tests whose names say that something is timed."""
+"""Their values: test_mixin.py, in the tests whose names say that something is timed, or that steps are counted."""
 OF_CLOCKS = {
     f"padding/{call}/{name}": value
     for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
