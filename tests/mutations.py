@@ -681,9 +681,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the resident set is told in KiB",
-        "verl_padding/patches/micro_batch_clock.py",
-        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024",
-        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss",
+        "verl_padding/local/cpu_platform.py",
+        "1024 * int(found[1])",
+        "int(found[1])",
         "tests/patches/test_micro_batch_clock.py",
     ),
     Mutation(

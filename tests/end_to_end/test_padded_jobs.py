@@ -424,6 +424,10 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
             levels = Counter((lap.mini_batch, lap.micro_batch) for lap in laps)
             assert set(levels.values()) == {2}, "a micro-batch is on both ranks"
             assert all(lap.seconds > 0 for lap in laps)
+            assert all(0 < lap.forward_s < lap.seconds for lap in laps)
+            if call in (ACTOR_CALL, CRITIC_CALL):
+                forward_s, seconds = sum(lap.forward_s for lap in laps), sum(lap.seconds for lap in laps)
+                assert forward_s < 0.9 * seconds, "the rest is the backward pass"
             assert all(lap.reserved_bytes > 1e8 for lap in laps)
             for rank in (0, 1):
                 seconds = sum(lap.seconds for lap in laps if lap.rank == rank)

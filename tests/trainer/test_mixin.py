@@ -605,6 +605,10 @@ def test_everything_but_the_batch_calls_goes_through_to_the_worker_group():
         group.no_such_call  # noqa: B018
 
 
+def workers_with(**calls):
+    return SimpleNamespace(execute_with_func_generator=lambda function: None, **calls)
+
+
 @pytest.mark.parametrize(("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref")])
 def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
@@ -622,10 +626,10 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
         )
 
     for change in (-1, 1):
-        group = PaddedWorkerGroup(SimpleNamespace(**{call: answer_with(change)}), lambda: padded)
+        group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)
-    group = PaddedWorkerGroup(SimpleNamespace(**{call: lambda rows: None}), lambda: padded)
+    group = PaddedWorkerGroup(workers_with(**{call: lambda rows: None}), lambda: padded)
     with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of 0 came back for {sent} rows"):
         getattr(group, call)(batch)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
@@ -640,7 +644,7 @@ def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
     sent = len(padded.inference_call("values", batch))
     half = KVBatchMeta(keys=batch.keys[:1], tags=batch.tags[:1], partition_id=PARTITION)
     futures = SimpleNamespace(futures=[ray.put(half), ray.put(half)])
-    group = PaddedWorkerGroup(SimpleNamespace(infer_batch=lambda rows: futures), lambda: padded)
+    group = PaddedWorkerGroup(workers_with(infer_batch=lambda rows: futures), lambda: padded)
     with pytest.raises(PaddingDataError, match=rf"'values': outputs of 2 came back for {sent} rows"):
         group.infer_batch(batch)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

@@ -92,6 +92,7 @@ class PaddedWorkerGroup:
             return output
 
     def _send(self, send: Callable[[KVBatchMeta], Any], name: str, padded: PaddedBatch, batch: KVBatchMeta) -> Any:
+        self._worker_group.execute_with_func_generator(start_peak)
         if name in UPDATE_CALLS:
             return send(padded.update_call(UPDATE_CALLS[name], batch))
         call = INFERENCE_CALLS[name]
@@ -104,6 +105,20 @@ class PaddedWorkerGroup:
         answers = ray.get(output.futures) if output is not None else []
         _check_count(call, len(sent), sum(map(n_rows, answers)))
         return output
+
+
+def start_peak(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: what a call reports as its peak memory is its own, not the process's.
+
+    Args:
+        worker: of any device; one that has no such counter goes without.
+    """
+    from verl.protocol import DataProto
+    from verl.utils.device import get_torch_device
+
+    if hasattr(get_torch_device(), "reset_peak_memory_stats"):
+        get_torch_device().reset_peak_memory_stats()
+    return DataProto()
 
 
 def _no_step() -> None:
