@@ -265,7 +265,7 @@ def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize, side: Side = 
         "update": done - begun,
         "pads": len(padded) - n_rows,
         "wasted_tokens": 1 - real_tokens / computed,
-        **_steps(output),
+        **steps_of(output),
     }
 
 
@@ -334,13 +334,13 @@ def planned_update(
         "update": done - ready,
         "pads": plan.n_pads,
         "wasted_tokens": pad_tokens / (sum(tokens_R) + pad_tokens),
-        **_steps(output),
+        **steps_of(output),
         "micro_batches": float(plan.figures["actor"].micro_batches or 0),
         "sharing_factor": plan.figures["actor"].sharing_factor,
     }
 
 
-def _steps(output: Any) -> dict[str, Any]:
+def steps_of(output: Any) -> dict[str, Any]:
     """How many optimizer steps an update took, and the norm of each one's gradient."""
     norms = [float(norm) for norm in output["metrics"]["grad_norm"]]
     assert all(norm > 0 for norm in norms), f"an optimizer step learns nothing: gradient norms {norms}"

@@ -79,7 +79,7 @@ class MicroBatchClock:
         """Wraps the engine's methods, on this engine alone."""
         engine = self._engine
         engine.forward_backward_batch = self._around_batch(engine.forward_backward_batch)
-        engine.forward_step = self._before_step(engine.forward_step)
+        engine.forward_step = self._around_step(engine.forward_step)
 
     def read(self) -> list[Lap]:
         """The laps since they were read last; on a GPU it waits for what is still under way."""
@@ -111,7 +111,7 @@ class MicroBatchClock:
 
         return timed
 
-    def _before_step(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_step(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward_step)
         def timed(micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
             running = self._running
