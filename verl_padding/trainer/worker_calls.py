@@ -31,6 +31,8 @@ class PaddedWorkerGroup:
     A call outside of a step, or with other rows than the step has planned for it (only some of them, for example),
     gets a plan and pads of its own, which are gone when it returns.
 
+    Workers count their peak memory anew for each call: verl logs the highest since the process began.
+
     Args:
         worker_group: verl's.
         current: returns the padded batch of the step that runs, or None outside of a step.
