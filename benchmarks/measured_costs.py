@@ -7,8 +7,8 @@ verl's formula is wrong: the long-tailed rows of ``long_tailed.jsonl``, short on
 token budget is 8,192, half of verl's default: a limit of memory, as it is meant, and far above the fill that is fastest
 here. Sides: stock verl with its trainer's own balancing and pads, at the number of optimizer steps that the same
 settings give it there, more than the plan's; ``padding=prompt`` with verl's packer, with the plan's, and with the
-plan's and measured costs. The last one learns in updates before those that are reported. The sides take turns, each on
-the same rows, put anew.
+plan's and measured costs. The last one learns in updates before those that are reported. The sides take turns, each
+from the model's weights, on the same rows, put anew.
 
 *The clock*: what it takes for a micro-batch, on an engine that computes nothing, by the seconds of a micro-batch.
 """
@@ -40,6 +40,7 @@ from benchmarks.train_step import (
     planned_update,
     put_batch,
     put_lengths,
+    start_side,
     stock_update,
 )
 from tests.support.cluster import ray_and_queue
@@ -140,7 +141,7 @@ def main(
 ) -> None:
     """Measures all sides of each mix, after the updates that the last side learns from."""
     busy = busy_cores()
-    told: dict[str, dict[str, list[dict[str, float]]]] = {}
+    told: dict[str, dict[str, list[dict[str, Any]]]] = {}
     costs: dict[str, Any] = {}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         import verl_padding.local.cpu_platform  # noqa: F401  (the clock asks for it, here as in workers)
@@ -155,7 +156,7 @@ def main(
             workers.execute_with_func_generator(setup)
         for mix, put in MIXES.items():
             learned = LearnedCosts()
-            sides: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
+            sides: dict[str, list[dict[str, Any]]] = {side.name: [] for side in SIDES}
             for step in range(LEARNING):
                 _learning_update(workers, put(), learned, step)
             for number in track(range(repeats), mix, console=console):
@@ -176,16 +177,18 @@ def main(
 COEFFICIENTS = ("handling_s", "per_token_s", "per_square_s", "per_pair_s")
 
 
-def _update(workers: Any, batch: KVBatchMeta, side: Side, learned: LearnedCosts, step: int) -> dict[str, float]:
-    if side is STOCK:
-        return stock_update(workers, batch, SIZE)
+def _update(workers: Any, batch: KVBatchMeta, side: Side, learned: LearnedCosts, step: int) -> dict[str, Any]:
     if side is MEASURED:
         return _learning_update(workers, batch, learned, step)
+    start_side(workers, side)
+    if side is STOCK:
+        return stock_update(workers, batch, SIZE)
     return planned_update(workers, batch, side, SIZE)
 
 
-def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, step: int) -> dict[str, float]:
+def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, step: int) -> dict[str, Any]:
     keys = list(batch.keys)
+    start_side(workers, MEASURED)
     took = planned_update(workers, batch, MEASURED, SIZE, _cost(learned), timed=True)
     answer = workers.execute_with_func_generator(micro_batch_clock.read_in_worker)
     laps = list(answer.non_tensor_batch[micro_batch_clock.LAPS])
@@ -199,7 +202,7 @@ def _cost(learned: LearnedCosts) -> Any:
     return learned.cost_of("actor", cut_by_plan=True)
 
 
-def _show(mix: str, sides: dict[str, list[dict[str, float]]], cost: dict[str, float] | None) -> None:
+def _show(mix: str, sides: dict[str, list[dict[str, Any]]], cost: dict[str, float] | None) -> None:
     of = {name: [took["update"] for took in rounds] for name, rounds in sides.items()}
 
     def ratios(name: str, side: str) -> str:

@@ -5,9 +5,9 @@
 *Sides*: sessions whose every turn is a row that begins with the whole row before it, of 1, 2, 4, 8 and 16 turns on
 average (long-tailed), as many as have ``DISTINCT_TOKENS``. A Qwen2 of two layers, verl's own worker, engine and loss;
 stock verl with its trainer's own balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with
-``padding.sharing=chains``. The sides take turns, in one order and the other, each on the same rows, put anew. What
-comes before the update (finding out which rows extend each other, planning or balancing, pads) is told beside it, and
-ratios are of both together. Memory is the largest resident set of a rank during the update.
+``padding.sharing=chains``. The sides take turns, in one order and the other, each from the model's weights, on the same
+rows, put anew. What comes before the update (finding out which rows extend each other, planning or balancing, pads) is
+told beside it, and ratios are of both together. Memory is the largest resident set of a rank during the update.
 
 The model is wide and its micro-batches are short, so that most of what a token takes is linear layers, as with large
 models. torch's attention on a CPU computes all pairs of tokens of a micro-batch, and with a narrow model and long
@@ -39,19 +39,19 @@ import torch
 import transfer_queue as tq
 import typer
 from rich.progress import track
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
 from benchmarks.train_step import (
     RANKS,
-    TRAINED,
     Side,
     StepSize,
     make_model,
     peak_of,
     planned_update,
+    put_trained,
     start_peak,
+    start_side,
     stock_update,
 )
 from tests.support.cluster import ray_and_queue
@@ -118,7 +118,7 @@ def _number_of_turns(draw: random.Random, mean: int) -> int:
 
 def put_batch(rows: Grown) -> KVBatchMeta:
     """The rows, with all that an actor update reads."""
-    from tests.support.rows_in_queue import PARTITION, put_rows
+    from tests.support.rows_in_queue import put_rows
 
     lengths = [(len(prompt), len(answer)) for _, prompt, answer in rows]
     batch = put_rows(
@@ -128,18 +128,7 @@ def put_batch(rows: Grown) -> KVBatchMeta:
         responses=[torch.tensor(answer) for _, _, answer in rows],
         input_ids=[torch.tensor(prompt + answer) for _, prompt, answer in rows],
     )
-    generator = torch.Generator().manual_seed(0)
-
-    def column() -> torch.Tensor:
-        parts = [torch.randn(answer, generator=generator) * 0.1 - 5.5 for _, answer in lengths]
-        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-
-    return tq.kv_batch_put(
-        keys=batch.keys,
-        partition_id=PARTITION,
-        fields=TensorDict({name: column() for name in TRAINED}, batch_size=len(batch)),
-        tags=batch.tags,
-    )
+    return put_trained(batch.keys, [response for _, response in lengths], batch.tags)
 
 
 def _rounds(repeats: int) -> Iterator[int]:
@@ -155,7 +144,7 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What each round of each side took, by turns."""
     told: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.support.fsdp2_workers import start_actor, start_over, stop
+        from tests.support.fsdp2_workers import start_actor, stop
         from verl_padding.patches.plan_packer import install
         from verl_padding.trainer.losses import wrap_worker_loss
 
@@ -168,7 +157,7 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
             rows, size = grown_rows(turns)
             for number in track(_rounds(repeats), f"{turns} turns", console=console):
                 for side in SIDES if number % 2 else reversed(SIDES):
-                    start_over(workers, "token-mean")
+                    start_side(workers, side)
                     batch = put_batch(rows)
                     start_peak(workers)
                     took: dict[str, Any] = (

@@ -6,7 +6,8 @@ The rows of ``long_tailed.jsonl``: 24 prompts of 8 sessions, of 1 to 5 rows. Two
 own worker, engine and loss. Stock verl pads and balances with its trainer's own ``_balance_batch``. The time of
 ``update_actor`` is reported, with that of planning and of pads beside it, the most memory that a worker held while it
 ran, and the tokens that were wasted: those of pads, and what fills rows up to the longest of their micro-batch. The
-sides take turns, each on rows of its own, put anew.
+sides take turns, in one order and the other, each from the model's weights, on the same rows, put anew. The gradient
+norm of each optimizer step is kept: a step without a gradient ends the benchmark.
 
 - At verl's number of optimizer steps: ``padding=lcm``, micro-batches by verl's packer and by the plan.
 - At the configured number, prompts / ppo_mini_batch_size: ``padding=prompt``.
@@ -48,7 +49,6 @@ HIDDEN = 256
 EOS = 3
 PAD_LENGTH = 2
 """Tokens of a pad of the plan's."""
-TRAINED = ("old_log_probs", "ref_log_prob", "advantages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,19 +121,34 @@ def put_batch(prompts: int = PROMPTS) -> KVBatchMeta:
 
 
 def put_lengths(lengths: Sequence[tuple[int, int]], keys: list[str]) -> KVBatchMeta:
-    """Rows of so many tokens, prompt and response, with all that an actor update reads, under keys of their own."""
-    from tests.support.rows_in_queue import PARTITION, put_rows
+    """Rows of so many tokens, prompt and response, with all that an actor update reads; the same each time."""
+    from tests.support.rows_in_queue import put_rows
 
+    torch.manual_seed(0)
     batch = put_rows(lengths, keys)
+    return put_trained(batch.keys, [response for _, response in lengths], batch.tags)
 
-    def column() -> torch.Tensor:
-        return torch.nested.as_nested_tensor([torch.randn(r) * 0.1 - 5.5 for _, r in lengths], layout=torch.jagged)
 
+def put_trained(keys: Sequence[str], responses: Sequence[int], tags: Sequence[dict[str, Any]]) -> KVBatchMeta:
+    """Puts what an update reads beside the rows themselves, for responses of so many tokens; the same each time.
+
+    Advantages have both signs: if all were negative, clipping would leave no gradient once the first step has made the
+    responses less likely.
+    """
+    from tests.support.rows_in_queue import PARTITION
+
+    generator = torch.Generator().manual_seed(0)
+
+    def column(mean: float, deviation: float) -> torch.Tensor:
+        rows = [mean + deviation * torch.randn(tokens, generator=generator) for tokens in responses]
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    log_probs = {name: column(-5.5, 0.1) for name in ("old_log_probs", "ref_log_prob")}
     return tq.kv_batch_put(
-        keys=batch.keys,
+        keys=list(keys),
         partition_id=PARTITION,
-        fields=TensorDict({name: column() for name in TRAINED}, batch_size=len(batch)),
-        tags=batch.tags,
+        fields=TensorDict(log_probs | {"advantages": column(0.0, 1.0)}, batch_size=len(keys)),
+        tags=list(tags),
     )
 
 
@@ -161,19 +176,19 @@ def make_model(folder: Path, hidden: int = HIDDEN, context: int = BUDGET) -> Pat
     return folder
 
 
-def set_micro_batches(workers: Any, side: Side) -> None:
-    """Has the workers cut micro-batches as a side does."""
+def start_side(workers: Any, side: Side) -> None:
+    """Gives the workers the model's weights and a new optimizer, and has them cut micro-batches as a side does."""
     from verl.protocol import DataProto
 
-    def set_in(worker: Any) -> Any:
-        trainee = getattr(worker, "actor", worker)
-        object.__setattr__(trainee.engine_config, "use_dynamic_bsz", side.micro_batch_rows is None)
-        object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", side.micro_batch_rows)
+    from tests.support.fsdp2_workers import start_over
+
+    def pack(worker: Any) -> Any:
         # verl's TrainingWorker.train_batch takes this one from the model.
-        object.__setattr__(trainee.model_config, "use_remove_padding", side.packs)
+        object.__setattr__(worker.actor.model_config, "use_remove_padding", side.packs)
         return DataProto()
 
-    workers.execute_with_func_generator(set_in)
+    start_over(workers, "token-mean", side.micro_batch_rows)
+    workers.execute_with_func_generator(pack)
 
 
 def start_peak(workers: Any) -> None:
@@ -181,13 +196,12 @@ def start_peak(workers: Any) -> None:
 
     Linux and glibc alone can do it.
     """
-    from verl.protocol import DataProto
+    from verl_padding.trainer import worker_calls
 
     def start(worker: Any) -> Any:
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now (man 5 proc)
-        return DataProto()
+        return worker_calls.start_peak(worker)
 
     workers.execute_with_func_generator(start)
 
@@ -195,13 +209,13 @@ def start_peak(workers: Any) -> None:
 def peak_of(workers: Any) -> int:
     """Most bytes that a worker has held since :func:`start_peak`: resident, model and libraries among them."""
     from verl.protocol import DataProto
+    from verl.utils.device import get_torch_device
 
     def read(worker: Any) -> Any:
-        line = next(it for it in Path("/proc/self/status").read_text().split("\n") if it.startswith("VmHWM:"))
-        kib = torch.tensor([int(line.split()[1])])
-        return DataProto(batch=TensorDict({"kib": kib}, batch_size=1))
+        peak = torch.tensor([get_torch_device().max_memory_allocated()])
+        return DataProto(batch=TensorDict({"bytes": peak}, batch_size=1))
 
-    return 1024 * int(workers.execute_with_func_generator(read).batch["kib"].max())
+    return int(workers.execute_with_func_generator(read).batch["bytes"].max())
 
 
 def computed_tokens(tokens_R: Sequence[int], side: Side, mini_rows: int) -> int:
@@ -226,7 +240,7 @@ def computed_tokens(tokens_R: Sequence[int], side: Side, mini_rows: int) -> int:
     return sum(len(block) * max(block) for block in blocks)
 
 
-def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize, side: Side = SIDES[0]) -> dict[str, float]:
+def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize, side: Side = SIDES[0]) -> dict[str, Any]:
     """Seconds, pads, steps and wasted tokens of an update as verl's trainer does it."""
     from verl.trainer.ppo.v1 import PPOTrainer
 
@@ -251,7 +265,7 @@ def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize, side: Side = 
         "update": done - begun,
         "pads": len(padded) - n_rows,
         "wasted_tokens": 1 - real_tokens / computed,
-        "steps": _steps(output),
+        **steps_of(output),
     }
 
 
@@ -260,10 +274,8 @@ def _complete_stock_pads(padded: KVBatchMeta) -> None:
     pads = [key for key, tag in zip(padded.keys, padded.tags, strict=True) if tag.get("is_padding", False)]
     if pads:
         rows = tq.kv_batch_get(keys=pads, partition_id=padded.partition_id, select_fields=["responses"])
-        lengths = [len(row) for row in rows["responses"].unbind()]
-        column = torch.nested.as_nested_tensor([torch.full((n,), -5.5) for n in lengths], layout=torch.jagged)
-        fields = TensorDict({name: column.clone() for name in TRAINED}, batch_size=len(pads))
-        tq.kv_batch_put(keys=pads, partition_id=padded.partition_id, fields=fields)
+        tags = [tag for tag in padded.tags if tag.get("is_padding", False)]
+        put_trained(pads, [len(row) for row in rows["responses"].unbind()], tags)
 
 
 def planned_update(
@@ -274,7 +286,7 @@ def planned_update(
     cost_model: CostModel | None = None,
     *,
     timed: bool = False,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Seconds, pads, steps and wasted tokens (of packed rows) of an update as the padded trainers do it.
 
     Args:
@@ -322,15 +334,17 @@ def planned_update(
         "update": done - ready,
         "pads": plan.n_pads,
         "wasted_tokens": pad_tokens / (sum(tokens_R) + pad_tokens),
-        "steps": _steps(output),
+        **steps_of(output),
         "micro_batches": float(plan.figures["actor"].micro_batches or 0),
         "sharing_factor": plan.figures["actor"].sharing_factor,
-        "grad_norm": [float(norm) for norm in output["metrics"]["grad_norm"]],
     }
 
 
-def _steps(output: Any) -> int:
-    return len(output["metrics"]["grad_norm"])
+def steps_of(output: Any) -> dict[str, Any]:
+    """How many optimizer steps an update took, and the norm of each one's gradient."""
+    norms = [float(norm) for norm in output["metrics"]["grad_norm"]]
+    assert all(norm > 0 for norm in norms), f"an optimizer step learns nothing: gradient norms {norms}"
+    return {"steps": len(norms), "grad_norm": norms}
 
 
 def main(
@@ -340,7 +354,7 @@ def main(
 ) -> None:
     """Measures all sides, after a round to warm up."""
     busy = busy_cores()
-    told: dict[str, list[dict[str, float]]] = {side.name: [] for side in SIDES}
+    told: dict[str, list[dict[str, Any]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.support.fsdp2_workers import start_actor, stop
         from verl_padding.patches.plan_packer import install
@@ -352,10 +366,10 @@ def main(
         # Both let rows that no plan has touched pass: stock verl's side runs verl's own loss and packer.
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
         workers.execute_with_func_generator(install())
-        for _ in track(range(repeats + 1), "rounds", console=console):
-            for side in SIDES:
+        for number in track(range(repeats + 1), "rounds", console=console):
+            for side in SIDES if number % 2 else SIDES[::-1]:
                 batch = put_batch()
-                set_micro_batches(workers, side)
+                start_side(workers, side)
                 start_peak(workers)
                 took = (
                     stock_update(workers, batch, SIZE, side)

@@ -421,11 +421,18 @@ MUTATIONS = [
         "tests/trainer/test_step_metrics.py",
     ),
     Mutation(
-        "tokens of a rank count those of pads",
-        "verl_padding/trainer/step_metrics.py",
-        "for row in cells[rank] if row < n_rows]",
-        "for row in cells[rank]]",
-        "tests/trainer/test_step_metrics.py",
+        "performance metrics leave pads out",
+        "verl_padding/trainer/mixin.py",
+        "            self._pad_tags += self._padded_batch.pads.tags\n",
+        "",
+        "tests/trainer/test_mixin.py",
+    ),
+    Mutation(
+        "peaks of memory go on from call to call",
+        "verl_padding/trainer/worker_calls.py",
+        "        self._worker_group.execute_with_func_generator(start_peak)\n",
+        "",
+        "tests/equivalence/test_actor_update.py",
     ),
     Mutation(
         "imbalance of a layout is over its lower bound",
@@ -681,10 +688,10 @@ MUTATIONS = [
     ),
     Mutation(
         "the resident set is told in KiB",
-        "verl_padding/patches/micro_batch_clock.py",
-        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024",
-        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss",
-        "tests/patches/test_micro_batch_clock.py",
+        "verl_padding/local/cpu_platform.py",
+        "1024 * int(found[1])",
+        "int(found[1])",
+        "tests/benchmarks/test_train_step.py",
     ),
     Mutation(
         "each mark waits for the device",

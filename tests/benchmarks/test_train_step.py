@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.train_step import SIDES, Side, computed_tokens, peak_of, start_peak
+from benchmarks.train_step import SIDES, Side, computed_tokens, peak_of, start_peak, steps_of
 
 MIB = 2**20
 
@@ -17,6 +17,13 @@ def test_rows_that_are_padded_compute_as_many_tokens_as_the_longest_of_their_mic
     padded = Side(name="padded", strategy=None, micro_batch_rows=2, packs=False)
     assert computed_tokens(tokens_R, padded, mini_rows=6) == 2 * 5 + 9 + 2 * 1 + 1 + 2 * 8 + 4 + 2 * 7 + 6
     assert computed_tokens(tokens_R, SIDES[0], mini_rows=6) == sum(tokens_R)
+
+
+@pytest.mark.parametrize("norm", [0.0, float("nan")])
+def test_an_update_with_a_step_that_learns_nothing_ends_the_benchmark(norm):
+    assert steps_of({"metrics": {"grad_norm": [0.5, 0.25]}}) == {"steps": 2, "grad_norm": [0.5, 0.25]}
+    with pytest.raises(AssertionError, match="learns nothing"):
+        steps_of({"metrics": {"grad_norm": [0.5, norm]}})
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no such peaks on this system")

@@ -29,7 +29,7 @@ def test_a_step_is_told_as_a_table(file: Path):
     assert "step 3, 2 rows" in said
     (line,) = [line for line in said.splitlines() if "actor" in line]
     assert [cell.strip() for cell in line.strip("│ ").split("│")] == [
-        "actor", "2", "2", "5.00", "1.00", "1.250", "16", "0.00",
+        "actor", "2", "2", "5.00", "1.25", "1.00", "1.250", "16", "0.00",
     ]  # fmt: skip
 
 

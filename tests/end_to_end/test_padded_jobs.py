@@ -188,7 +188,7 @@ def test_what_pads_cost_is_in_the_console_in_tensorboard_and_in_wandb(grpo):
             assert f"{name}:" in console[step]
 
 
-def test_the_logged_scores_lengths_and_tokens_are_those_of_the_rows_in_the_dump(grpo):
+def test_logged_scores_and_lengths_are_those_of_the_rows_in_the_dump_and_tokens_those_of_the_workers(grpo):
     notes = {note["step"]: note for note in grpo.batches}
     for step, metrics in grpo.metrics.items():
         lines = (grpo.folder / ROLLOUTS / f"{step}.jsonl").read_text().split("\n")[:-1]
@@ -205,9 +205,16 @@ def test_the_logged_scores_lengths_and_tokens_are_those_of_the_rows_in_the_dump(
             for kind, number in (("mean", fmean(values)), ("max", max(values)), ("min", min(values))):
                 assert metrics[f"{name}/{kind}"] == pytest.approx(number, rel=1e-5), f"step {step}: {name}/{kind}"
         tokens = sum(prompts) + sum(responses)
-        assert metrics["perf/total_num_tokens"] == tokens, "stock verl counts its pads here"
-        assert metrics["global_seqlen/mean"] == pytest.approx(tokens / 2)
+        pad_tokens = metrics["padding/pad_tokens/total"]
+        assert metrics["perf/total_num_tokens"] == tokens + pad_tokens, "what workers get, as verl counts it"
+        # An update takes as many of the pads as it needs.
+        of_update = pad_tokens / max(metrics["padding/pad_rows/total"], 1) * metrics["padding/actor/pad_rows/total"]
+        assert metrics["global_seqlen/mean"] == pytest.approx((tokens + of_update) / 2)
+        assert metrics["perf/throughput"] == pytest.approx(
+            metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"] / 2
+        )
     assert len({metrics["critic/score/mean"] for metrics in grpo.metrics.values()}) > 1
+    assert sum(metrics["padding/pad_tokens/total"] for metrics in grpo.metrics.values()) > 0, "no pad was met"
 
 
 def test_a_step_with_one_real_row_trains_on_it_and_warns_of_the_fewer_steps(grpo):
@@ -417,6 +424,10 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
             levels = Counter((lap.mini_batch, lap.micro_batch) for lap in laps)
             assert set(levels.values()) == {2}, "a micro-batch is on both ranks"
             assert all(lap.seconds > 0 for lap in laps)
+            assert all(0 < lap.forward_s < lap.seconds for lap in laps)
+            if call in (ACTOR_CALL, CRITIC_CALL):
+                forward_s, seconds = sum(lap.forward_s for lap in laps), sum(lap.seconds for lap in laps)
+                assert forward_s < 0.9 * seconds, "the rest is the backward pass"
             assert all(lap.reserved_bytes > 1e8 for lap in laps)
             for rank in (0, 1):
                 seconds = sum(lap.seconds for lap in laps if lap.rank == rank)

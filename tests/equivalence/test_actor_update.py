@@ -1,5 +1,6 @@
 """Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a pad."""
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
+from verl.protocol import DataProto
 
 from tests.equivalence.updates import (
     EPOCHS,
@@ -165,6 +167,33 @@ def mask_field(batch, masked):
     nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
     fields = TensorDict({"response_mask": nested, "loss_mask": nested}, batch_size=len(batch))
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
+
+
+def hold_half_a_gib_for_a_moment(worker):
+    torch.ones(2**29, dtype=torch.uint8).sum()
+    return DataProto()
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system's peaks cannot be reset")
+def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(actors):
+    padded_ranks, _ = actors
+    start_over(padded_ranks, "token-mean")
+    batch = put_trained_rows()
+    padded = upsample(batch, plan_of(batch, "verl"), PadTemplate(eos_token_id=3, length=2))
+    group = PaddedWorkerGroup(padded_ranks, lambda: padded)
+
+    def peak_gib(update) -> float:
+        rows = call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1)
+        return max(update(rows)["metrics"]["perf/max_memory_allocated_gb"])
+
+    def update_as_verl(rows):
+        return padded_ranks.update_actor(padded.update_call("actor", rows))
+
+    own = peak_gib(group.update_actor)
+    padded_ranks.execute_with_func_generator(hold_half_a_gib_for_a_moment)
+    assert peak_gib(update_as_verl) > own + 0.4, "verl tells the highest since the process began"
+    assert peak_gib(group.update_actor) < own + 0.1
+    strip(padded)
 
 
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer, actors):

@@ -103,9 +103,11 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
         (1, 0, (4,), (0,), 0),
         (1, 1, (2,), (), 1),
     ]
-    assert {(lap.call, lap.rank, lap.seconds, lap.busy_s, lap.reserved_bytes, lap.allocated_bytes) for lap in laps} == {
-        ("actor", 3, 1.0, None, 7, 5)
+    # Three marks are two seconds: where a micro-batch begins, where its forward pass ends, where the next one begins.
+    assert {(lap.call, lap.rank, lap.seconds, lap.forward_s, lap.busy_s) for lap in laps} == {
+        ("actor", 3, 2.0, 1.0, None)
     }
+    assert {(lap.reserved_bytes, lap.allocated_bytes) for lap in laps} == {(7, 5)}
     assert clock.read() == []
 
 
@@ -116,6 +118,7 @@ def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
     engine.forward_backward_batch(data(5, 9, 2), None)
     (lap,) = clock.read()
     assert (lap.computed_tokens, lap.rows, lap.pads) == ((5, 9, 2), (0, 1), 1)
+    assert lap.forward_s is None
 
 
 def test_calls_that_are_not_timed_leave_no_mark(device):
@@ -196,6 +199,28 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     # Linux counts pages in batches.
     assert 0.9 * engine.resident < computed.reserved_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert computed.allocated_bytes is None
+
+
+class SlowBackward(Engine):
+    """A forward pass of a tenth of a second and a backward pass of three, as FSDP's engine makes them."""
+
+    def forward_backward_batch(self, data, loss_function, forward_only=False):
+        for row in range(len(data)):
+            self.forward_step(tu.index_select_tensor_dict(data, [row]))
+            time.sleep(0.3)
+
+    def forward_step(self, micro_batch):
+        time.sleep(0.1)
+
+
+def test_the_seconds_of_the_forward_pass_are_told_apart():
+    engine = SlowBackward()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    engine.forward_backward_batch(data(5, 9), None)
+    for lap in clock.read():
+        assert 0.1 <= lap.forward_s < lap.seconds - 0.3 + 0.05
+        assert lap.seconds >= 0.4
 
 
 def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):

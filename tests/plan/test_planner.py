@@ -64,31 +64,50 @@ def test_pads_of_a_nearly_full_batch_are_spread_over_the_steps():
     assert plan_batch(batch(361), lcm_job(actor=120)).layouts["actor"].real_rows_M == (91, 90, 90, 90)
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_a_batch_of_3509_rows_in_mini_batches_of_640_on_eight_ranks_is_even_in_all_that_can_be(packer):
-    # One of the jobs that figures are told of, with verl's number of steps, 6, of verl's size.
+def plan_3509(strategy, packer):
+    """One of the jobs that figures are told of: 3,509 rows of 400 prompts, on eight ranks."""
     job = five_jobs()[2]
-    assert (len(job.tokens_R), job.mini_batch_rows, job.dp_size) == (3509, 640, 8)
-    rows = Rows.from_keys([f"{row // 5}_0_{row % 5}" for row in range(3509)], job.tokens_R)
+    assert (len(job.tokens_R), job.mini_batch_rows, job.dp_size) == (3509, 80 * 8, 8)
+    rows = Rows.from_keys([f"{row * 400 // 3509}_0_{row}" for row in range(3509)], job.tokens_R)
     update = Update(dp_size=8, token_budget=job.token_budget, prompts_per_mini_batch=80)
-    plan = plan_batch(
+    return plan_batch(
         rows,
         Job(
-            strategy="lcm",
-            prompts=480,
+            strategy=strategy,
+            prompts=400,
             sessions_per_prompt=8,
             updates={"actor": update},
             inference={},
             packer=packer,
         ),
     )
-    layout, figures = plan.layouts["actor"], plan.figures["actor"]
-    # verl: five mini-batches of 640 real rows, and one of 309 real rows and 331 pads.
+
+
+def assert_even(figures):
+    assert figures.imbalance < 1.001
+    assert figures.micro_imbalance is None or figures.micro_imbalance < 1.005
+
+
+@pytest.mark.parametrize(("packer", "rows_per_cell"), [("verl", 88), ("plan", 89)])
+def test_400_prompts_of_3509_rows_make_the_five_steps_that_are_configured(packer, rows_per_cell):
+    # 400 / 80 = 5 steps. 309 prompts have nine rows and 91 have eight. A rank holds 702 / 8 rows of a step, rounded up
+    # to 88: 5 x 8 x 88 = 3520 = 3509 + 11 pads. The plan's packer makes cells one row larger where that is faster.
+    plan = plan_3509("prompt", packer)
+    layout = plan.layouts["actor"]
+    assert sorted(layout.real_rows_M) == [701, 702, 702, 702, 702]
+    assert (layout.rows_per_cell, layout.n_pads) == (rows_per_cell, 5 * 8 * rows_per_cell - 3509)
+    assert plan.n_pads == {"verl": 11, "plan": 51}[packer]
+    assert_even(plan.figures["actor"])
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_can_be(packer):
+    # 3509 rows fill six mini-batches of 640. verl: five of 640 real rows, and one of 309 real rows and 331 pads.
+    plan = plan_3509("lcm", packer)
+    layout = plan.layouts["actor"]
     assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
     assert (layout.rows_per_cell, layout.n_pads) == (80, 331)
-    assert figures.imbalance < 1.001
-    if packer == "plan":
-        assert figures.micro_imbalance < 1.005
+    assert_even(plan.figures["actor"])
 
 
 def test_what_the_updates_micro_batches_cost_a_pass_is_told():

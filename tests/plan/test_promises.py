@@ -16,6 +16,7 @@ from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Pass, 
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.calls import Call
 from verl_padding.plan.planner import update_taken
+from verl_padding.plan.strategies import STRATEGIES
 
 EXAMPLES = settings(max_examples=60)
 MOSTLY_CUT_BY_PLAN = st.one_of(jobs(), jobs(pass_cut_as_update=True))
@@ -298,21 +299,19 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(rows, job):
 
 @EXAMPLES
 @given(prompts=st.sampled_from([2, 4, 8]), n=st.sampled_from([2, 4]), mini=st.sampled_from([1, 2]), data=st.data())
-def test_a_uniform_batch_has_no_pads_and_the_same_mini_batches_under_prompt_and_lcm(prompts, n, mini, data):
+def test_a_uniform_batch_has_no_pads_and_the_mini_batches_of_fixed_slicing(prompts, n, mini, data):
     keys = [f"p{p}_{s}_0" for p in range(prompts) for s in range(n)]
     tokens = data.draw(st.lists(st.integers(2, 300), min_size=len(keys), max_size=len(keys)))
     rows = Rows.from_keys(keys, tokens)
-    mini_batches = {}
-    for strategy in ("prompt", "lcm"):
+    size = mini * n
+    for strategy in STRATEGIES:
         # Micro-batches cut by rows: with a token budget the plan may buy balance with pads.
         update = Update(dp_size=2, prompts_per_mini_batch=mini)
         job = Job(strategy=strategy, prompts=prompts, sessions_per_prompt=n, updates={"actor": update}, inference={})
         plan = planned(rows, job)
         assert plan.n_pads == 0
-        mini_batches[strategy] = [
-            sorted(row for cell in ranks for row in cell) for ranks in plan.layouts["actor"].cells
-        ]
-    assert mini_batches["prompt"] == mini_batches["lcm"]
+        mini_batches = [sorted(row for cell in ranks for row in cell) for ranks in plan.layouts["actor"].cells]
+        assert mini_batches == [[*range(start, start + size)] for start in range(0, prompts * n, size)]
 
 
 def test_no_rank_is_slower_than_the_greedy_bound_allows():

@@ -99,6 +99,7 @@ def timed_step(step: int, plan: BatchPlan, rows: Rows, seconds: Seconds, *, told
             rows=(),
             pads=0,
             computed_tokens=tokens,
+            forward_s=None,
             reserved_bytes=0,
             allocated_bytes=None,
         )

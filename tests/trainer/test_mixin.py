@@ -24,6 +24,10 @@ from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
 from verl_padding.plan import Job
 from verl_padding.trainer import mixin
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.verl_job.calls import ACTOR
+
+PAD_TOKENS = 2
+"""Of a pad of text."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -106,7 +110,15 @@ def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_pl
     assert metrics["padding/real_rows/total"] == 7
     assert metrics["padding/actor/optimizer_steps/total"] == 2
     assert metrics["padding/pad_rows/total"] == trainer._padded_batch.plan.n_pads > 0
-    assert metrics["global_seqlen/mean"] == sum(tag["seq_len"] for tag in batch.tags) / 2, "real tokens a rank"
+    layout, lengths = trainer._padded_batch.plan.layouts[ACTOR], [tag["seq_len"] for tag in batch.tags]
+    tokens_D = [
+        sum(lengths[row] if row < 7 else PAD_TOKENS for cells in layout.cells for row in cells[rank]) for rank in (0, 1)
+    ]
+    assert layout.n_pads > 0
+    assert sum(tokens_D) == sum(lengths) + PAD_TOKENS * layout.n_pads
+    assert metrics["global_seqlen/mean"] == sum(tokens_D) / 2, "what a rank gets, as verl counts it"
+    assert metrics["global_seqlen/balanced_min"] == min(tokens_D)
+    assert metrics["global_seqlen/balanced_max"] == max(tokens_D)
     assert len(queue_content()) == 7 + trainer._padded_batch.plan.n_pads
     trainer._padded_batch = None
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
@@ -198,10 +210,12 @@ def test_metrics_of_sessions_are_means_over_the_sessions_of_all_local_updates(mo
 
     monkeypatch.setattr(stock, "_step_once", update)
     monkeypatch.setattr(stock, "_compute_advantage", lambda self, batch, metrics: batch)
-    monkeypatch.setattr(stock, "_compute_metrics", lambda *args, **kwargs: None)
+    told = {"perf/total_num_tokens": 56, "response_length/mean": 2.0}
+    monkeypatch.setattr(stock, "_compute_metrics", lambda self, batch, metrics, *args, **kwargs: metrics.update(told))
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     trainer.prepare_step, trainer.parameter_sync_step = dict, len(sampled)
     trained = trainer.step(metrics, {})
-    trainer._compute_metrics(trained, metrics, {}, global_steps=7, epoch=0)
+    trainer._compute_metrics(trained, metrics, {"step": 1.0}, global_steps=7, epoch=0)
     assert {name: value for name, value in metrics.items() if name.startswith("padding/session/")} == {
         "padding/session/score/mean": 0.5,
         "padding/session/response_length/mean": 4.0,
@@ -229,6 +243,51 @@ def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, ca
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
     assert counts == [1, 1, 0]
     assert caplog.text.count("1 of 2 optimizer steps of 'actor'") == 1
+
+
+@pytest.mark.parametrize("local_updates", [1, 2])
+def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_updates, monkeypatch):
+    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
+    timing_raw = {"step": 4.0, "gen": 1.0, "ref": 0.5, "adv": 0.25, "update_actor": 2.0}
+    of_verl, pads = [], []
+
+    def update(self, metrics, *args):
+        lengths = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
+        batch = self._balance_batch(put_rows(lengths), metrics)
+        advantages = torch.nested.as_nested_tensor(
+            [torch.randn(tag["response_len"]) for tag in batch.tags], layout=torch.jagged
+        )
+        columns = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=columns, tags=batch.tags)
+        self._padded_batch.update_call(ACTOR, batch)  # what gives pads the fields of real rows
+        pads.append(self._padded_batch.pads)
+        padded = KVBatchMeta(
+            keys=[*batch.keys, *pads[-1].keys], tags=[*batch.tags, *pads[-1].tags], partition_id=PARTITION
+        )
+        of_verl.append({})
+        stock._compute_metrics(self, padded, of_verl[-1], timing_raw, global_steps=7, epoch=0)
+        return batch
+
+    monkeypatch.setattr(stock, "_step_once", update)
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
+    trainer._rollout_moe_lb_metrics_accumulator = None
+    trainer.prepare_step, trainer.parameter_sync_step = dict, local_updates
+    for _ in range(2):  # pads of the step before count no more
+        of_verl.clear()
+        pads.clear()
+        trained = trainer.step(metrics, {})
+        trainer._compute_metrics(trained, metrics, timing_raw, global_steps=7, epoch=0)
+    assert min(map(len, pads)) > 0
+    if local_updates == 1:
+        assert {name: metrics[name] for name in of_verl[0]} == pytest.approx(of_verl[0], rel=1e-6)
+    real = sum(tag["seq_len"] for tag in trained.tags)
+    assert metrics["perf/total_num_tokens"] == sum(told["perf/total_num_tokens"] for told in of_verl)
+    assert metrics["perf/total_num_tokens"] == real + PAD_TOKENS * sum(map(len, pads))
+    assert metrics["perf/throughput"] == metrics["perf/total_num_tokens"] / (4.0 * 2)
+    for name in set(timing_raw) - {"step"}:
+        metric = f"timing_per_token_ms/{name}"
+        assert 1 / metrics[metric] == pytest.approx(sum(1 / told[metric] for told in of_verl), rel=1e-6)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
@@ -565,6 +624,10 @@ def test_everything_but_the_batch_calls_goes_through_to_the_worker_group():
         group.no_such_call  # noqa: B018
 
 
+def workers_with(**calls):
+    return SimpleNamespace(execute_with_func_generator=lambda function: None, **calls)
+
+
 @pytest.mark.parametrize(("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref")])
 def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
@@ -582,10 +645,10 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
         )
 
     for change in (-1, 1):
-        group = PaddedWorkerGroup(SimpleNamespace(**{call: answer_with(change)}), lambda: padded)
+        group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)
-    group = PaddedWorkerGroup(SimpleNamespace(**{call: lambda rows: None}), lambda: padded)
+    group = PaddedWorkerGroup(workers_with(**{call: lambda rows: None}), lambda: padded)
     with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of 0 came back for {sent} rows"):
         getattr(group, call)(batch)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
@@ -600,7 +663,7 @@ def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
     sent = len(padded.inference_call("values", batch))
     half = KVBatchMeta(keys=batch.keys[:1], tags=batch.tags[:1], partition_id=PARTITION)
     futures = SimpleNamespace(futures=[ray.put(half), ray.put(half)])
-    group = PaddedWorkerGroup(SimpleNamespace(infer_batch=lambda rows: futures), lambda: padded)
+    group = PaddedWorkerGroup(workers_with(infer_batch=lambda rows: futures), lambda: padded)
     with pytest.raises(PaddingDataError, match=rf"'values': outputs of 2 came back for {sent} rows"):
         group.infer_batch(batch)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

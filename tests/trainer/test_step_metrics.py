@@ -12,7 +12,7 @@ from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
 from verl_padding.plan.figures import judge
 from verl_padding.plan.prices import Prices
 from verl_padding.timing.laps import TimedStep
-from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
+from verl_padding.trainer.step_metrics import plan_metrics, worker_metrics
 from verl_padding.trainer.step_timing import timing_metrics
 from verl_padding.verl_job import metric_names
 from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
@@ -170,12 +170,6 @@ def test_what_clocks_say_is_told_of_each_call():
     laps = [replace(lap, call=call) for lap in two_ranks() for call in calls]
     timed = TimedStep(step=1, keys=[], laps=laps)
     assert timing_metrics(timed, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
-
-
-def test_real_rows_are_told_by_rank_without_pads():
-    layouts = hand_made("verl").layouts
-    assert real_rows_by_rank(layouts[ACTOR], len(TOKENS)) == [[0, 1, 3], [2, 4]]
-    assert real_rows_by_rank(layouts[CRITIC], len(TOKENS)) == [[0, 1, 2], [3, 4]]
 
 
 def test_each_metric_has_its_value_asserted_for_each_call_that_it_may_be_told_of():

@@ -38,6 +38,7 @@ class Workers:
             rows=(),
             pads=0,
             computed_tokens=tokens,
+            forward_s=None,
             reserved_bytes=0,
             allocated_bytes=None,
         )

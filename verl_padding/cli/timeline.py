@@ -16,7 +16,7 @@ from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import TimedStep, read_steps
 from verl_padding.timing.trace import chrome_trace
 
-CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB: most memory of a process so far"
+CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB: most memory of a process in the call"
 
 
 def show_timeline(file: Path, *, update: int, picture: Path | None, trace: Path | None) -> int:
@@ -59,18 +59,21 @@ def _write(path: Path, text: str) -> None:
 def _table(timed: TimedStep) -> Table:
     table = Table(title=f"step {timed.step}, {len(timed.keys)} rows", title_justify="left", caption=CAPTION)
     table.add_column("call", no_wrap=True)
-    for name in ("ranks", "micro", "seconds", "waited", "imbalance", "tokens/s", "GB"):
+    for name in ("ranks", "micro", "seconds", "forward", "waited", "imbalance", "tokens/s", "GB"):
         table.add_column(name, justify="right", no_wrap=True)
     for call in timed.calls:
         laps = timed.of_call(call)
-        ranks = {lap.rank for lap in laps}
-        seconds = max(sum(lap.seconds for lap in laps if lap.rank == rank) for rank in ranks)
+        by_rank = [[lap for lap in laps if lap.rank == rank] for rank in {lap.rank for lap in laps}]
+        slowest = max(by_rank, key=lambda of_rank: sum(lap.seconds for lap in of_rank))
+        seconds = sum(lap.seconds for lap in slowest)
+        forward = [lap.forward_s for lap in slowest if lap.forward_s is not None]
         figures = measured_figures(laps, COST_MODELS["tokens"])
         table.add_row(
             call,
-            str(len(ranks)),
+            str(len(by_rank)),
             str(len({(lap.mini_batch, lap.micro_batch) for lap in laps})),
             f"{seconds:.2f}",
+            f"{sum(forward):.2f}" if forward else "-",
             "-" if figures.waited_s is None else f"{figures.waited_s:.2f}",
             "-" if figures.micro_imbalance is None else f"{figures.micro_imbalance:.3f}",
             f"{sum(lap.tokens for lap in laps) / seconds:,.0f}",

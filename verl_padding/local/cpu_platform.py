@@ -1,9 +1,11 @@
 """verl's platform "cpu": what verl asks of an accelerator, answered by the host."""
 
 import os
+import re
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,8 +29,12 @@ class _CpuDeviceModule(ModuleType):
     @staticmethod
     def max_memory_allocated(device: object = None) -> int:
         # The kernel updates the peak only now and then, so it may be below what is in use.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return max(peak, int(psutil.Process().memory_info().rss))
+        return max(_peak_bytes(), int(psutil.Process().memory_info().rss))
+
+    @staticmethod
+    def reset_peak_memory_stats(device: object = None) -> None:
+        with suppress(OSError):  # on Linux alone; elsewhere the peak stays that of the process
+            Path("/proc/self/clear_refs").write_text("5")  # it is what is resident now (man 5 proc)
 
     @staticmethod
     def mem_get_info(device: object = None) -> tuple[int, int]:
@@ -58,7 +64,16 @@ class _CpuDeviceModule(ModuleType):
     memory_reserved = memory_allocated
     max_memory_reserved = max_memory_allocated
     manual_seed_all = manual_seed
-    empty_cache = reset_peak_memory_stats = reset_max_memory_allocated = ipc_collect = nothing
+    reset_max_memory_allocated = reset_peak_memory_stats
+    empty_cache = ipc_collect = nothing
+
+
+def _peak_bytes() -> int:
+    """Most memory that the process has held since the peak was reset, in bytes."""
+    with suppress(OSError):
+        if found := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return 1024 * int(found[1])
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 _DEVICE_MODULE = _CpuDeviceModule(f"{__name__}.device")

@@ -2,14 +2,13 @@
 
 verl times whole calls, and its profiler needs to be turned on for a step and read by hand. With ``padding.timing=true``
 an engine's ``forward_step`` and ``forward_backward_batch`` are wrapped on that one engine: a mark is set where each
-micro-batch begins and where the call ends, and a lap lies between two marks. On a GPU marks are events, which wait for
-nothing and are read when the step is over.
+micro-batch begins, where its forward pass ends and where the call ends, and a lap lies between two beginnings. On a GPU
+marks are events, which wait for nothing and are read when the step is over.
 """
 
 from __future__ import annotations
 
 import functools
-import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -59,6 +58,7 @@ class _Timed:
     start_s: float
     held: list[_Held]
     marks: list[_Mark] = field(default_factory=list)
+    forward_ends: list[_Mark] = field(default_factory=list)
     reserved_bytes: int = 0
     allocated_bytes: int | None = None
 
@@ -79,7 +79,7 @@ class MicroBatchClock:
         """Wraps the engine's methods, on this engine alone."""
         engine = self._engine
         engine.forward_backward_batch = self._around_batch(engine.forward_backward_batch)
-        engine.forward_step = self._before_step(engine.forward_step)
+        engine.forward_step = self._around_step(engine.forward_step)
 
     def read(self) -> list[Lap]:
         """The laps since they were read last; on a GPU it waits for what is still under way."""
@@ -111,7 +111,7 @@ class MicroBatchClock:
 
         return timed
 
-    def _before_step(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_step(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward_step)
         def timed(micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
             running = self._running
@@ -127,7 +127,9 @@ class MicroBatchClock:
                 running.start_s = time.time()
             running.marks.append(mark)
             running.held.append(_held(data))
-            return forward_step(micro_batch, *args, **kwargs)
+            output = forward_step(micro_batch, *args, **kwargs)
+            running.forward_ends.append(self._mark())
+            return output
 
         return timed
 
@@ -139,9 +141,11 @@ class MicroBatchClock:
         return mark
 
     def _memory(self) -> tuple[int, int | None]:
-        if self._has_events:
-            return int(self._device.max_memory_reserved()), int(self._device.max_memory_allocated())
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None  # Linux tells KiB
+        allocated = int(self._device.max_memory_allocated()) if self._has_events else None
+        return int(self._device.max_memory_reserved()), allocated
+
+    def _seconds(self, begin: _Mark, end: _Mark) -> float:
+        return float(begin.event.elapsed_time(end.event) / 1e3) if self._has_events else end.wall_s - begin.wall_s
 
     def _laps(self, timed: _Timed) -> Iterator[Lap]:
         rank = self._engine.get_data_parallel_rank()
@@ -149,7 +153,7 @@ class MicroBatchClock:
         # With several threads, the seconds of a process say nothing of how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
         for micro_batch, (held, (begin, end)) in enumerate(zip(timed.held, pairwise(timed.marks), strict=True)):
-            seconds = begin.event.elapsed_time(end.event) / 1e3 if self._has_events else end.wall_s - begin.wall_s
+            seconds = self._seconds(begin, end)
             yield Lap(
                 call=timed.call,
                 rank=rank,
@@ -157,6 +161,7 @@ class MicroBatchClock:
                 micro_batch=micro_batch,
                 start_s=start_s,
                 seconds=seconds,
+                forward_s=None if self._whole else self._seconds(begin, timed.forward_ends[micro_batch]),
                 busy_s=min(end.cpu_s - begin.cpu_s, seconds) if one_thread else None,
                 rows=held.rows,
                 pads=held.pads,

@@ -17,8 +17,8 @@ SUFFIX = ".jsonl"
 class Lap:
     """One micro-batch on one rank: from the start of its forward pass to that of the next one, or to the call's end.
 
-    In an update this holds the backward pass. Where a pipeline takes turns between micro-batches, a lap is a whole
-    mini-batch.
+    In an update this holds the backward pass. In a pipeline, where the passes of micro-batches alternate, a lap is a
+    whole mini-batch.
     """
 
     call: str
@@ -39,6 +39,9 @@ class Lap:
     seconds: float
     """How long it took, with what the rank waited for others."""
 
+    forward_s: float | None
+    """How long its forward pass took of these; in an update the rest is the backward pass. None in a pipeline."""
+
     busy_s: float | None
     """How long the rank computed; None where that cannot be told apart (a GPU, or a CPU with several threads)."""
 
@@ -52,15 +55,14 @@ class Lap:
     """Tokens of each row that was computed, pads among them; of rows that share a prefix only the longest is."""
 
     reserved_bytes: int
-    """Most memory that the process has held since it began: reserved on the device, or resident on a CPU.
+    """Most memory that the process has held since the worker call began: reserved on the device, or resident on a CPU.
 
     Where it grew from a mini-batch to the next, the later one took it, or what lies between them: optimizer steps, and
-    whatever else runs in the process. Peaks are not begun anew, since verl's own ``perf/max_memory_*`` read the same
-    counters.
+    whatever else runs in the process.
     """
 
     allocated_bytes: int | None
-    """Most memory that tensors have held on the device since the process began; None on a CPU."""
+    """Most memory that tensors have held on the device since the worker call began; None on a CPU."""
 
     @property
     def tokens(self) -> int:

@@ -44,6 +44,7 @@ def _events(lap: Lap, process: int, first: float) -> Iterator[dict[str, Any]]:
             "rows": list(lap.rows),
             "pads": lap.pads,
             "computed_tokens": lap.tokens,
+            "forward_s": lap.forward_s,
             "busy_s": lap.busy_s,
             "reserved_bytes": lap.reserved_bytes,
             "allocated_bytes": lap.allocated_bytes,

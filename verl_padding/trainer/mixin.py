@@ -34,7 +34,7 @@ from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.pad_templates import PadTemplates
 from verl_padding.trainer.session_advantages import credit_sessions
 from verl_padding.trainer.session_metrics import read_session_metrics
-from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
+from verl_padding.trainer.step_metrics import performance_metrics, plan_metrics, worker_metrics
 from verl_padding.trainer.step_timing import StepTiming
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
@@ -78,6 +78,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._weighings = weighings(config, self._padding)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
+        self._pad_tags: list[dict[str, Any]] = []  # of the pads that the workers got in the step
         self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
         self._templates = PadTemplates(self._job_reader, self._padding)
@@ -148,7 +149,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             release_queue()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        self._trained = []
+        self._trained, self._pad_tags = [], []
         return super().step(metrics, timing_raw)
 
     def _balance_batch(
@@ -188,9 +189,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics[UPSAMPLE_SECONDS] = time.perf_counter() - planned
         if plan.layouts:  # none while a warm-up trains nothing and no pass runs
             balanced = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
-            partitions = real_rows_by_rank(balanced, len(batch))
-            # verl's function compares with an even cut of the list, which must hold a row for each rank.
-            seqlen_list = [*tokens_R, *[0] * (-len(tokens_R) % len(partitions))]
+            seqlen_list = [*tokens_R, *[template.length] * balanced.n_pads]
+            partitions = np.reshape(balanced.order, (balanced.dp_size, -1)).tolist()
             metrics.update(log_seqlen_unbalance(seqlen_list, partitions, prefix=logging_prefix))
         return batch
 
@@ -259,6 +259,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        n_gpus = self._get_n_gpus_for_throughput()
+        metrics.update(performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
         metrics.update(read_session_metrics(batch))
 
@@ -267,6 +269,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         try:
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
             assert self._padded_batch is not None, "a step without a plan"
+            self._pad_tags += self._padded_batch.pads.tags
             strip(self._padded_batch)
             planned = self._padded_batch.batch.keys
             metrics.update(self._idle_steps(self._padded_batch))

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_padding.plan import BatchPlan, Layout
+import torch
+from verl.protocol import DataProto
+from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
+
+from verl_padding.plan import BatchPlan
 from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.verl_job.calls import CALLS
 from verl_padding.verl_job.metric_names import (
@@ -99,6 +103,27 @@ def worker_metrics(
     return told
 
 
-def real_rows_by_rank(layout: Layout, n_rows: int) -> list[list[int]]:
-    """Real rows that each rank holds, over all mini-batches; verl's ``global_seqlen`` metrics are by rank."""
-    return [[row for cells in layout.cells for row in cells[rank] if row < n_rows] for rank in range(layout.dp_size)]
+def performance_metrics(
+    metrics: Mapping[str, float],
+    n_rows: int,
+    pad_tags: Sequence[Mapping[str, int]],
+    timing_raw: dict[str, float],
+    n_gpus: int,
+) -> dict[str, float]:
+    """verl's metrics of tokens and seconds, for all rows that the workers got: they alone count pads in verl, too.
+
+    Args:
+        metrics: verl's, of the ``n_rows`` real rows.
+        pad_tags: of each pad.
+        timing_raw: verl's timers.
+    """
+    response = metrics["response_length/mean"] * n_rows
+    prompt = metrics["perf/total_num_tokens"] - response
+    lengths = {
+        "prompt_length": torch.tensor([prompt, *[tag["prompt_len"] for tag in pad_tags]]),
+        "response_length": torch.tensor([response, *[tag["response_len"] for tag in pad_tags]]),
+    }
+    tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
+    batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
+    told: dict[str, float] = compute_timing_metrics(batch, timing_raw)
+    return told | compute_throughout_metrics(batch, timing_raw, n_gpus)

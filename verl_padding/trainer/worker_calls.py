@@ -31,6 +31,8 @@ class PaddedWorkerGroup:
     A call outside of a step, or with other rows than the step has planned for it (only some of them, for example),
     gets a plan and pads of its own, which are gone when it returns.
 
+    Workers count their peak memory anew for each call: verl logs the highest since the process began.
+
     Args:
         worker_group: verl's.
         current: returns the padded batch of the step that runs, or None outside of a step.
@@ -92,6 +94,7 @@ class PaddedWorkerGroup:
             return output
 
     def _send(self, send: Callable[[KVBatchMeta], Any], name: str, padded: PaddedBatch, batch: KVBatchMeta) -> Any:
+        self._worker_group.execute_with_func_generator(start_peak)
         if name in UPDATE_CALLS:
             return send(padded.update_call(UPDATE_CALLS[name], batch))
         call = INFERENCE_CALLS[name]
@@ -104,6 +107,20 @@ class PaddedWorkerGroup:
         answers = ray.get(output.futures) if output is not None else []
         _check_count(call, len(sent), sum(map(n_rows, answers)))
         return output
+
+
+def start_peak(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: what a call reports as its peak memory is its own, not the process's.
+
+    Args:
+        worker: of any device; one that has no such counter goes without.
+    """
+    from verl.protocol import DataProto
+    from verl.utils.device import get_torch_device
+
+    if hasattr(get_torch_device(), "reset_peak_memory_stats"):
+        get_torch_device().reset_peak_memory_stats()
+    return DataProto()
 
 
 def _no_step() -> None:
