@@ -93,10 +93,6 @@ def no_such_format_of_numbers(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.actor.fsdp_config.model_dtype=float23"]
 
 
-def lora_that_the_rollout_does_not_take(machine: Machine) -> list[str]:
-    return ["actor_rollout_ref.model.lora_rank=8"]
-
-
 def an_optimizer_that_torch_lacks(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.actor.optim.optimizer=AdamW8bit"]
 
@@ -270,10 +266,6 @@ CANNOT_START: Reasons = {
     no_such_format_of_numbers: (
         "actor_rollout_ref.actor.fsdp_config.model_dtype",
         "float23: no format of numbers that verl knows. Choose fp32, bf16 or fp16.",
-    ),
-    lora_that_the_rollout_does_not_take: (
-        "actor_rollout_ref.model.lora.merge",
-        "False: the rollout 'transformers' takes whole weights, no adapters. Set actor_rollout_ref.model.lora.merge",
     ),
     an_optimizer_that_torch_lacks: (
         "actor_rollout_ref.actor.optim.optimizer",
