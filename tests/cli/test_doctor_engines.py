@@ -558,6 +558,20 @@ def test_a_short_budget_is_told_as_it_is_set_with_what_would_be_enough_there(siz
     assert told.endswith(f"Raise it to {4000 // ranks}.")
 
 
+@pytest.mark.parametrize(
+    ("allowed", "longest"), [("null", 4000), (6000, 4000), (4000, 4000), (3000, 3000), (1001, 1001)]
+)
+def test_a_budget_need_hold_no_row_that_is_longer_than_the_rollout_allows(allowed, longest):
+    budget, length = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "actor_rollout_ref.rollout.max_model_len"
+    lengths = ("data.max_prompt_length=2000", "data.max_response_length=2000", f"{length}={allowed}")
+    for short in (longest - 1, longest):
+        config = compose_job(*DYNAMIC, FLAG, *lengths, f"{budget}={short}")
+        told = {each.subject: each.told for each in longest_rows(config, planned_job(config, "sync"))}
+        assert (budget in told) == (short < longest)
+        if budget in told:
+            assert told[budget].endswith(f"Raise it to {longest}.")
+
+
 def test_a_setting_that_verls_class_of_a_section_has_and_its_yaml_has_not_is_no_slip():
     given = ("+critic.ppo_infer_max_token_len_per_gpu=9000", "+critic.ppo_infer_max_token_len_per_gpus=9000")
     (slip,) = misspelt_settings(JobArguments(overrides=given))
