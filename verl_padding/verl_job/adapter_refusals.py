@@ -66,13 +66,15 @@ def refuse_unmerged_adapter(config: DictConfig, mode: str) -> None:
     Raises:
         PaddingConfigError: the rollout would not get the actor's adapter, unless it is merged into the weights.
     """
-    if not is_lora(config) or OmegaConf.select(config, MERGE):
+    if not is_lora(config) or (merges := OmegaConf.select(config, MERGE)):
         return
-    why = ""
     if mode == SEPARATE_ASYNC:
-        # verl's workers take the weights for other processes from get_per_tensor_param(), which are those of the base.
-        why = f"in {mode}, verl sends the rollout the base model's weights alone, and it would never be trained"
-    elif config.trainer.device == "cpu":
-        why = "rollouts on a CPU take whole weights, no adapters"
-    if why:
-        raise PaddingConfigError(f"{MERGE}={OmegaConf.select(config, MERGE)}: {why}. Set it to True.")
+        # Its rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
+        raise PaddingConfigError(
+            f"{MERGE}={merges}: in {mode}, verl sends the rollout the base model's weights alone, so that it would "
+            "never see what is trained. Set it to True."
+        )
+    if config.trainer.device == "cpu":
+        raise PaddingConfigError(
+            f"{MERGE}={merges}: rollouts on a CPU take whole weights, no adapters. Set it to True."
+        )
