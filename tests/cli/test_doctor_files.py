@@ -174,6 +174,11 @@ def a_pattern_of_files_with_other_columns(machine: Machine) -> list[str]:
     return _two_files(machine, topic=["sums"] * 8, level=[None] * 8)[1]
 
 
+def a_pattern_that_names_no_kind(machine: Machine) -> list[str]:
+    prompts(16).to_parquet(machine.folder / "a.parquet")
+    return [f"data.train_files={machine.folder}/a*"]
+
+
 def files_that_do_not_go_together(machine: Machine) -> list[str]:
     for name, index in (("a", 1), ("b", "one")):
         prompts(8, extra_info=[{"index": index}] * 8).to_parquet(machine.folder / f"{name}.parquet")
@@ -317,6 +322,7 @@ CANNOT_START: Reasons = {
     a_checkpoint_that_is_none: ("trainer.resume_from_path", "not a checkpoint of verl"),
     laps_in_a_file: ("padding.timing_dir", "is a file. Name another folder"),
     files_of_wide_rows_that_do_not_go_together: ("data.train_files", "(expected either Value('int64') or"),
+    a_pattern_that_names_no_kind: ("data.train_files", "/a*: verl's data set reads .parquet, .json, .jsonl only."),
     a_pattern_of_files_with_other_columns: ("data.train_files", "cannot read them together (CastError: "),
     files_that_do_not_go_together: ("data.train_files", "Write them anew, with the same columns of the same types."),
     extra_info_of_text: ("data.train_files", "prompt 0 has a text in its column 'extra_info', and verl takes a"),

@@ -72,7 +72,7 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         update_both_with(padded_ranks, one_rank, batch, plan, template)
 
 
-# Two rows of two tokens and four axes of positions: of these sizes could be four rows of one token, too.
+# Two rows of four axes of positions and two tokens: they have as many values as two rows of two axes and four tokens.
 @pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
 def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors

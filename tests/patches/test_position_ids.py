@@ -21,7 +21,7 @@ LENGTHS = [
     *((length,) * n for length in (6, 8, 9, 12, 16) for n in range(1, MOST_ROWS + 1)),
     *((5, 8), (4, 8, 4), (12, 4), (8, 3, 1)),
 ]
-"""Each mistakes of sizes needs rows of one length, or rows of which one has the tokens of all: few and short ones."""
+"""All short lengths of a few rows, and longer ones that are as many as the axes of all rows together."""
 
 
 def fits_both_layouts(lengths, axes):

@@ -36,8 +36,8 @@ def fix_3d_position_ids(data: TensorDict) -> None:
     if not ids.is_nested or ids.dim() != 3:
         return
     values, token_offsets = ids.values(), data["input_ids"].offsets()
-    # Verl fixes an update's ids up to three times. Sizes alone do not tell whether that was done: (4, 4) is two rows
-    # of two tokens, side by side, and four rows of one. For one row, both are the same.
+    # An update's ids are fixed up to three times, and their own sizes do not tell whether they were before: (4, 4) may
+    # be two rows of four axes and two tokens side by side, or of two axes and four tokens one below the other.
     if values.shape[1] == token_offsets[-1] and torch.equal(ids.offsets(), token_offsets):
         ids._ragged_idx = 2  # verl's own fix: tensordict loses this when it is pickled
         return
