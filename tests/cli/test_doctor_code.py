@@ -1,5 +1,6 @@
 """``verl-padding doctor`` on agent loops, rewards, tools and data sets of the user's own."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -655,6 +656,15 @@ LEGAL: list[Kind] = [
     a_tool_of_verls,
     loops_with_rewards_of_their_own,
 ]
+
+
+def test_the_loop_of_the_legal_jobs_gives_a_row_what_verls_trainer_reads_by_default(composed):
+    assert composed.actor_rollout_ref.rollout.calculate_log_probs
+    module = {}
+    exec(LOOP + SCORED, module)
+    row = asyncio.run(module["Mine"].run(None, {})).as_dict()
+    assert len(row["rollout_log_probs"]) == len(row["responses"]) > 0
+    assert row["extra_fields"]["min_global_steps"] == row["extra_fields"]["max_global_steps"] == 1
 
 
 @pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)
