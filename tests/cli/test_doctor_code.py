@@ -1,5 +1,6 @@
 """``verl-padding doctor`` on agent loops, rewards, tools and data sets of the user's own."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 
 
 FUNCTION = "reward.custom_reward_function.path"
+WITHOUT_LOG_PROBS = SCORED.replace("            response_logprobs=[-1.0],\n", "")
 
 
 def _tools(machine: Machine, kind: str = "native", schema: str = "") -> list[str]:
@@ -174,6 +176,15 @@ def a_loop_that_yields(machine: Machine) -> list[str]:
 
 def outputs_without_turns(machine: Machine) -> list[str]:
     return machine.loop(LOOP + SCORED.replace("num_turns=2, ", ""))
+
+
+def outputs_without_log_probs(machine: Machine) -> list[str]:
+    return machine.loop(LOOP + WITHOUT_LOG_PROBS)
+
+
+def outputs_without_log_probs_for_a_bypass(machine: Machine) -> list[str]:
+    settings = ["actor_rollout_ref.rollout.calculate_log_probs=false", "algorithm.rollout_correction.bypass_mode=true"]
+    return [*settings, *machine.loop(LOOP + WITHOUT_LOG_PROBS)]
 
 
 def outputs_without_metrics(machine: Machine) -> list[str]:
@@ -343,6 +354,11 @@ CANNOT_START: Reasons = {
     a_loop_that_takes_no_more: (f"{AGENT}.agent_loop_config_path", "run() takes no argument 'index'"),
     a_loop_that_is_not_awaited: (f"{AGENT}.agent_loop_config_path", "Mine.run is no async function, and verl awaits"),
     a_loop_that_yields: (f"{AGENT}.agent_loop_config_path", "Mine.run has a yield, and verl awaits what it returns"),
+    outputs_without_log_probs: (f"{AGENT}.agent_loop_config_path", "without response_logprobs, and a step ends"),
+    outputs_without_log_probs_for_a_bypass: (
+        f"{AGENT}.agent_loop_config_path",
+        "without response_logprobs, and a step ends",
+    ),
     outputs_without_turns: (f"{AGENT}.agent_loop_config_path", "a step ends for want of it. Add num_turns=2."),
     outputs_without_metrics: (f"{AGENT}.agent_loop_config_path", "a step ends for want of it. Add metrics={}."),
     outputs_of_no_known_step: (f"{AGENT}.agent_loop_config_path", "a step ends for want of it. Add extra_fields="),
@@ -486,6 +502,10 @@ def a_loop_that_leaves_awaiting_to_verl(machine: Machine) -> list[str]:
     return machine.loop(f"{text}\n    async def play(self, **kwargs):\n{SCORED}")
 
 
+def outputs_without_log_probs_that_nobody_reads(machine: Machine) -> list[str]:
+    return ["actor_rollout_ref.rollout.calculate_log_probs=false", *machine.loop(LOOP + WITHOUT_LOG_PROBS)]
+
+
 def outputs_that_get_their_turns_later(machine: Machine) -> list[str]:
     made = SCORED.replace("num_turns=2, ", "").replace("return ", "made = ")
     return machine.loop(f"{LOOP}{made}        made.num_turns = 3\n        return made\n")
@@ -615,6 +635,7 @@ LEGAL: list[Kind] = [
     a_loop_of_lists,
     an_argument_of_the_template_that_nobody_gives_twice,
     a_loop_that_leaves_awaiting_to_verl,
+    outputs_without_log_probs_that_nobody_reads,
     outputs_that_get_their_turns_later,
     outputs_made_of_a_mapping,
     outputs_of_a_class_of_ones_own,
@@ -635,6 +656,15 @@ LEGAL: list[Kind] = [
     a_tool_of_verls,
     loops_with_rewards_of_their_own,
 ]
+
+
+def test_the_loop_of_the_legal_jobs_gives_a_row_what_verls_trainer_reads_by_default(composed):
+    assert composed.actor_rollout_ref.rollout.calculate_log_probs
+    module = {}
+    exec(LOOP + SCORED, module)
+    row = asyncio.run(module["Mine"].run(None, {})).as_dict()
+    assert len(row["rollout_log_probs"]) == len(row["responses"]) > 0
+    assert row["extra_fields"]["min_global_steps"] == row["extra_fields"]["max_global_steps"] == 1
 
 
 @pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)

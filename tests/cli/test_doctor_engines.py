@@ -93,10 +93,6 @@ def no_such_format_of_numbers(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.actor.fsdp_config.model_dtype=float23"]
 
 
-def lora_that_the_rollout_does_not_take(machine: Machine) -> list[str]:
-    return ["actor_rollout_ref.model.lora_rank=8"]
-
-
 def an_optimizer_that_torch_lacks(machine: Machine) -> list[str]:
     return ["actor_rollout_ref.actor.optim.optimizer=AdamW8bit"]
 
@@ -270,10 +266,6 @@ CANNOT_START: Reasons = {
     no_such_format_of_numbers: (
         "actor_rollout_ref.actor.fsdp_config.model_dtype",
         "float23: no format of numbers that verl knows. Choose fp32, bf16 or fp16.",
-    ),
-    lora_that_the_rollout_does_not_take: (
-        "actor_rollout_ref.model.lora.merge",
-        "False: the rollout 'transformers' takes whole weights, no adapters. Set actor_rollout_ref.model.lora.merge",
     ),
     an_optimizer_that_torch_lacks: (
         "actor_rollout_ref.actor.optim.optimizer",
@@ -564,6 +556,20 @@ def test_a_short_budget_is_told_as_it_is_set_with_what_would_be_enough_there(siz
     shared = f" on each of {ranks} ranks that share a row" if ranks > 1 else ""
     assert told.startswith(f"512{shared}: below data.max_prompt_length")
     assert told.endswith(f"Raise it to {4000 // ranks}.")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "longest"), [("null", 4000), (6000, 4000), (4000, 4000), (3000, 3000), (1001, 1001)]
+)
+def test_a_budget_need_hold_no_row_that_is_longer_than_the_rollout_allows(allowed, longest):
+    budget, length = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "actor_rollout_ref.rollout.max_model_len"
+    lengths = ("data.max_prompt_length=2000", "data.max_response_length=2000", f"{length}={allowed}")
+    for short in (longest - 1, longest):
+        config = compose_job(*DYNAMIC, FLAG, *lengths, f"{budget}={short}")
+        told = {each.subject: each.told for each in longest_rows(config, planned_job(config, "sync"))}
+        assert (budget in told) == (short < longest)
+        if budget in told:
+            assert told[budget].endswith(f"Raise it to {longest}.")
 
 
 def test_a_setting_that_verls_class_of_a_section_has_and_its_yaml_has_not_is_no_slip():

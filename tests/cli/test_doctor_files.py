@@ -3,6 +3,7 @@
 import errno
 
 import pytest
+from verl.trainer.ppo.utils import create_rl_dataset
 
 from tests.support.jobs_for_doctor import (
     FLAG,
@@ -151,11 +152,31 @@ def laps_in_a_file(machine: Machine) -> list[str]:
     return ["padding.timing=true", f"padding.timing_dir={machine.file('timing')}"]
 
 
+def _each_by_its_name(machine: Machine, kind: str) -> str:
+    return f"data.train_files=[{machine.folder}/a.{kind},{machine.folder}/b.{kind}]"
+
+
 def files_of_wide_rows_that_do_not_go_together(machine: Machine) -> list[str]:
     wide = {f"a_column_of_a_long_name_{number}": 0 for number in range(20)}
     for name, source in (("a", 1), ("b", "one")):
         prompts(8, data_source=source, extra_info=[wide] * 8).to_parquet(machine.folder / f"{name}.parquet")
-    return [f"data.train_files={machine.folder}/*.parquet"]
+    return [_each_by_its_name(machine, "parquet")]
+
+
+def _two_files(machine: Machine, **columns_of_second: list) -> tuple[list[str], list[str]]:
+    """Overrides of a job that names both files, and of one that names them by a pattern."""
+    prompts(8, level=[1] * 8).to_parquet(machine.folder / "a.parquet")
+    prompts(8, **columns_of_second).to_parquet(machine.folder / "b.parquet")
+    return [_each_by_its_name(machine, "parquet")], [f"data.train_files={machine.folder}/*.parquet"]
+
+
+def a_pattern_of_files_with_other_columns(machine: Machine) -> list[str]:
+    return _two_files(machine, topic=["sums"] * 8, level=[None] * 8)[1]
+
+
+def a_pattern_that_names_no_kind(machine: Machine) -> list[str]:
+    prompts(16).to_parquet(machine.folder / "a.parquet")
+    return [f"data.train_files={machine.folder}/a*"]
 
 
 def files_that_do_not_go_together(machine: Machine) -> list[str]:
@@ -301,7 +322,9 @@ CANNOT_START: Reasons = {
     a_checkpoint_that_is_none: ("trainer.resume_from_path", "not a checkpoint of verl"),
     laps_in_a_file: ("padding.timing_dir", "is a file. Name another folder"),
     files_of_wide_rows_that_do_not_go_together: ("data.train_files", "(expected either Value('int64') or"),
-    files_that_do_not_go_together: ("data.train_files", "Write them anew, with columns of the same types."),
+    a_pattern_that_names_no_kind: ("data.train_files", "/a*: verl's data set reads .parquet, .json, .jsonl only."),
+    a_pattern_of_files_with_other_columns: ("data.train_files", "cannot read them together (CastError: "),
+    files_that_do_not_go_together: ("data.train_files", "Write them anew, with the same columns of the same types."),
     extra_info_of_text: ("data.train_files", "prompt 0 has a text in its column 'extra_info', and verl takes a"),
     truths_of_text: ("data.train_files", "prompt 0 has a text in its column 'reward_model', and verl's reward"),
     null_prompts_at_the_end: ("data.train_files", "1 of 2000 prompts are null, and verl's data set ends with the job"),
@@ -340,9 +363,7 @@ def test_a_job_that_cannot_start_here_is_told_with_the_setting_that_is_why(reaso
 
 
 def other_columns_in_each_file(machine: Machine) -> list[str]:
-    prompts(8, level=[1] * 8).to_parquet(machine.folder / "a.parquet")
-    prompts(8, topic=["sums"] * 8, level=[None] * 8).to_parquet(machine.folder / "b.parquet")
-    return [f"data.train_files={machine.folder}/*.parquet"]
+    return _two_files(machine, topic=["sums"] * 8, level=[None] * 8)[0]
 
 
 def lines_of_json(machine: Machine) -> list[str]:
@@ -428,6 +449,30 @@ def test_a_legal_job_of_a_rare_kind_is_not_called_wrong(kind, composed, machine)
     assert_tried_and_well(contents_of(composed, kind(machine)))
 
 
+SECOND_FILES = {
+    "the same columns": {"level": [2] * 8},
+    "null": {"level": [None] * 8},
+    "one column more": {"level": [2] * 8, "topic": ["sums"] * 8},
+    "one column less": {},
+    "another type": {"level": ["hard"] * 8},
+}
+
+
+@pytest.mark.parametrize("by_pattern", [False, True])
+@pytest.mark.parametrize("columns", SECOND_FILES.values(), ids=SECOND_FILES)
+def test_files_go_together_if_verls_data_set_can_read_them(columns, by_pattern, composed, machine):
+    overrides = _two_files(machine, **columns)[by_pattern]
+    data = with_settings(composed, [*overrides, "data.filter_overlong_prompts=false"]).data
+    machine.patch.setattr("datasets.config.HF_DATASETS_CACHE", machine.folder / "cache")
+    try:
+        can_read = len(create_rl_dataset(data.train_files, data, None, None)) == 16
+    except Exception:  # of the library `datasets`
+        can_read = False
+    told = [each.told for each in contents_of(composed, overrides) if each.verdict == "wrong"]
+    assert bool(told) != can_read
+    assert all("cannot read them together" in each for each in told)
+
+
 def null_prompts_that_may_not_be_met(machine: Machine) -> list[str]:
     data = machine.data(prompts(2000, prompt=[MESSAGES] * 1999 + [None]))
     return [*data, "trainer.total_training_steps=1", f"data.val_files={machine.folder}/data.parquet", *NO_VALIDATION]
@@ -466,7 +511,7 @@ def a_large_file_of_other_types_than_a_small_one(machine: Machine) -> list[str]:
     for name, levels in (("a", ["easy"] * 16), ("b", [{"of": "1" * 17_000}] * 1000)):
         lines = prompts(len(levels), level=levels).to_json(orient="records", lines=True)
         machine.file(f"{name}.jsonl", lines)
-    return [f"data.train_files={machine.folder}/*.jsonl"]
+    return [_each_by_its_name(machine, "jsonl")]
 
 
 UNKNOWN: list[Kind] = [files_that_are_elsewhere, a_large_array_of_json, a_large_file_of_other_types_than_a_small_one]

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
+from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import BUDGET, update_both
@@ -58,3 +60,16 @@ def test_two_padded_ranks_end_with_the_adapters_of_one_rank_without_pads(mode, a
     np.testing.assert_allclose(both.padded["grad_norm"], plain, rtol=RELATIVE_METRIC, atol=5e-7)
     moved = (weights_of(actors[0]) != before).float().mean()
     assert 0 < moved < 0.5, "only the adapters were meant to move"
+
+
+def _names_of_weights(worker: Any) -> DataProto:
+    # As its update_weights() asks for them where the rollout is another process, as in separate_async.
+    weights, _ = worker.actor.engine.get_per_tensor_param()
+    return DataProto(non_tensor_batch={"names": np.array([name for name, _ in weights], dtype=object)})
+
+
+def test_verl_still_sends_other_processes_no_adapter(actors):
+    # When this fails, verl sends it: refuse_unmerged_adapter() may let separate_async pass.
+    names = actors[1].execute_with_func_generator(_names_of_weights).non_tensor_batch["names"]
+    assert len(names) > 10
+    assert not [name for name in names if "lora_" in name]

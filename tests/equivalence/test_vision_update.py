@@ -72,6 +72,31 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         update_both_with(padded_ranks, one_rank, batch, plan, template)
 
 
+# Two rows of four axes of positions and two tokens: they have as many values as two rows of two axes and four tokens.
+@pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
+def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
+    family, config, padded_ranks, one_rank = actors
+    for packer in ("verl", "plan"):
+        for workers in (padded_ranks, one_rank):
+            start_over(workers, "token-mean")
+        torch.manual_seed(0)
+        rows = put_grown_vision_rows(family, config, [(True, False, False), (True,)])
+        batch = with_trained_fields(rows, torch.Generator().manual_seed(0))
+        job = Job(
+            strategy="prompt",
+            prompts=2,
+            sessions_per_prompt=1,
+            updates={"actor": Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=1)},
+            inference={},
+            pad_tokens=2,
+            packer=packer,
+        )
+        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+        cells = [cell for ranks in plan.layouts["actor"].cells for cell in ranks]
+        assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], "one rank was meant to have two pads"
+        update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2))
+
+
 # Two families are not packed here. Gemma's random weights have gradients of norm 2000, whose rounding, added up in
 # another order, moves weights by 1.1e-6.
 @pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)

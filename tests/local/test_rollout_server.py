@@ -17,6 +17,7 @@ from verl_padding.local.tiny_models import make_tiny_model
 CONFIG = SimpleNamespace(
     prompt_length=32,
     response_length=16,
+    max_model_len=None,
     temperature=1.0,
     top_k=-1,
     top_p=1.0,
@@ -215,5 +216,19 @@ def test_sampling_that_is_not_known_is_refused(model: Any, serve: Any, wrong: di
         await server.load_weights(weights(model))
         with pytest.raises(ValueError, match=r"beam_width|repetition_penalty|top_p"):
             await server.generate([1], PARAMS | wrong, "")
+
+    serve(test)
+
+
+def test_a_prompt_and_its_answer_are_no_longer_than_the_context_of_the_job(model: Any, serve: Any) -> None:
+    async def test(server: TransformersServer) -> None:
+        server._config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": 12})
+        await server.load_weights(weights(model))
+        endless = PARAMS | {"ignore_eos": True}
+        for params in (endless, endless | {"max_tokens": 9}, endless | {"max_tokens": 2}):
+            output = await server.generate([5] * 8, params, "")
+            assert len(output.token_ids) == min(4, params.get("max_tokens", 16))
+        with pytest.raises(ValueError, match="max_new_tokens must be at least 1, got 0"):
+            await server.generate([5] * 12, PARAMS, "")
 
     serve(test)

@@ -41,6 +41,7 @@ class Mine(AgentLoopBase):
 SCORED = """\
         return AgentLoopOutput(
             prompt_ids=[1], response_ids=[2], response_mask=[1], num_turns=2, metrics={}, reward_score=1.0,
+            response_logprobs=[-1.0],
             extra_fields={"min_global_steps": 1, "max_global_steps": 1},
         )
 """

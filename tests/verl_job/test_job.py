@@ -724,6 +724,29 @@ def test_an_adapter_that_the_engine_makes_is_not(overrides):
     job_of(*DYNAMIC, *overrides)
 
 
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+@pytest.mark.parametrize("local", [(), ("+local=cpu",), ("+local=cpu_vllm",)], ids=str)
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        (f"{ADAPTER}.lora_rank=8",),
+        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"),
+        ("model_engine=megatron", f"{ADAPTER}.lora.rank=8"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_would_not_reach_the_rollout_is_refused_unless_it_is_merged(mode, local, adapter):
+    if local and "model_engine=megatron" in adapter:
+        return  # it has no adapters on a CPU
+    job = (*local, *DYNAMIC, *adapter, f"trainer.v1.trainer_mode={mode}")
+    if local or mode == "separate_async":
+        with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref\.model\.lora\.merge=False: "):
+            job_of(*job)
+    else:
+        job_of(*job)
+    job_of(*job, f"{ADAPTER}.lora.merge=true")
+
+
 SEPARATE_ASYNC = (*DYNAMIC, "trainer.v1.trainer_mode=separate_async")
 
 

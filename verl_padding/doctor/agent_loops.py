@@ -35,6 +35,11 @@ WITH_TOOLS = "tool_agent"
 OF_VERL = "verl."
 """Beginning of the dotted path of a class of verl's own."""
 
+READ_LOG_PROBS = (
+    "actor_rollout_ref.rollout.calculate_log_probs",
+    "algorithm.rollout_correction.bypass_mode",
+)
+"""Settings by which verl's trainer reads the log-probs of the rollout."""
 NEEDED = ("name", "_target_")
 """Keys of an entry in the job's file of loops."""
 MADE_WITH = (
@@ -285,10 +290,10 @@ def _entries(config: DictConfig, path: str) -> Iterator[Finding]:
                 yield warning(LOOPS, f"{path}: {problem}. No prompt is known to name {name!r}; one that does fails.")
             continue
         if name in started:
-            yield from _outputs(path, _target(entry))
+            yield from _outputs(config, path, _target(entry))
 
 
-def _outputs(path: str, target: str) -> Iterator[Finding]:
+def _outputs(config: DictConfig, path: str, target: str) -> Iterator[Finding]:
     """What the outputs of a loop lack."""
     found = class_of_target(target) if target else None
     if found is None or target.startswith(OF_VERL):
@@ -308,7 +313,9 @@ def _outputs(path: str, target: str) -> Iterator[Finding]:
                 f"{told}: a session that comes here ends, since apply_chat_template returns a mapping, as of "
                 f"transformers 5, and prompt_ids are a list of token ids. {fix}",
             )
-    for field, is_certain in fields_left_out(parsed(found[0]), found[1]):
+    # verl's trainer takes them from TransferQueue, to compare them with the model's or in their place.
+    log_probs = any(OmegaConf.select(config, setting) for setting in READ_LOG_PROBS)
+    for field, is_certain in fields_left_out(parsed(found[0]), found[1], log_probs=log_probs):
         told, written = f"{path}: {target}: makes {OUTPUT}(..)", WRITTEN.get(field, field)
         if is_certain:
             yield wrong(LOOPS, f"{told} without {field}, and a step ends for want of it. Add {written}.")

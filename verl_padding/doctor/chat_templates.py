@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.doctor.agent_loops import Loop
 from verl_padding.doctor.finding import Finding, in_one_line, ok, panics_as_errors, warning, wrong
 from verl_padding.doctor.loaded_model import LoadedModel, size_of_embedding
-from verl_padding.doctor.token_budgets import shortest_rows
+from verl_padding.doctor.token_budgets import MODEL_LENGTH, shortest_rows
 from verl_padding.plan.counted import counted
 
 SECONDS = 0.5
@@ -23,7 +23,6 @@ SEVERAL = 8
 ARGUMENTS = "data.apply_chat_template_kwargs"
 FILTER = "data.filter_overlong_prompts"
 ANY_MESSAGE = {"role": "user", "content": "1+1"}
-MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 
 

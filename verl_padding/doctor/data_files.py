@@ -40,10 +40,11 @@ def data_files_of_job(config: DictConfig, needs: Needs) -> Iterator[Finding]:
     data = config.data
     for setting, most in SETTINGS.items():
         prompts: int | None = 0
-        for name in files_of(config, setting):
-            finding, rows = _file(setting, name, data, needs)
-            yield finding
-            prompts = None if prompts is None or rows is None else prompts + rows
+        for named, files in named_files(config, setting):
+            for name in files:
+                finding, rows = _file(setting, named, name, data, needs)
+                yield finding
+                prompts = None if prompts is None or rows is None else prompts + rows
         if prompts is not None:
             limit = OmegaConf.select(config, most) or 0
             prompts = min(prompts, limit) if limit > 0 else prompts
@@ -52,13 +53,14 @@ def data_files_of_job(config: DictConfig, needs: Needs) -> Iterator[Finding]:
 
 def files_of(config: DictConfig, setting: str) -> list[str]:
     """Files that a setting names."""
-    return _names(OmegaConf.select(config, setting), own_data_set=bool(config.data.custom_cls.path))
+    return [file for _, files in named_files(config, setting) for file in files]
 
 
-def _names(value: str | ListConfig, *, own_data_set: bool) -> list[str]:
-    """Names of files; a pattern stands for all that it matches, as for the library that reads them."""
+def named_files(config: DictConfig, setting: str) -> list[tuple[str, list[str]]]:
+    """Each name of a setting, and the files that it stands for: a pattern stands for all that it matches."""
+    value, own_data_set = OmegaConf.select(config, setting), bool(config.data.custom_cls.path)
     names = map(str, value) if isinstance(value, ListConfig) else [str(value)]
-    return [found for name in names for found in (_matches(name, own_data_set) or [name])]
+    return [(name, _matches(name, own_data_set) or [name]) for name in names]
 
 
 def _matches(name: str, own_data_set: bool) -> list[str]:
@@ -71,8 +73,13 @@ def _matches(name: str, own_data_set: bool) -> list[str]:
     return [] if name.endswith("/") else sorted(glob(str(pattern)))
 
 
-def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Finding, int | None]:
-    """What is to be said of one file, and its rows if they are known."""
+def _file(setting: str, named: str, name: str, data: DictConfig, needs: Needs) -> tuple[Finding, int | None]:
+    """What is to be said of one file, and its rows if they are known.
+
+    Args:
+        named: the file's name in the setting, which may be a pattern.
+        name: of the file.
+    """
     if "://" in name:
         return not_looked_at(setting, f"{name}: verl copies it when the job starts"), None
     path = Path(name).expanduser()
@@ -88,8 +95,8 @@ def _file(setting: str, name: str, data: DictConfig, needs: Needs) -> tuple[Find
         return wrong(setting, f"{name}: is a folder. Name the files in it: {name.rstrip('/')}/*.parquet"), None
     if name.endswith("/"):
         return wrong(setting, f"{name}: ends with a /, and verl takes no such path. Write {name.rstrip('/')}"), None
-    if path.suffix not in KINDS:
-        return wrong(setting, f"{name}: verl's data set reads {', '.join(KINDS)} only. Name such a file."), None
+    if Path(named).suffix not in KINDS:  # by which verl chooses how to read all of a pattern
+        return wrong(setting, f"{named}: verl's data set reads {', '.join(KINDS)} only. Name such files."), None
     if is_lfs_pointer(path):
         return wrong(setting, f"{name}: is a pointer of Git LFS, not the file itself. git lfs pull"), None
     if path.suffix != ".parquet":

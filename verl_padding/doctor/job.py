@@ -17,7 +17,6 @@ from verl_padding.doctor.finding import Finding, Look, not_looked_at, ok, wrong
 from verl_padding.doctor.folders import folder_of_hydra, folders_of_job, paths_from_hydras_folder
 from verl_padding.doctor.interfaces import interfaces_of_job
 from verl_padding.doctor.loaded_model import SETTINGS_OF_PATHS, LoadedModel, loaded_model, model_of_job
-from verl_padding.doctor.lora import lora_of_job
 from verl_padding.doctor.models import models_of_job
 from verl_padding.doctor.null_rows import null_rows_of_job
 from verl_padding.doctor.own_files import own_files_of_job
@@ -113,7 +112,6 @@ def _compose(arguments: JobArguments, composed: list[DictConfig]) -> Iterator[Fi
 
 def _files(config: DictConfig) -> Iterator[Finding]:
     yield from models_of_job(config)
-    yield from lora_of_job(config)
     loops = loops_of_job(config)
     own_manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
     asked = bool(loops) and not own_manager and all(loop.leaves_rewards() for loop in loops)

@@ -19,6 +19,7 @@ from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok,
 from verl_padding.doctor.lora import modules_of_lora
 from verl_padding.doctor.models import brings_code, folder_of_model, is_whole
 from verl_padding.doctor.named_objects import is_module
+from verl_padding.doctor.token_budgets import MODEL_LENGTH, longest_row
 from verl_padding.doctor.weights import refuse_broken_weights, refuse_other_shapes
 from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
 
@@ -248,17 +249,17 @@ def _positions(config: DictConfig, model: LoadedModel) -> Iterator[Finding]:
     most = getattr(model.text_config, "max_position_embeddings", None)
     if not isinstance(most, int):
         return
-    setting = "actor_rollout_ref.rollout.max_model_len"
-    allowed = OmegaConf.select(config, setting)
+    allowed = OmegaConf.select(config, MODEL_LENGTH)
     if config.actor_rollout_ref.rollout.name == "vllm" and isinstance(allowed, int) and allowed > most:
-        yield wrong(setting, f"{allowed}: the model's max_position_embeddings is {most}. Lower it, or leave it out.")
-    data = config.data
-    longest = data.max_prompt_length + data.max_response_length
+        yield wrong(
+            MODEL_LENGTH, f"{allowed}: the model's max_position_embeddings is {most}. Lower it, or leave it out."
+        )
+    longest, told = longest_row(config)
     if longest > most:
         yield warning(
             "data.max_response_length",
-            f"{data.max_response_length}: with data.max_prompt_length a row has up to {longest} tokens, but the model "
-            f"was made for {most} (max_position_embeddings). Lower one of them.",
+            f"{config.data.max_response_length}: rows may be as long as {told}, but the model was made for {most} "
+            "(max_position_embeddings). Lower one of them.",
         )
 
 

@@ -17,17 +17,22 @@ WRITTEN = {
     "num_turns": "num_turns=2",
     "extra_fields": "extra_fields=dict(answer.extra_fields), which says by which weights the answer was made",
     "metrics": "metrics={}",
+    "response_logprobs": "response_logprobs=answer.log_probs, one for each of response_ids",
 }
 """Field -> how it is given; any other is given by its name."""
 READ_LATER = {
     "num_turns": (ast.Store,),  # verl passes on only fields that were set, and its trainer's metrics read this one
     "extra_fields": (ast.Store, ast.Load),  # of it, min_global_steps; what is put into it later is passed on
+    "response_logprobs": (ast.Store,),
 }
 """Fields with a default that verl's trainer cannot do without -> uses of an attribute that may set it."""
 
 
-def fields_left_out(module: ast.Module, loop: ast.ClassDef) -> Iterator[tuple[str, bool]]:
+def fields_left_out(module: ast.Module, loop: ast.ClassDef, *, log_probs: bool) -> Iterator[tuple[str, bool]]:
     """Fields that a loop gives some of its outputs none of.
+
+    Args:
+        log_probs: whether verl's trainer reads those of the rollout.
 
     Yields:
         The name of the field, and whether it is certain that all its outputs lack it.
@@ -38,6 +43,8 @@ def fields_left_out(module: ast.Module, loop: ast.ClassDef) -> Iterator[tuple[st
     calls, own = _calls(nodes), _calls(list(ast.walk(loop)))
     makes_all = _extends_base_alone(module, loop, set()) and not any(map(_gets_more, calls))
     for field in (*_required(), *READ_LATER):
+        if field == "response_logprobs" and not log_probs:
+            continue
         lacking = [call for call in own if not _gets_more(call) and field not in _given(call)]
         if lacking and not _may_be_set_later(nodes, field):
             yield field, makes_all and all(field not in _given(call) for call in calls)

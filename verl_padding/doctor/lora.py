@@ -14,25 +14,12 @@ from verl_padding.doctor.weights import shapes_in
 
 SECTION = "actor_rollout_ref.model"
 SETTING = f"{SECTION}.target_modules"
-WHOLE_WEIGHTS = ("transformers",)
-"""Rollouts that take no adapters beside the weights."""
 SHOWN = 12
 """Names of a model's own modules that a message shows at most."""
-MERGE = f"{SECTION}.lora.merge"
 ADAPTER = f"{SECTION}.lora_adapter_path"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 OF_MODEL = "base_model.model."
 """How PEFT's names of weights begin, before those of the model that is adapted."""
-
-
-def lora_of_job(config: DictConfig) -> Iterator[Finding]:
-    """Whether the rollout takes adapters."""
-    model = config.actor_rollout_ref.model
-    adapts = model.lora_adapter_path or (isinstance(model.lora_rank, int) and model.lora_rank > 0)
-    merges = bool(OmegaConf.select(config, MERGE))
-    if adapts and not merges and config.actor_rollout_ref.rollout.name in WHOLE_WEIGHTS:
-        name = config.actor_rollout_ref.rollout.name
-        yield wrong(MERGE, f"{merges}: the rollout {name!r} takes whole weights, no adapters. Set {MERGE}=true.")
 
 
 def modules_of_lora(config: DictConfig, made: Any) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from verl_padding.doctor.chat_templates import (
     template_of_job,
     tokens_of_template,
 )
-from verl_padding.doctor.data_files import BUFFER, SETTINGS, enough_prompts, files_of, validates
+from verl_padding.doctor.data_files import BUFFER, SETTINGS, enough_prompts, named_files, validates
 from verl_padding.doctor.finding import (
     Finding,
     PanicError,
@@ -103,40 +103,56 @@ def prompts_of_job(config: DictConfig, model: LoadedModel, loops: Sequence[Loop]
     template = list(template_of_job(config, model, loops))
     yield from template
     without = any(finding.verdict == "wrong" for finding in template)
-    seen: list[list[str]] = []
+    seen: list[list[tuple[str, list[str]]]] = []
     for setting in SETTINGS:
-        files = files_of(config, setting)
-        if files in seen or any("://" in file for file in files):  # told with the files
+        named = named_files(config, setting)
+        files = [file for _, each in named for file in each]
+        if named in seen or any("://" in file for file in files):  # told with the files
             continue
-        seen.append(files)
+        seen.append(named)
         try:
             with (
                 _quiet(),
                 tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
                 _cache_of_data_sets(folder),
             ):
-                found = list(_of_files(config, model, setting, files, Path(folder), without_template=without))
+                found = list(_of_files(config, model, setting, named, Path(folder), without_template=without))
         except (OSError, MemoryError) as error:  # of the temporary folder: the files themselves were read before
             found = [not_looked_at(setting, f"{_told(files)}: not tried ({in_one_line(error)})")]
         yield from found
 
 
 def _of_files(
-    config: DictConfig, model: LoadedModel, setting: str, files: list[str], folder: Path, *, without_template: bool
+    config: DictConfig,
+    model: LoadedModel,
+    setting: str,
+    named: list[tuple[str, list[str]]],
+    folder: Path,
+    *,
+    without_template: bool,
 ) -> Iterator[Finding]:
     """
+    Args:
+        named: names of the setting, and the files that each stands for.
+
     Raises:
         OSError: of the temporary folder.
     """
-    told, beginnings = _told(files), Beginnings()
-    for number, file in enumerate(files):
-        source, target = Path(file).expanduser(), folder / f"{number}{Path(file).suffix}"
-        copy = _copy_parquet if source.suffix == ".parquet" else _copy_json
-        if problem := copy(setting, source, target, beginnings):
-            yield problem
-            return
+    files = [file for _, each in named for file in each]
+    told, beginnings, to_read = _told(files), Beginnings(), []
+    for number, (name, each) in enumerate(named):
+        (folder / str(number)).mkdir()
+        for place, file in enumerate(each):
+            source, target = Path(file).expanduser(), folder / str(number) / f"{place:06}{Path(file).suffix}"
+            copy = _copy_parquet if source.suffix == ".parquet" else _copy_json
+            if problem := copy(setting, source, target, beginnings):
+                yield problem
+                return
+        if any((folder / str(number)).iterdir()):
+            # A pattern, as in the job: verl puts its files into one table, with the columns of the first one.
+            to_read.append(str(folder / str(number) / f"*{Path(name).suffix}"))
     try:
-        data_set = _data_set(config, model, beginnings.copies)
+        data_set = _data_set(config, model, to_read)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of the library `datasets`
@@ -216,8 +232,8 @@ def _refused(config: DictConfig, model: LoadedModel, setting: str, beginnings: B
             return wrong(setting, f"{file}: cannot be read ({in_one_line(own)}). Write it again.")
     return wrong(
         setting,
-        f"{told}: verl's data set cannot read them together ({in_one_line(error)}). Write them anew, with columns of "
-        "the same types.",
+        f"{told}: verl's data set cannot read them together ({in_one_line(error)}). Write them anew, with the same "
+        "columns of the same types.",
     )
 
 

@@ -9,12 +9,23 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.doctor.finding import Finding, ok, warning, wrong
 from verl_padding.plan import Job
 
+MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
+"""Tokens of a prompt and its answer that the rollout allows; the model decides if it is null."""
+
+
+def longest_row(config: DictConfig) -> tuple[int, str]:
+    """Tokens that a row has at most, by the settings, and these in words."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    allowed = OmegaConf.select(config, MODEL_LENGTH)
+    if isinstance(allowed, int) and allowed < longest:
+        return allowed, f"{MODEL_LENGTH} = {allowed}"
+    return longest, f"data.max_prompt_length + data.max_response_length = {longest}"
+
 
 def longest_rows(config: DictConfig, job: Job) -> Iterator[Finding]:
-    """Whether the longest row of the data settings fits into the token budget of each call."""
-    data, budgets = config.data, _by_setting(job)
-    longest = data.max_prompt_length + data.max_response_length
-    told = f"data.max_prompt_length + data.max_response_length = {longest}"
+    """Whether the longest row fits into the token budget of each call."""
+    budgets = _by_setting(job)
+    longest, told = longest_row(config)
     for setting, budget in budgets.items():
         if budget < longest:
             value, enough = _of_a_rank(config, setting, budget, longest)
@@ -33,7 +44,7 @@ def shortest_rows(config: DictConfig, prompts: str, shortest: int) -> Iterator[F
         prompts: which these are.
         shortest: tokens of the shortest one.
     """
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest, _ = longest_row(config)
     for setting, budget in _budgets_of_job(config).items():
         if budget <= shortest:
             value, enough = _of_a_rank(config, setting, budget, longest)

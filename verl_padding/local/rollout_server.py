@@ -199,12 +199,15 @@ class TransformersServer:
         config = self._config
         budget = config.prompt_length + config.response_length - len(prompt_ids)
         limit = params.get("max_tokens", params.get("max_new_tokens"))
+        limit = max(1, min(config.response_length, budget) if limit is None else limit)
+        if config.max_model_len is not None:  # a prompt that leaves no room is refused, as verl's rollouts do
+            limit = min(limit, config.max_model_len - len(prompt_ids))
         stop_ids = frozenset(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
             stop_ids |= self._stop_ids
         return Generation(
             prompt_ids=prompt_ids,
-            max_new_tokens=max(1, min(config.response_length, budget) if limit is None else limit),
+            max_new_tokens=limit,
             temperature=params.get("temperature", config.temperature),
             top_k=params.get("top_k", config.top_k),
             top_p=params.get("top_p", config.top_p),

@@ -25,24 +25,24 @@ MODULES = ("verl.workers.engine_workers", "verl.workers.engine.base")
 
 
 def fix_3d_position_ids(data: TensorDict) -> None:
-    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone."""
+    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone.
+
+    Raises:
+        KeyError: the rows have such position ids, but no ``input_ids``; no model of verl runs on those.
+    """
     if "position_ids" not in data.keys():  # noqa: SIM118  (a TensorDict)
         return
     ids = data["position_ids"]
     if not ids.is_nested or ids.dim() != 3:
         return
-    values, offsets = ids.values(), ids.offsets()
-    if values.shape[1] == offsets[-1] and not _holds_rows(values, offsets):
+    values, token_offsets = ids.values(), data["input_ids"].offsets()
+    # An update's ids are fixed up to three times, and their own sizes do not tell whether they were before: (4, 4) may
+    # be two rows of four axes and two tokens side by side, or of two axes and four tokens one below the other.
+    if values.shape[1] == token_offsets[-1] and torch.equal(ids.offsets(), token_offsets):
         ids._ragged_idx = 2  # verl's own fix: tensordict loses this when it is pickled
         return
-    rows = [values[start:end] for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-    data["position_ids"] = tu.nested_tensor_from_tensor_list(rows, ragged_idx=2)
-
-
-def _holds_rows(values: torch.Tensor, offsets: torch.Tensor) -> bool:
-    """Whether (B * axes, L) values hold B rows below one another, and not (axes, T) ones beside one another."""
-    axes = offsets.diff()
-    return bool(values.shape[0] == offsets[-1]) and len(axes) > 1 and bool((axes == axes[0]).all())
+    rows = values.unflatten(0, (len(data), -1))  # (B * axes, L), one row below the other
+    data["position_ids"] = tu.nested_tensor_from_tensor_list(list(rows), ragged_idx=2)
 
 
 def install_in_worker(worker: Any) -> Any:

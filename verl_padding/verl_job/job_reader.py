@@ -22,7 +22,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
-from verl_padding.verl_job.adapter_refusals import refuse_adapter
+from verl_padding.verl_job.adapter_refusals import refuse_adapter, refuse_unmerged_adapter
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
@@ -204,7 +204,8 @@ class JobReader:
         """Refuses what the engines of roles that train would not do for the job, as the roles' sections show it.
 
         Raises:
-            PaddingConfigError: an adapter is asked for that an engine does not make, or what no CPU has.
+            PaddingConfigError: an adapter is asked for that an engine does not make or the rollout does not get, or
+                what no CPU has.
         """
         for name, engine in self.engines.items():
             if name == "ref":  # it has no adapter, nor an optimizer
@@ -215,6 +216,7 @@ class JobReader:
             if engine.strategy == "megatron" and engine.device == "cpu":
                 keeps = name == "actor" and self._mode == SEPARATE_ASYNC and not self._bypasses_log_prob
                 refuse_memory_of_a_device(engine.section, self._config, copies_weights=keeps)
+        refuse_unmerged_adapter(self._config, self._mode)
 
     def refuse_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, or that an engine does not compute.
