@@ -136,7 +136,10 @@ def returns_of(keys, rows, said) -> list[float]:
     )
     extra = [{} if said is None else {"extends": extends} for extends in said or keys]
     scores = [torch.tensor([0.0] * (len(response) - 1) + [1.0]) for _, response in rows]
-    batch = put_grown_sessions(dict(zip(keys, rows, strict=True)), extra_fields=extra, rm_scores=scores)
+    before = [torch.zeros(len(response)) for _, response in rows]
+    batch = put_grown_sessions(
+        dict(zip(keys, rows, strict=True)), extra_fields=extra, rm_scores=scores, old_log_probs=before
+    )
     try:
         trainer._compute_advantage(batch, {})
         data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["returns"])
@@ -155,9 +158,8 @@ def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_an
             torch.tensor([0.0] * (len(mask) - 1) + [rewards[session_of_key(k)]])
             for k, mask in zip(keys, masks, strict=True)
         ]
-        batch = put_rows(
-            [(2, len(mask)) for mask in masks], keys, rm_scores=scores, response_mask=[torch.tensor(m) for m in masks]
-        )
+        fields = {"rm_scores": scores, "old_log_probs": [torch.zeros(len(mask)) for mask in masks]}
+        batch = put_rows([(2, len(m)) for m in masks], keys, response_mask=[torch.tensor(m) for m in masks], **fields)
         try:
             compute(padded_trainer("algorithm.adv_estimator=grpo"), batch, {})
             data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages", "returns"])

@@ -11,10 +11,12 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
 from tests.equivalence.test_advantages import VERLS_LIMITS
 from tests.support import estimator_formulas
-from tests.support.losses_on_rows import nested
+from tests.support.losses_on_rows import MODES, nested
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.verl_config import compose_job
 from verl_padding.pads.lineage import Inputs, continued, extensions
+from verl_padding.pads.weighing import MEAN_OF_TOKENS, TOKEN_MODES, Weighing, loss_factors
+from verl_padding.plan import Layout
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.session_advantages import session_advantages, trajectories
 
@@ -104,3 +106,33 @@ def test_the_advantages_of_a_sessions_actions_are_those_of_its_formula_however_i
         assert {(session, action) for session, action, *_ in got} == want.keys()
         for session, action, *pair in got:
             assert pair == pytest.approx(want[session, action], rel=1e-5, abs=1e-6), (session, action)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=100)
+@given(data=st.data(), by_rows=st.booleans())
+def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data, by_rows):
+    drawn = data.draw(sessions(said=True))
+    whole = [session.in_one_row() for session in drawn]
+    pieces = [row for session in drawn for row in data.draw(split(session, said=True, again=False))]
+    want, got = (weights_of_tokens(mode, rows, by_rows=by_rows) for rows in (whole, pieces))
+    assert got == pytest.approx(want, rel=1e-12)
+    if mode not in TOKEN_MODES:  # as verl has rows
+        below = len(drawn) if by_rows else 1
+        of_row = {row.key[:-2]: sum(row.mask) if mode == MEAN_OF_TOKENS else 1 for row in whole}
+        assert want == {place: pytest.approx(1 / of_row[place[0]] / below, rel=1e-12) for place in want}
+
+
+def weights_of_tokens(mode: str, rows: list[Row], *, by_rows: bool) -> dict[tuple[str, tuple[int, int]], float]:
+    """What the loss of each trained token is multiplied by, but for a number that is configured."""
+    layout = Layout(n_rows=len(rows), cells=((tuple(range(len(rows))),),))
+    tokens_R = [sum(row.mask) for row in rows]
+    weighing = Weighing(call="actor", mode=mode, by_rows=by_rows, by_session=True)
+    factor_R = loss_factors(layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighing)
+    below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, len(rows) if by_rows else 1)
+    return {
+        (session_of_key(row.key), action): factor / below / (tokens if mode == MEAN_OF_TOKENS else 1)
+        for row, tokens, factor in zip(rows, tokens_R, factor_R, strict=True)
+        for action in row.actions
+        if action is not None
+    }
