@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some, rows_like
 from verl_padding.pads.tags import tokens_of_tags
@@ -192,9 +192,8 @@ def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str
         for name in columns[0]
     }
     uids = np.array([uid_of_key(key) for key in keys], dtype=object)
-    data = compute_advantage_for_multi_trajectories(
+    data = compute_advantage(
         DataProto(batch=TensorDict(padded, batch_size=len(keys)), non_tensor_batch={"uid": uids}),
-        batch_keys=list(keys),
         adv_estimator=algorithm.adv_estimator,
         gamma=algorithm.gamma,
         lam=algorithm.lam,
@@ -207,8 +206,8 @@ def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str
 def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from them.
 
-    verl copies the advantage of a session's last row, from its first trained token; without one it copies 0. Here its
-    function sees the rows that have trained tokens, and all rows of a session that has none.
+    verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
+    0. Here its function sees the last row of each session that has one.
 
     Args:
         batch: rows for which verl has computed advantages, row by row.
@@ -218,17 +217,15 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
         return
     rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
-    masks = rows[MASK].unbind()
-    kept = [[row for row in of_session if masks[row].any()] or of_session for of_session in sessions]
-    if all(of_session[-1] == seen[-1] for of_session, seen in zip(sessions, kept, strict=True)):
+    mask_R = rows[MASK].unbind()
+    end_S = [next((row for row in reversed(of) if mask_R[row].any()), of[-1]) for of in sessions]
+    mended = [number for number, end in enumerate(end_S) if end != sessions[number][-1]]
+    if not mended:
         return
-    rewards = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
-    seen_R = sorted(row for seen in kept for row in seen)
-    keys, tags = [batch.keys[row] for row in seen_R], [batch.tags[row] for row in seen_R]
-    estimated = _estimated([{MASK: masks[row], REWARDS: rewards[row]} for row in seen_R], keys, algorithm)
-    found = {
-        name: [of_row[: len(masks[row])] for row, of_row in zip(seen_R, estimated[name], strict=True)]
-        for name in RESULTS
-    }
-    columns = {name: torch.nested.as_nested_tensor(found[name], layout=torch.jagged) for name in RESULTS}
-    put_columns(rows_like(batch, keys, tags, None, {}), columns)
+    reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
+    samples = [{MASK: mask_R[row], REWARDS: reward_R[row]} for row in end_S]
+    estimated = _estimated(samples, [batch.keys[row] for row in end_S], algorithm)["advantages"]
+    advantage_of = {row: estimated[s, mask_R[end_S[s]].argmax()] * mask_R[row] for s in mended for row in sessions[s]}
+    column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
+    keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
+    put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))
