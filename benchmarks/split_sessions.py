@@ -80,7 +80,10 @@ def _credit(estimator: str, pieces: int, compute: Any) -> torch.Tensor:
 
 
 def weight_of_the_split_session(mode: str) -> dict[str, float]:
-    """Its part of the gradient over that of a session of one row, on each side; all tokens have the same loss."""
+    """Its part of the gradient over that of a session of one row, on each side.
+
+    Both have as many tokens, and all tokens have the same loss.
+    """
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
@@ -94,12 +97,13 @@ def weight_of_the_split_session(mode: str) -> dict[str, float]:
     keys = [f"p0_0_{row}" for row in range(SPLIT)] + [f"{session}_0" for session in list(REWARDS)[1:]]
     layout = Layout(n_rows=len(keys), cells=((tuple(range(len(keys))),),))
     weighing = Weighing(call="actor", mode=mode, by_session=True)
-    factor_R = loss_factors(layout, keys, [1.0] * len(keys), [TOKENS] * len(keys), weighing)
+    tokens_R = [TOKENS] * SPLIT + [TOKENS * SPLIT] * (len(REWARDS) - 1)
+    factor_R = loss_factors(layout, keys, [1.0] * len(keys), tokens_R, weighing)
     told = {}
-    for side, columns in zip(SIDES, ({}, loss_columns(layout, [TOKENS] * len(keys), factor_R)), strict=True):
-        leaves = [torch.full((2 + TOKENS,), -1.0, dtype=torch.float64, requires_grad=True) for _ in keys]
-        ones = nested(torch.ones(TOKENS, dtype=torch.float64) for _ in keys)
-        mask = nested(torch.ones(TOKENS, dtype=torch.int64) for _ in keys)
+    for side, columns in zip(SIDES, ({}, loss_columns(layout, tokens_R, factor_R)), strict=True):
+        leaves = [torch.full((2 + tokens,), -1.0, dtype=torch.float64, requires_grad=True) for tokens in tokens_R]
+        ones = nested(torch.ones(tokens, dtype=torch.float64) for tokens in tokens_R)
+        mask = nested(torch.ones(tokens, dtype=torch.int64) for tokens in tokens_R)
         data = TensorDict(
             {
                 "prompts": nested(torch.ones(2, dtype=torch.int64) for _ in keys),
@@ -112,7 +116,7 @@ def weight_of_the_split_session(mode: str) -> dict[str, float]:
             },
             batch_size=len(keys),
         )
-        sizes = {"dp_size": 1, "batch_num_tokens": TOKENS * len(keys), "global_batch_size": len(REWARDS)}
+        sizes = {"dp_size": 1, "batch_num_tokens": sum(tokens_R), "global_batch_size": len(REWARDS)}
         tu.assign_non_tensor(data, **sizes, **{WEIGHS_ROWS: bool(columns)})
         loss: Any = policy_loss(mode, terms=False)
         if columns:

@@ -9,9 +9,9 @@ with their number as the batch size; for losses that choose tokens inside a micr
 with the pads taken out. An error is that of the gradient with respect to the model's outputs, the length of the
 difference over the length of the reference.
 
-Beside that, a session of ten rows and sessions of one row: what it weighs in a loss, and how far the advantages of all
-tokens are from those of sessions in one piece, with sessions as verl has them, and with ``padding.weighting=session``
-and ``padding.advantages=session``.
+Beside that, a session of ten rows and sessions of one row: what it weighs in a loss beside one with as many tokens, and
+how far the advantages of all tokens are from those of sessions in one piece, with sessions as verl has them, and with
+``padding.weighting=session`` and ``padding.advantages=session``.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def measure_sessions() -> dict[str, Any]:
 
 def show_sessions(sessions: dict[str, Any]) -> None:
     show(
-        "what a session of ten rows weighs beside one of one row",
+        "what a session of ten rows weighs beside one of one row with as many tokens",
         ["loss_agg_mode", *SIDES],
         [[mode, *[f"{told[side]:.3g}" for side in SIDES]] for mode, told in sessions["weight"].items()],
     )

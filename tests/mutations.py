@@ -58,14 +58,14 @@ MUTATIONS = [
     Mutation(
         "sessions of several rows weigh more than others",
         "verl_padding/pads/weighing.py",
-        "_over(weight, size_of[row])",
-        "weight",
+        "weight * share_of[row] for",
+        "weight for",
         "tests/equivalence/test_row_weights.py",
     ),
     Mutation(
         "a mini-batch of light rows has a small loss",
         "verl_padding/pads/weighing.py",
-        "share = _over(len(rows), sum(weight_of.values()))",
+        "share = _over(len(rows), sum(counts_of.values()))",
         "share = 1.0",
         "tests/equivalence/test_row_weights.py",
     ),
@@ -93,8 +93,8 @@ MUTATIONS = [
     Mutation(
         "a session loses its reward with the end of its last row",
         "verl_padding/trainer/session_advantages.py",
-        "return int(mask.nonzero()[-1])",
-        "return session.length - 1",
+        "rewards[places_of_trained[-1] if len(places_of_trained) else -1] += scores[-1]",
+        "rewards[-1] += scores[-1]",
         "tests/trainer/test_session_advantages.py",
     ),
     Mutation(

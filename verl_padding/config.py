@@ -46,7 +46,7 @@ class PaddingConfig:
 
     weighting: Weighting = "row"
     """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
-    however many rows it was split into. A row's field ``loss_weight`` multiplies what it weighs."""
+    which weighs what it would weigh in one row. A row's field ``loss_weight`` multiplies what it weighs."""
 
     weighted_losses: WeightedLosses = "actor"
     """Where rows and sessions weigh what ``weighting`` and the field ``loss_weight`` say. ``actor``: in the policy, KL,
@@ -54,7 +54,7 @@ class PaddingConfig:
 
     advantages: Advantages = "row"
     """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each session). ``session``:
-    each session, its rows one trajectory, with the reward of the last one at its end."""
+    each session, its rows one trajectory, with the reward on its last trained token."""
 
     seed: int = 0
     """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters only with

@@ -72,18 +72,22 @@ def gradients_of_the_rows(loss, output_name) -> list[list[torch.Tensor]]:
     return gradients
 
 
-def over(mode, denominator, weight_R) -> float:
-    """What the sum of w_r l_r is divided by."""
+def over(mode, denominator, weight_R, count_R) -> float:
+    """What the sum of w_r l_r is divided by.
+
+    Args:
+        count_R: what each row adds to it where rows are counted.
+    """
     if mode == "token-sum":
         return 1.0
     if mode == "token-mean":
         return sum(w * n for w, (_, n) in zip(weight_R, Rows().lengths, strict=True))
-    return sum(weight_R) if denominator == "rows" else NOMINAL
+    return sum(count_R) if denominator == "rows" else NOMINAL
 
 
-def assert_weighed(loss, output_name, layout, rows: WeightedRows, weight_R, mode, denominator) -> None:
+def assert_weighed(loss, output_name, layout, rows: WeightedRows, weight_R, mode, denominator, count_R=None) -> None:
     gradients = gradients_of_the_rows(loss, output_name)
-    below = over(mode, denominator, weight_R)
+    below = over(mode, denominator, weight_R, count_R or weight_R)
     got, metrics = run_as_verl_does(RealRowsLoss(loss, denominator), rows, layout, output_name, nominal=NOMINAL)
     for leaf, got_leaf in enumerate(got):
         want = sum(weight * row[leaf] for weight, row in zip(weight_R, gradients, strict=True)) / below
@@ -119,29 +123,34 @@ def test_so_is_the_value_loss(mode, denominator, layout):
     assert_weighed(critic_loss(mode), "values", layout, rows, WEIGHTS, mode, denominator)
 
 
-def shares_of_sessions(mode, weight_R) -> list[float]:
-    """w_r / k_s, or in token modes w_r / n_s, with the tokens of the session."""
+def parts_of_sessions(mode, weight_R) -> tuple[list[float], list[float]]:
+    """w_r of each row if sessions weigh the same, and what it adds where sessions are counted."""
     tokens = [response for _, response in Rows().lengths]
-    sizes = [sum(tokens[:3])] * 3 + tokens[3:] if mode in TOKEN_MODES else [3, 3, 3, 1, 1]
-    return [weight / size for weight, size in zip(weight_R, sizes, strict=True)]
+    of_session = [sum(tokens[:3])] * 3 + tokens[3:]
+    count_R = [w * n / s for w, n, s in zip(weight_R, tokens, of_session, strict=True)]
+    if mode == "seq-mean-token-mean":
+        return count_R, count_R
+    if mode in TOKEN_MODES:
+        return [w / s for w, s in zip(weight_R, of_session, strict=True)], count_R
+    return weight_R, count_R
 
 
 @SETTING
 @pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(NO_SUMS) - set(MEANS_OVER_ROWS)))
 def test_sessions_weigh_the_same_beside_the_weights_of_their_rows(name, mode, denominator):
     rows = WeightedRows(weighing(mode, denominator, by_session=True))
-    shares = shares_of_sessions(mode, WEIGHTS)
-    assert_weighed(policy_loss(mode, name), "log_probs", SPREAD, rows, shares, mode, denominator)
+    shares, counts = parts_of_sessions(mode, WEIGHTS)
+    assert_weighed(policy_loss(mode, name), "log_probs", SPREAD, rows, shares, mode, denominator, counts)
 
 
 @LAYOUTS
 @SETTING
 def test_each_session_counts_once(mode, denominator, layout):
     rows = WeightedRows(weighing(mode, denominator, by_session=True), [1.0] * 5)
-    shares = shares_of_sessions(mode, [1.0] * 5)
+    shares, counts = parts_of_sessions(mode, [1.0] * 5)
     if mode != "token-sum" and denominator == "rows":
-        assert over(mode, denominator, shares) == pytest.approx(3), "the sessions"
-    assert_weighed(policy_loss(mode), "log_probs", layout, rows, shares, mode, denominator)
+        assert over(mode, denominator, shares, counts) == pytest.approx(3), "the sessions"
+    assert_weighed(policy_loss(mode), "log_probs", layout, rows, shares, mode, denominator, counts)
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)

@@ -5,9 +5,10 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
+from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.equivalence.test_advantages import CRITIC, VERLS_LIMITS
-from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.pads.padded_batch import strip
@@ -108,6 +109,69 @@ def test_rows_that_do_not_extend_each_other_share_no_token_whatever_their_agent_
     silent, _ = computed("session", "gae", shared=True, drifted=True)
     wrong, _ = computed("session", "gae", shared=True, drifted=True, said=True)
     assert wrong == silent != computed("session", "gae", shared=True, said=True)[0]
+
+
+@pytest.mark.parametrize(("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)])
+def test_two_equal_turns_are_two_actions_unless_the_agent_loop_says_that_one_continues_the_other(said, actions):
+    found = returns_of(["a_0_0", "a_0_1", "a_0_2", "a_0_3"], [([1], [2]), ([3], [4]), ([1], [2]), ([1], [2])], said)
+    want = [0.9 ** (actions - 1 - action) for action in range(actions)]
+    assert found == pytest.approx(want if actions == 4 else [want[0], want[1], want[0], want[0]])
+
+
+@pytest.mark.parametrize(("said", "apart"), [(None, False), ([None, 0], False), ([None, None], True)])
+def test_a_row_that_goes_on_from_an_earlier_one_has_its_actions_unless_the_agent_loop_says_otherwise(said, apart):
+    first, *longer = returns_of(["a_0_0", "a_0_1"], [([1], [2]), ([1], [2, 3])], said)
+    assert [first, *longer] == pytest.approx([0.81, 0.9, 1.0] if apart else [0.9, 0.9, 1.0])
+
+
+def test_a_row_that_comes_after_a_longer_one_is_an_action_of_its_own():
+    *longer, last = returns_of(["a_0_0", "a_0_1"], [([1], [2, 3]), ([1], [2])], None)
+    assert [*longer, last] == pytest.approx([0.81, 0.9, 1.0])
+
+
+def returns_of(keys, rows, said) -> list[float]:
+    """Of all tokens, for a reward of 1."""
+    trainer = padded_trainer(
+        "algorithm.adv_estimator=reinforce_plus_plus", "padding.advantages=session", "algorithm.gamma=0.9"
+    )
+    extra = [{} if said is None else {"extends": extends} for extends in said or keys]
+    scores = [torch.tensor([0.0] * (len(response) - 1) + [1.0]) for _, response in rows]
+    before = [torch.zeros(len(response)) for _, response in rows]
+    batch = put_grown_sessions(
+        dict(zip(keys, rows, strict=True)), extra_fields=extra, rm_scores=scores, old_log_probs=before
+    )
+    try:
+        trainer._compute_advantage(batch, {})
+        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["returns"])
+        return [value for row in data["returns"].unbind() for value in row.tolist()]
+    finally:
+        tq.kv_clear(keys=keys, partition_id=PARTITION)
+
+
+def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():
+    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
+    masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
+    rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
+    found = []
+    for compute in (get_trainer_cls("sync")._compute_advantage, type(padded_trainer())._compute_advantage):
+        scores = [
+            torch.tensor([0.0] * (len(mask) - 1) + [rewards[session_of_key(k)]])
+            for k, mask in zip(keys, masks, strict=True)
+        ]
+        fields = {"rm_scores": scores, "old_log_probs": [torch.zeros(len(mask)) for mask in masks]}
+        batch = put_rows([(2, len(m)) for m in masks], keys, response_mask=[torch.tensor(m) for m in masks], **fields)
+        try:
+            compute(padded_trainer("algorithm.adv_estimator=grpo"), batch, {})
+            data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages", "returns"])
+            found.append([row.tolist() for row in data["advantages"].unbind()])
+            assert [row.tolist() for row in data["returns"].unbind()] == found[-1]
+        finally:
+            tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    verls, ours = found
+    assert verls[0] == [0, 0], "verl looks for a trained token now: mend_untrained_ends may go"
+    assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
+    assert ours[1:] == verls[1:]
+    assert ours[2][0] != ours[5][0] == ours[6][0] != 0
 
 
 def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():

@@ -313,7 +313,8 @@ def weighed_and_plain(sharing: Whole, plain: Whole, loss, mode: str, rows, plan,
                     share = {
                         "token-sum": 1 / tokens,
                         "token-mean": tokens_R[row] / tokens / len(sessions),
-                    }.get(mode, 1 / len(of_session) / len(sessions))
+                        "seq-mean-token-mean": tokens_R[row] / tokens / len(sessions),
+                    }.get(mode, 1 / len(sessions))
                     gradient = gradient + share * train_at_once(plain, [fields[row]], loss, global_batch_size=1, **said)
             yield gradient
 

@@ -100,8 +100,8 @@ def test_an_update_of_rows_without_a_weight_does_not_read_the_factors_that_they_
 
 def test_the_sessions_of_a_batch_weigh_the_same():
     keys = ["a_0_0", "a_0_1", "a_0_2", "b_0_0", "b_1_0"]
-    real, _, _ = sent(put_rows(LENGTHS, keys), Weighing(call="actor", mode="seq-mean-token-sum", by_session=True))
-    assert list(real.values()) == pytest.approx([5 / 9, 5 / 9, 5 / 9, 5 / 3, 5 / 3])
+    real, _, _ = sent(put_rows(LENGTHS, keys), Weighing(call="actor", mode="seq-mean-token-mean", by_session=True))
+    assert list(real.values()) == pytest.approx([3 / 14 * 5 / 3, 2 / 14 * 5 / 3, 9 / 14 * 5 / 3, 5 / 3, 5 / 3])
 
 
 def test_an_update_that_weighs_all_rows_the_same_does_not_read_the_factors_of_an_earlier_one():

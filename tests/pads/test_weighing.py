@@ -41,17 +41,24 @@ def test_the_factor_of_a_row_is_what_turns_verls_denominator_into_that_of_its_we
     weighing = Weighing(call="actor", mode=mode, by_rows=by_rows, by_session=by_session)
     factor_R = loss_factors(layout, keys, weights, tokens, weighing)
     for rows in halves:
-        shares = {}
+        shares, counts = {}, {}
         for row in rows:
             mates = [mate for mate in rows if session_of_key(keys[mate]) == session_of_key(keys[row])]
-            size = sum(tokens[mate] for mate in mates) if mode in TOKEN_MODES else len(mates)
-            shares[row] = (weights[row] / size if size else 0.0) if by_session else weights[row]
+            of_session = sum(tokens[mate] for mate in mates)
+            part = tokens[row] / of_session if of_session else 1 / len(mates)
+            shares[row] = counts[row] = weights[row]
+            if by_session:
+                counts[row] *= part
+                if mode in TOKEN_MODES:
+                    shares[row] = weights[row] / of_session if tokens[row] else 0.0
+                elif mode == "seq-mean-token-mean":
+                    shares[row] = counts[row]
         if mode == "token-sum" or (mode not in TOKEN_MODES and not by_rows):
             verls = ours = 1.0
         elif mode == "token-mean":
             verls, ours = sum(tokens[row] for row in rows), sum(shares[row] * tokens[row] for row in rows)
         else:
-            verls, ours = len(rows), sum(shares.values())
+            verls, ours = len(rows), sum(counts.values())
         for row in rows:
             want = shares[row] / ours * verls if ours else 0.0
             assert math.isclose(factor_R[row], want, rel_tol=1e-12, abs_tol=0.0)

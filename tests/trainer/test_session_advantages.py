@@ -1,10 +1,5 @@
 """Advantages of whole sessions, from verl's own estimators, against formulas written out."""
 
-import itertools
-import math
-from collections import defaultdict
-from statistics import mean, stdev
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +9,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.equivalence.test_advantages import VERLS_LIMITS
+from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.losses_on_rows import nested
 from tests.support.verl_config import compose_job
 from verl_padding.plan.row_keys import uid_of_key
@@ -60,110 +56,46 @@ def computed(estimator: str, fields, keys=KEYS, extends_R=None, prompts=5):
     return session_advantages(as_rows(fields), keys, sessions, algorithm_of(estimator))
 
 
-def whitened(values: list[float]) -> list[float]:
-    """verl's masked_whiten, with the variance of a sample."""
-    middle = mean(values)
-    variance = sum((value - middle) ** 2 for value in values) / (len(values) - 1)
-    return [(value - middle) / math.sqrt(variance + 1e-8) for value in values]
+def by_verl(estimator: str, fields, keys) -> TensorDict:
+    """What verl's trainer computes of these rows."""
+    algorithm = algorithm_of(estimator)
+    rows = as_rows(fields).to_padded_tensor()
+    data = DataProto.from_single_dict({"token_level_rewards": rows["rm_scores"], **dict(rows.items())})
+    data.non_tensor_batch["uid"] = np.array([uid_of_key(key) for key in keys], dtype=object)
+    return compute_advantage_for_multi_trajectories(
+        data,
+        batch_keys=keys,
+        adv_estimator=algorithm.adv_estimator,
+        gamma=GAMMA,
+        lam=LAM,
+        norm_adv_by_std_in_grpo=True,
+        config=algorithm,
+    ).batch
 
 
-def outcome_advantages(estimator: str) -> dict[str, float]:
-    """Of each session, which has one score; before a whitening over tokens."""
-    groups = defaultdict(list)
-    for session in SESSIONS:
-        groups[session.split("_")[0]].append(session)
-    return {s: outcome_advantage(estimator, s, of_prompt) for of_prompt in groups.values() for s in of_prompt}
-
-
-def outcome_advantage(estimator: str, session: str, of_prompt: list[str]) -> float:
-    """The formula of each estimator.
-
-    Args:
-        of_prompt: the sessions of its prompt.
-    """
-    score, scores = SCORES[session], [SCORES[other] for other in of_prompt]
-    match estimator:
-        case "grpo" | "grpo_vectorized":
-            return (score - mean(scores)) / (stdev(scores) + 1e-6)
-        case "rloo" | "rloo_vectorized":
-            return score - (sum(scores) - score) / (len(scores) - 1)
-        case "opo":
-            lengths = [sum(sum(MASKS[row]) for row in SESSIONS[other]) for other in of_prompt]
-            return score - sum(map(math.prod, zip(lengths, scores, strict=True))) / sum(lengths)
-        case "gpg":
-            return len(SCORES) / sum(score != 0 for score in SCORES.values()) * (score - mean(scores))
-        case "grpo_passk":
-            best, second = sorted(scores, reverse=True)[:2]
-            return (best - second) / (stdev(scores) + 1e-6) if score == best else 0.0
-        case "reinforce_plus_plus_baseline":
-            return score - mean(scores)
-    raise AssertionError(f"{estimator}: its formula for sessions is not written out here")
-
-
-def tokens_in_order() -> list[tuple[str, int, int]]:
-    """(session, row, token) of every trained token."""
-    return [
-        (session, row, token)
-        for session, rows in SESSIONS.items()
-        for row in rows
-        for token, trained in enumerate(MASKS[row])
-        if trained
-    ]
-
-
-def token_advantages(estimator: str, fields) -> dict[tuple[int, int], float]:
-    """Of every trained token, by row and place, with the formula of each estimator for one trajectory a session."""
-    tokens = tokens_in_order()
-    if estimator == "gae":
-        raw = {}
-        for session, of_session in itertools.groupby(tokens, key=lambda token: token[0]):
-            next_value = running = 0.0
-            for _, row, token in reversed(list(of_session)):
-                value = float(fields["values"][row][token])
-                reward = SCORES[session] if (row, token) == last_token(session) else 0.0
-                running = reward + GAMMA * next_value - value + GAMMA * LAM * running
-                next_value = value
-                raw[row, token] = running
-    elif estimator == "reinforce_plus_plus":
-        raw = {}
-        for session, of_session in itertools.groupby(tokens, key=lambda token: token[0]):
-            for steps, (_, row, token) in enumerate(reversed(list(of_session))):
-                raw[row, token] = SCORES[session] * GAMMA**steps
-    else:
-        outcomes = outcome_advantages(estimator)
-        raw = {(row, token): outcomes[session] for session, row, token in tokens}
-    if estimator in ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
-        places = [(row, token) for _, row, token in tokens]
-        return dict(zip(places, whitened([raw[place] for place in places]), strict=True))
-    return raw
-
-
-def last_token(session: str) -> tuple[int, int]:
-    row = SESSIONS[session][-1]
-    return row, len(MASKS[row]) - 1
+def samples_of(fields) -> list[Sample]:
+    """What an estimator is to see of each session."""
+    found = []
+    for session, rows in SESSIONS.items():
+        values = [
+            float(v) for row in rows for v, trained in zip(fields["values"][row], MASKS[row], strict=True) if trained
+        ]
+        found.append(Sample(session.split("_")[0], SCORES[session], values, [0.0] * len(values)))
+    return found
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_an_estimator_sees_each_session_once_and_its_result_goes_to_all_its_rows(estimator):
     fields = fields_of_rows()
-    want = token_advantages(estimator, fields)
     got = computed(estimator, fields)
-    rows = got["advantages"].unbind()
-    assert [len(row) for row in rows] == [len(mask) for mask in MASKS]
-    for (row, token), advantage in want.items():
-        assert math.isclose(float(rows[row][token]), advantage, rel_tol=1e-6, abs_tol=1e-9), (row, token)
-    assert len({round(value, 9) for value in want.values()}) > 2
-    if estimator == "gae":
-        raw = [float(r) - float(v) for r, v in zip(got["returns"].unbind()[3], fields["values"][3], strict=True)]
-        assert whitened_again(raw, want, row=3)
-
-
-def whitened_again(raw: list[float], want: dict[tuple[int, int], float], row: int) -> bool:
-    """Returns are advantages before they are whitened, plus values: an affine map of what was asked for."""
-    trained = [token for token, mask in enumerate(MASKS[row]) if mask]
-    (a, b), (x, y) = [raw[token] for token in trained[:2]], [want[row, token] for token in trained[:2]]
-    slope = (y - x) / (b - a)
-    return all(math.isclose(want[row, t], x + slope * (raw[t] - a), rel_tol=1e-6, abs_tol=1e-9) for t in trained)
+    for name, formula in (("advantages", advantages), ("returns", returns)):
+        columns = got[name].unbind()
+        assert [len(column) for column in columns] == [len(mask) for mask in MASKS]
+        want = formula(estimator, samples_of(fields), GAMMA, LAM)
+        for rows, of_session in zip(SESSIONS.values(), want, strict=True):
+            of_rows = [float(columns[row][token]) for row in rows for token, mask in enumerate(MASKS[row]) if mask]
+            assert of_rows == pytest.approx(of_session, rel=1e-6, abs=1e-9)
+        assert len({round(value, 9) for of_session in want for value in of_session}) > 2
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -177,19 +109,7 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
         "values": [torch.randn(len(mask), generator=draw) for mask in masks],
     }
     fields["token_level_rewards"] = [score - 0.1 for score in fields["rm_scores"]]
-    algorithm = algorithm_of(estimator)
-    batch = as_rows(fields).to_padded_tensor()
-    data = DataProto.from_single_dict({**dict(batch.items())})
-    data.non_tensor_batch["uid"] = np.array([uid_of_key(key) for key in keys], dtype=object)
-    want = compute_advantage_for_multi_trajectories(
-        data,
-        batch_keys=keys,
-        adv_estimator=algorithm.adv_estimator,
-        gamma=GAMMA,
-        lam=LAM,
-        norm_adv_by_std_in_grpo=True,
-        config=algorithm,
-    ).batch
+    want = by_verl(estimator, fields, keys)
     got = computed(estimator, fields, keys)
     for name in ("advantages", "returns"):
         for row, mask in enumerate(masks):
@@ -261,26 +181,26 @@ def test_the_reward_is_at_the_end_of_a_trajectory_whose_last_row_begins_an_earli
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("first", [2, 0], ids=["its last row", "all its rows"])
-def test_a_session_whose_last_response_is_empty_scores_nothing_as_if_it_were_a_token_that_is_not_trained(
-    estimator, first
-):
-    keys, scores = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "b_0_0", "b_1_0"], [0.7, 0.0, 0.5, 2.0, 1.0, -1.0]
-    of_rows, found = [[1] * first, [], [1, 1, 1], [1, 1], [1, 1], [1]], []
-    for masks in (of_rows, [mask or [0] for mask in of_rows]):
+def test_a_row_without_a_response_changes_nothing_and_a_session_of_such_rows_scores_nothing(estimator):
+    def found(masks, keys, scores):
         fields = {
             "response_mask": [torch.tensor(mask, dtype=torch.int64) for mask in masks],
-            "rm_scores": [torch.tensor([0.0] * len(mask)) for mask in masks],
+            "rm_scores": [
+                torch.tensor([0.0] * (len(mask) - 1) + [score])[: len(mask)]
+                for mask, score in zip(masks, scores, strict=True)
+            ],
             "values": [torch.linspace(0.1, 0.4, len(mask)) for mask in masks],
         }
-        for row, score in zip(fields["rm_scores"], scores, strict=True):
-            row[-1:] = score
-        found.append([row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()])
-    empty, untrained = found
-    assert [len(row) for row in empty] == [first, 0, 3, 2, 2, 1]
-    assert any(any(row) for row in empty)
-    for row, advantages in enumerate(empty):
-        assert advantages == pytest.approx(untrained[row][: len(advantages)])
+        return [row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()]
+
+    keys, masks = ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"], [[1, 1], [1, 1, 1], [], [1, 1], [1]]
+    without = found(masks, keys, [0.7, 0.5, 9.0, 1.0, -1.0])
+    beside = found([*masks, []], [*keys, "a_0_1"], [0.7, 0.5, 9.0, 1.0, -1.0, 9.0])
+    assert beside == [*without, []]
+    assert any(any(row) for row in without)
+    untrained = found([mask or [0] for mask in masks], keys, [0.7, 0.5, 0.0, 1.0, -1.0])
+    for row, mask in enumerate(masks):
+        assert without[row] == pytest.approx(untrained[row][: len(mask)])
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
@@ -295,6 +215,19 @@ def test_a_session_keeps_its_reward_where_the_end_of_its_last_row_is_not_trained
     returns = computed(estimator, fields, keys)["returns"].unbind()
     steps = sum(rejected)  # trained tokens after the first row's
     assert float(returns[0][1]) == pytest.approx((GAMMA if estimator != "gae" else GAMMA * LAM) ** steps)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
+def test_verl_takes_no_reward_from_an_untrained_end_of_a_session_of_one_row_and_we_do(estimator):
+    keys = ["a_0_0", "b_0_0"]
+    fields = {
+        "response_mask": [torch.tensor([1, 0]), torch.tensor([1, 1])],
+        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.5])],
+        "values": [torch.zeros(2), torch.zeros(2)],
+    }
+    verls = by_verl(estimator, fields, keys)["returns"]
+    assert float(verls[0][0]) == 0, "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
+    assert float(computed(estimator, fields, keys)["returns"].unbind()[0][0]) == 1
 
 
 def test_the_penalties_of_a_kl_may_have_another_dtype_than_the_scores():

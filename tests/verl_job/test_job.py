@@ -445,6 +445,13 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
             ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
             "loss_mode=sapo is a mean over rows",
         ),
+        (
+            (
+                "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            ),
+            "loss_mode=geo_mean is a mean over rows",
+        ),
         (("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov",), "loss_mode=clip_cov chooses tokens"),
         (("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",), "loss_mode=kl_cov chooses tokens"),
         (

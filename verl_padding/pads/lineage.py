@@ -3,7 +3,10 @@
 Row b extends row a if a's tokens, prompt and response, are the first tokens of b, and position ids, images, recorded
 routes and a teacher's fields are equal there too. The trainer looks for such rows in each session of several rows, for
 the plan, unless the agent loop has said which they are; workers compare the rows of a chain again before they share
-anything. For advantages of sessions, which nobody looks at again, the trainer always compares.
+anything.
+
+That a row begins with another says what may be computed once, not what happened: an agent that meets the same state
+twice may answer it twice with the same tokens. :func:`find_continued` tells which rows hold the actions of others.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, read_fields_of_some
 from verl_padding.plan.chains import may_extend
 from verl_padding.plan.counted import counted
-from verl_padding.plan.row_keys import session_of_key
+from verl_padding.plan.row_keys import index_of_key, session_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ def find_extensions(
         tokens_R: tokens of each row.
         images: whether rows may have images. Agent loops know tokens alone, so they are not believed then.
         outputs: whether the rows' outputs must be the same, too; if not, equal tokens and images are enough. Workers
-            compare the former again, and nobody the latter, so agent loops are not believed about them either.
+            compare the former again, and nobody the latter, so agent loops are not believed about the latter.
 
     Raises:
         PaddingDataError: an agent loop has said something that cannot be.
@@ -70,7 +73,10 @@ def find_extensions(
     recorded = not there.isdisjoint(RECORDED)
     compared = PER_TOKEN if outputs else ()
     large = images or (recorded and outputs)
-    said = _said_by_agent_loops(batch, tokens_R, sessions) if outputs and not large else {}
+    said: dict[int, int | None] = {}
+    # An agent loop that says it says it in each session of several rows: if the first is silent, no other one is read.
+    if outputs and not large and _said_by_agent_loops(batch, tokens_R, sessions[0]):
+        said = _said_by_agent_loops(batch, tokens_R, [row for rows in sessions for row in rows])
     for row, named in said.items():
         extends_R[row] = named
     searched = [rows for rows in sessions if said.keys().isdisjoint(rows)]
@@ -97,18 +103,55 @@ def find_extensions(
     return extends_R
 
 
-def _said_by_agent_loops(
-    batch: KVBatchMeta, tokens_R: Sequence[int], sessions: Sequence[Sequence[int]]
-) -> dict[int, int | None]:
-    """Number of the row that a row extends, for the rows of which an agent loop has said it; None for none.
+def find_continued(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False) -> list[int | None]:
+    """Number of the row that each row of a batch continues, so that a token of both is one action; None for none.
 
-    An agent loop that says it says it in each session of several rows: if no row of the first one does, no other row is
-    read.
+    Args:
+        tokens_R: tokens of each row.
+        images: whether rows may have images.
+
+    Raises:
+        PaddingDataError: an agent loop has said something that cannot be.
     """
-    first = read_fields_of_some([batch.keys[row] for row in sessions[0]], batch.partition_id, [EXTRA_FIELDS])
-    if not any(EXTENDS in extra for extra in _extra_fields(first)):
-        return {}
-    rows = [row for session in sessions for row in session]
+    begins_R = find_extensions(batch, tokens_R, images=images, outputs=False)
+    sessions = {session_of_key(key) for key, earlier in zip(batch.keys, begins_R, strict=True) if earlier is not None}
+    rows = [row for row, key in enumerate(batch.keys) if session_of_key(key) in sessions]
+    said = _said_by_agent_loops(batch, tokens_R, rows) if rows else {}
+    return continued(batch.keys, tokens_R, begins_R, said)
+
+
+def continued(
+    keys: Sequence[str],
+    tokens_R: Sequence[int],
+    begins_R: Sequence[int | None],
+    said: Mapping[int, int | None],
+) -> list[int | None]:
+    """Number of the row that each row continues: the one that its agent loop names, if it begins with that one.
+
+    In a session of which nothing is said, a row continues the longest row before it that it begins with, and that is
+    shorter: an agent has gone on from there. It cannot have gone on from an equal row, nor from one that came later.
+
+    Args:
+        begins_R: number of the row that each row begins with, as :func:`extensions` finds it.
+        said: number of the row that a row extends, of those of which it was said; None for none.
+    """
+    telling = {session_of_key(keys[row]) for row in said}
+
+    def continues(row: int, earlier: int) -> bool:
+        if session_of_key(keys[row]) in telling:
+            return said.get(row) == earlier
+        return tokens_R[earlier] < tokens_R[row] and index_of_key(keys[earlier]) < index_of_key(keys[row])
+
+    continued_R: list[int | None] = []
+    for row, earlier in enumerate(begins_R):
+        while earlier is not None and not continues(row, earlier):
+            earlier = begins_R[earlier]
+        continued_R.append(earlier)
+    return continued_R
+
+
+def _said_by_agent_loops(batch: KVBatchMeta, tokens_R: Sequence[int], rows: Sequence[int]) -> dict[int, int | None]:
+    """Number of the row that a row extends, for those rows of which an agent loop has said it; None for none."""
     fields = read_fields_of_some([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])
     number = {key: row for row, key in enumerate(batch.keys)}
     said: dict[int, int | None] = {}

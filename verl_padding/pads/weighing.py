@@ -24,6 +24,8 @@ SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32)
 """What gradients can be multiplied by: those of low precision are multiplied in 32 bits."""
 TOKEN_MODES = TOKEN_MEAN, TOKEN_SUM = "token-mean", "token-sum"
 """The modes of verl's losses that weigh tokens; all others weigh rows."""
+MEAN_OF_TOKENS = "seq-mean-token-mean"
+"""The mode in which the loss of a row is a mean over its tokens, and not their sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class Weighing:
     @property
     def needs_tokens(self) -> bool:
         """Whether a weight depends on the tokens of the rows."""
-        return self.mode == TOKEN_MEAN or (self.mode == TOKEN_SUM and self.by_session)
+        return self.mode == TOKEN_MEAN or self.by_session
 
 
 def loss_factors(
@@ -64,8 +66,10 @@ def loss_factors(
     the tokens of row r that have a loss; with ``token-sum`` by nothing. So the factor is w_r R / sum of w, w_r,
     w_r T / sum of w_r n_r, and w_r. Weights of 1 give factors of exactly 1.
 
-    If sessions weigh the same, the weight of a row is w_r / k_s, with k_s rows of its session in the mini-batch; where
-    tokens weigh, w_r / n_s, with n_s tokens of its session.
+    If sessions weigh the same, modes that weigh rows give what they would give if each session of the mini-batch were
+    one row. With n_s tokens of a row's session, and S the sum of w_r n_r / n_s, which is the number of sessions where
+    all w_r are 1, the factor is w_r n_r / n_s R / S with ``seq-mean-token-mean``, and w_r R / S with the others. Where
+    tokens weigh, the weight of a row is w_r / n_s.
 
     Args:
         keys: keys of the real rows.
@@ -88,15 +92,21 @@ def loss_factors(
                 "more: there is nothing to train on. Give one of them a weight above 0, or let the agent loop leave "
                 "such rows out."
             )
+        counts_of = weight_of
         if weighing.by_session:
-            size_of = _sizes_of_sessions(rows, keys, tokens_of if weighing.mode in TOKEN_MODES else None)
-            weight_of = {row: _over(weight, size_of[row]) for row, weight in weight_of.items()}
+            assert tokens_of is not None, "tokens were not read"
+            share_of = _shares_of_sessions(rows, keys, tokens_of)
+            counts_of = {row: weight * share_of[row] for row, weight in weight_of.items()}
+            if weighing.mode in TOKEN_MODES:
+                weight_of = {row: _over(count, tokens_of[row]) for row, count in counts_of.items()}
+            elif weighing.mode == MEAN_OF_TOKENS:
+                weight_of = counts_of
         share = 1.0
         if weighing.mode == TOKEN_MEAN:
             assert tokens_of is not None, "tokens were not read"
             share = _over(sum(tokens_of.values()), sum(weight_of[row] * tokens_of[row] for row in rows))
         elif weighing.mode != TOKEN_SUM and weighing.by_rows:
-            share = _over(len(rows), sum(weight_of.values()))
+            share = _over(len(rows), sum(counts_of.values()))
         for row, weight in weight_of.items():
             factor_R[row] = weight * share
             has_loss = tokens_of is None or tokens_of[row] > 0
@@ -109,13 +119,17 @@ def loss_factors(
     return factor_R
 
 
-def _sizes_of_sessions(rows: Sequence[int], keys: Sequence[str], tokens_of: Mapping[int, int] | None) -> dict[int, int]:
-    """Rows of each row's session among ``rows``, or their tokens."""
-    size: dict[str, int] = {}
+def _shares_of_sessions(rows: Sequence[int], keys: Sequence[str], tokens_of: Mapping[int, int]) -> dict[int, float]:
+    """The part of its session's tokens that each row has; equal parts where a session has none."""
+    rows_of: dict[str, list[int]] = {}
     for row in rows:
-        session = session_of_key(keys[row])
-        size[session] = size.get(session, 0) + (1 if tokens_of is None else tokens_of[row])
-    return {row: size[session_of_key(keys[row])] for row in rows}
+        rows_of.setdefault(session_of_key(keys[row]), []).append(row)
+    share_of = {}
+    for of_session in rows_of.values():
+        tokens = sum(tokens_of[row] for row in of_session)
+        for row in of_session:
+            share_of[row] = tokens_of[row] / tokens if tokens else 1 / len(of_session)
+    return share_of
 
 
 def _over(numerator: float, denominator: float) -> float:

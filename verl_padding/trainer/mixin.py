@@ -16,7 +16,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import NO_ADAPTER
-from verl_padding.pads.lineage import find_extensions
+from verl_padding.pads.lineage import find_continued, find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
@@ -27,12 +27,11 @@ from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
-from verl_padding.plan.row_keys import session_of_key
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.pad_templates import PadTemplates
-from verl_padding.trainer.session_advantages import credit_sessions
+from verl_padding.trainer.session_advantages import credit_sessions, mend_untrained_ends
 from verl_padding.trainer.session_metrics import read_session_metrics
 from verl_padding.trainer.step_metrics import performance_metrics, plan_metrics, worker_metrics
 from verl_padding.trainer.step_timing import StepTiming
@@ -248,11 +247,12 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
-        sessions = set(map(session_of_key, batch.keys))
-        if self._padding.advantages == "session" and len(sessions) < len(batch.keys):
+        if self._padding.advantages == "session":
             tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images, outputs=False)
+            extends_R = find_continued(batch, tokens_R, images=self._job_reader.has_images)
             credit_sessions(batch, extends_R, self.config.algorithm)
+        else:
+            mend_untrained_ends(batch, self.config.algorithm)
         return computed
 
     def _compute_metrics(

@@ -2,16 +2,16 @@
 
 verl 0.9.1 gives its estimators a row per sample. A session of ten rows, each with the session's reward, then is ten
 samples of its prompt. Here a session's response tokens are put one after the other, in the order of its rows, with the
-reward of its last row on the last token that is trained, and verl's own function computes advantages and returns of
-these trajectories. Each row gets those of its tokens back.
+session's reward on the last token that is trained, and verl's own function computes advantages and returns of these
+trajectories. Each row gets those of its tokens back.
 
-Rows that begin with another row, prompt and response, may have its response tokens among their own: such a token is one
+Rows that continue another row, prompt and response, may have its response tokens among their own: such a token is one
 token of the trajectory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
 
@@ -57,17 +58,13 @@ def trajectories(
         keys: of the rows.
         prompt_R: prompt tokens of each row.
         response_R: response tokens of each row.
-        extends_R: number of the row that each row extends, of its session; None if no row does.
+        extends_R: number of the row that each row continues, of its session; None if no row does.
     """
     extends_R = extends_R or [None] * len(keys)
     token_R = _tokens(prompt_R, response_R, extends_R)
     place_of_token = np.full(sum(prompt_R) + sum(response_R), -1, dtype=np.int64)
-    rows_of: dict[str, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows_of.setdefault(session_of_key(key), []).append(row)
     found = []
-    for of_session in rows_of.values():
-        rows = sorted(of_session, key=lambda row: index_of_key(keys[row]))
+    for rows in _rows_of_sessions(keys):
         length = 0
         for row in rows:
             for begins in _beginnings(row, extends_R):  # the tokens of a row come after those that it begins with
@@ -77,6 +74,14 @@ def trajectories(
                 length += len(new)
         found.append(Trajectory(rows, [place_of_token[token_R[row][prompt_R[row] :]] for row in rows], length))
     return found
+
+
+def _rows_of_sessions(keys: Sequence[str]) -> list[list[int]]:
+    """The rows of each session, in order; sessions in the order of their first rows here."""
+    rows_of: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows_of.setdefault(session_of_key(key), []).append(row)
+    return [sorted(rows, key=lambda row: index_of_key(keys[row])) for rows in rows_of.values()]
 
 
 def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
@@ -103,12 +108,12 @@ def _tokens(prompt_R: Sequence[int], response_R: Sequence[int], extends_R: Seque
     return token_R
 
 
-def credit_sessions(batch: KVBatchMeta, extends_R: Sequence[int | None] | None, algorithm: DictConfig) -> None:
+def credit_sessions(batch: KVBatchMeta, extends_R: Sequence[int | None], algorithm: DictConfig) -> None:
     """Puts advantages and returns of whole sessions into TransferQueue, in the place of those of rows.
 
     Args:
         batch: rows for which verl has computed advantages, row by row.
-        extends_R: number of the row that each row extends; None for none, or if it is not known of any.
+        extends_R: number of the row that each row continues; None for none.
         algorithm: that section of verl's config.
     """
     rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
@@ -132,25 +137,12 @@ def session_advantages(
     """
     fields = {name: rows[name].unbind() for name in READ if name in rows.keys()}  # noqa: SIM118  (a TensorDict)
     columns = [_columns(fields, session) for session in sessions]
-    padded = {
-        name: torch.nn.utils.rnn.pad_sequence([column[name] for column in columns], batch_first=True)
-        for name in columns[0]
-    }
-    uids = np.array([uid_of_key(keys[session.rows[0]]) for session in sessions], dtype=object)
-    data = DataProto(batch=TensorDict(padded, batch_size=len(sessions)), non_tensor_batch={"uid": uids})
-    data = compute_advantage(
-        data,
-        adv_estimator=algorithm.adv_estimator,
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
-        config=algorithm,
-    )
+    estimated = _estimated(columns, [keys[session.rows[0]] for session in sessions], algorithm)
     found: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] * len(keys) for name in RESULTS}
     for number, session in enumerate(sessions):
         for row, places in zip(session.rows, session.places, strict=True):
             for name in RESULTS:
-                found[name][row] = data.batch[name][number, torch.from_numpy(places)]
+                found[name][row] = estimated[name][number, torch.from_numpy(places)]
     return {name: torch.nested.as_nested_tensor(found[name], layout=torch.jagged) for name in RESULTS}
 
 
@@ -175,19 +167,65 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
                 columns[VALUES][at] = fields[VALUES][row][of_row]
             if REWARDS in fields:  # less the row's copy of the reward: what an in-reward KL takes from each token
                 rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
-    scores = fields[SCORES][last].to(rewards.dtype)
-    if len(scores):  # a row without a response has no place for a reward: verl scores it 0
-        rewards[torch.from_numpy(session.places[-1][:-1])] += scores[:-1]
-        rewards[_end(session, mask)] += scores[-1]
+    # Every row has a copy of the session's reward, but one without a response, which has no place for it.
+    rewarded = [(row, places) for row, places in zip(session.rows, session.places, strict=True) if len(places)]
+    if rewarded:
+        row, places = rewarded[-1]
+        scores = fields[SCORES][row].to(rewards.dtype)
+        rewards[torch.from_numpy(places[:-1])] += scores[:-1]
+        # verl's GAE leaves out what is not trained, rewards included, and a session may end with an observation or a
+        # rejected token, in a row of its own or not: the reward is that of the last action.
+        places_of_trained = mask.nonzero()
+        rewards[places_of_trained[-1] if len(places_of_trained) else -1] += scores[-1]
     return columns
 
 
-def _end(session: Trajectory, mask: torch.Tensor) -> int:
-    """Place of the token that the reward is given to: the last one that is trained.
+def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig) -> TensorDict:
+    """What verl's estimator makes of some samples, (samples, longest) each.
 
-    That of the last row may be none: the row begins an earlier one, its end is not trained, or was rejected; and verl's
-    GAE leaves out what is not trained, rewards included. A session of one row is verl's in all.
+    Args:
+        columns: mask, rewards and values of each sample, (length,) each.
+        keys: of the samples, as of rows.
     """
-    if len(session.rows) == 1 or not mask.any():
-        return session.length - 1
-    return int(mask.nonzero()[-1])
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence([column[name] for column in columns], batch_first=True)
+        for name in columns[0]
+    }
+    uids = np.array([uid_of_key(key) for key in keys], dtype=object)
+    data = compute_advantage(
+        DataProto(batch=TensorDict(padded, batch_size=len(keys)), non_tensor_batch={"uid": uids}),
+        adv_estimator=algorithm.adv_estimator,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+        config=algorithm,
+    )
+    return data.batch
+
+
+def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
+    """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from them.
+
+    verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
+    0. Here its function sees the last row of each session that has one.
+
+    Args:
+        batch: rows for which verl has computed advantages, row by row.
+        algorithm: that section of verl's config.
+    """
+    sessions = _rows_of_sessions(batch.keys)
+    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
+        return
+    rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
+    mask_R = rows[MASK].unbind()
+    end_S = [next((row for row in reversed(of) if mask_R[row].any()), of[-1]) for of in sessions]
+    mended = [number for number, end in enumerate(end_S) if end != sessions[number][-1]]
+    if not mended:
+        return
+    reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
+    samples = [{MASK: mask_R[row], REWARDS: reward_R[row]} for row in end_S]
+    estimated = _estimated(samples, [batch.keys[row] for row in end_S], algorithm)["advantages"]
+    advantage_of = {row: estimated[s, mask_R[end_S[s]].argmax()] * mask_R[row] for s in mended for row in sessions[s]}
+    column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
+    keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
+    put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))

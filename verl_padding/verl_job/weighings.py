@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.weighing import TOKEN_MODES, Weighing
+from verl_padding.pads.weighing import MEAN_OF_TOKENS, TOKEN_MODES, Weighing
 from verl_padding.verl_job.calls import ACTOR, CRITIC
 from verl_padding.verl_job.roles_of_job import has_critic
 
@@ -43,16 +43,17 @@ def refuse_equal_sessions(config: DictConfig, padding: PaddingConfig) -> None:
 def _weighing(config: DictConfig, padding: PaddingConfig, call: str) -> Weighing:
     section = SECTIONS[call]
     mode = OmegaConf.select(config, section).loss_agg_mode
+    by_session = padding.weighting == "session"
     return Weighing(
         call=call,
         mode=mode,
         by_rows=padding.denominator == "rows",
-        by_session=padding.weighting == "session",
-        refusal=_refusal_of_policy_loss(config, mode) if call == ACTOR else "",
+        by_session=by_session,
+        refusal=_refusal_of_policy_loss(config, mode, by_session) if call == ACTOR else "",
     )
 
 
-def _refusal_of_policy_loss(config: DictConfig, mode: str) -> str:
+def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
     """Why the actor's rows cannot weigh differently; empty if they can."""
     loss = OmegaConf.select(config, LOSS_MODE)
     if loss in NO_SUMS:
@@ -60,10 +61,11 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str) -> str:
             f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens. Choose "
             "another loss, or let all rows weigh the same."
         )
-    if loss in MEANS_OVER_ROWS and mode in TOKEN_MODES:
+    # The pieces of a session that weighs as one row add up: to a sum over its tokens in these modes, to none of rows.
+    if loss in MEANS_OVER_ROWS and (mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)):
         return (
             f"{LOSS_MODE}={loss} is a mean over rows, but with actor_rollout_ref.actor.loss_agg_mode={mode} the other "
-            "terms are sums over tokens: they have no denominator in common. Choose a seq-mean mode, or let all rows "
+            f"terms are sums over tokens: they have no denominator in common. Choose {MEAN_OF_TOKENS}, or let all rows "
             "weigh the same."
         )
     if loss == BYPASS and OmegaConf.select(config, BATCH_NORMALIZE.lstrip("+"), default=False):
