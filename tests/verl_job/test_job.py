@@ -470,13 +470,6 @@ def test_equal_sessions_are_refused_where_a_loss_is_no_sum_over_rows_or_tokens(o
         refuse_equal_sessions(config, replace(padding, weighting="session"))
 
 
-def test_sessions_as_samples_are_refused_where_rows_are_drawn_anew():
-    session = ("padding.advantages=session", "algorithm.use_pf_ppo=true")
-    with pytest.raises(PaddingConfigError, match=r"^padding.advantages='session': algorithm.use_pf_ppo=True draws"):
-        job_of(*DYNAMIC, *session, "algorithm.adv_estimator=gae")
-    assert job_of(*DYNAMIC, *session, "algorithm.adv_estimator=grpo"), "which does not read it"
-
-
 def test_sessions_weigh_the_same_where_the_job_says_so():
     critic = ("algorithm.adv_estimator=gae", "critic.loss_agg_mode=seq-mean-token-mean")
     for where, calls in (("actor", [ACTOR]), ("all", [ACTOR, CRITIC])):

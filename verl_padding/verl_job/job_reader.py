@@ -23,6 +23,7 @@ from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.adapter_refusals import refuse_adapter
+from verl_padding.verl_job.advantage_refusals import refuse_mispaired_advantages
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
@@ -89,7 +90,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     _check_packer(padding)
     _check_storage(config)
     refuse_equal_sessions(config, padding)
-    _check_advantages(config, padding)
+    refuse_mispaired_advantages(config)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if has_critic(config):
         _check_loss(config.critic, "critic")
@@ -403,15 +404,6 @@ def _check_teacher_of_scheduler(config: DictConfig) -> None:
         raise PaddingConfigError(
             f"distillation.distillation_loss.loss_mode={mode}: verl does not run it together with "
             "dynamic_context_parallel=True. Set dynamic_context_parallel of the engines to False."
-        )
-
-
-def _check_advantages(config: DictConfig, padding: PaddingConfig) -> None:
-    algorithm = config.algorithm
-    if padding.advantages == "session" and algorithm.adv_estimator == "gae" and algorithm.get("use_pf_ppo", False):
-        raise PaddingConfigError(
-            "padding.advantages='session': algorithm.use_pf_ppo=True draws the advantages of rows anew from those of "
-            "all rows, and has no place for a session. Set one of them to its default."
         )
 
 
