@@ -1,7 +1,7 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
-from dataclasses import replace
+from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 
@@ -9,7 +9,9 @@ import pytest
 import transformers
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.verl_config import compose_job
+from tests.equivalence.loss_comparisons import POLICY_LOSSES
+from tests.support.losses_on_rows import MODES
+from tests.support.verl_config import SEPARATE, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
@@ -464,10 +466,28 @@ def test_equal_sessions_are_refused_where_a_loss_is_no_sum_over_rows_or_tokens(o
     # What only the driver reads is no part of the loss.
     config = compose_job("+padding=prompt", *DYNAMIC, "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
     refuse_equal_sessions(config, padding)
-    for name in ("geo_mean", "sapo"):  # which are means over rows themselves
-        config = compose_job("+padding=prompt", *DYNAMIC, f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
-        config.actor_rollout_ref.actor.loss_agg_mode = "seq-mean-token-mean"
-        refuse_equal_sessions(config, replace(padding, weighting="session"))
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_weights_are_refused_by_the_loss_whatever_the_trainer_the_packer_and_the_denominator(mode, packer):
+    """Which losses that are is held against their gradients in tests/equivalence/test_row_weights.py."""
+    job = ("+padding=prompt", f"trainer.v1.trainer_mode={mode}", f"padding.packer={packer}", *DYNAMIC, *SEPARATE)
+    config, found = compose_job(*job), {}
+    actor = config.actor_rollout_ref.actor
+    actor.loss_scale_factor = 8
+    for loss, agg_mode, denominator in product(POLICY_LOSSES, MODES, ("rows", "nominal")):
+        actor.policy_loss.loss_mode, actor.loss_agg_mode, config.padding.denominator = loss, agg_mode, denominator
+        config.padding.weighting = "row"
+        (of_rows,) = weighings(config, check_job(config))  # where only rows could bring weights, each loss runs
+        config.padding.weighting = "session"
+        with pytest.raises(PaddingConfigError, match="^padding.weighting=") if of_rows.refusal else nullcontext():
+            check_job(config)
+        found.setdefault((loss, agg_mode), set()).add(bool(of_rows.refusal))
+    in_token_modes = [name for name in POLICY_LOSSES if found[name, "token-mean"] == {True}]
+    in_all_modes = [name for name in POLICY_LOSSES if all(found[name, agg_mode] == {True} for agg_mode in MODES)]
+    assert (in_all_modes, in_token_modes) == (["clip_cov", "kl_cov"], ["clip_cov", "geo_mean", "kl_cov", "sapo"])
+    assert sum(map(len, found.values())) == len(found), "the denominator was not meant to matter"
 
 
 def test_sessions_weigh_the_same_where_the_job_says_so():
