@@ -112,7 +112,9 @@ def refusal(name, mode, **settings) -> str:
     return weighings(config, PaddingConfig())[0].refusal
 
 
-NORMALIZED = {"rollout_correction": {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_batch_normalize": True}}
+NORMALIZED = {
+    "rollout_correction": {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_batch_normalize": True}
+}
 """Settings with which a bypass is no sum over rows."""
 
 

@@ -2,11 +2,14 @@
 
 import json
 from contextlib import nullcontext
-from itertools import product
+from itertools import chain, product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import transformers
+import verl
+from verl.trainer.ppo import v1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.equivalence.loss_comparisons import POLICY_LOSSES
@@ -481,13 +484,37 @@ def test_weights_are_refused_by_the_loss_whatever_the_trainer_the_packer_and_the
         config.padding.weighting = "row"
         (of_rows,) = weighings(config, check_job(config))  # where only rows could bring weights, each loss runs
         config.padding.weighting = "session"
-        with pytest.raises(PaddingConfigError, match="^padding.weighting=") if of_rows.refusal else nullcontext():
+        with pytest.raises(PaddingConfigError, match=r"^padding\.weighting=") if of_rows.refusal else nullcontext():
             check_job(config)
         found.setdefault((loss, agg_mode), set()).add(bool(of_rows.refusal))
     in_token_modes = [name for name in POLICY_LOSSES if found[name, "token-mean"] == {True}]
     in_all_modes = [name for name in POLICY_LOSSES if all(found[name, agg_mode] == {True} for agg_mode in MODES)]
     assert (in_all_modes, in_token_modes) == (["clip_cov", "kl_cov"], ["clip_cov", "geo_mean", "kl_cov", "sapo"])
     assert sum(map(len, found.values())) == len(found), "the denominator was not meant to matter"
+
+
+CORRECTION, OF_LOSS = "algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss.rollout_correction"
+BYPASS = (f"{CORRECTION}.bypass_mode=true",)
+BYPASS_LOSS = (*BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode")
+
+
+@pytest.mark.parametrize("given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"])
+def test_a_correction_that_no_loss_reads_is_refused_with_the_setting_and_the_one_that_is_read(given):
+    message = rf"^{CORRECTION}.{given}: .*Set .*loss_mode=bypass_mode and \+{OF_LOSS}.{given}, or leave it out\.$"
+    beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if given == 'rollout_is=token' else 'rollout_is=sequence'}"
+    for lost in (BYPASS, BYPASS_LOSS, (*BYPASS_LOSS, beside)):
+        with pytest.raises(PaddingConfigError, match=message):
+            job_of(*DYNAMIC, *lost, f"{CORRECTION}.{given}")
+    job_of(*DYNAMIC, f"{CORRECTION}.{given}")  # which verl's trainer does, or leaves as it is
+    job_of(*DYNAMIC, *BYPASS_LOSS, f"{CORRECTION}.{given}", f"+{OF_LOSS}.{given}")
+    job_of(*DYNAMIC, *BYPASS_LOSS, f"+{OF_LOSS}.{given}")
+    job_of(*DYNAMIC, *BYPASS)
+
+
+def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
+    # If this fails, verl's v1 trainer completes the loss's section, and the refusal of such corrections can go.
+    files = (Path(v1.__file__).parent.glob("*.py"), Path(verl.__file__).parent.glob("workers/*.py"))
+    assert not [path for path in chain(*files) if "apply_bypass_mode" in path.read_text()]
 
 
 def test_sessions_weigh_the_same_where_the_job_says_so():

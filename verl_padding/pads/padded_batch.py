@@ -27,6 +27,7 @@ from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import PadFields, PadTemplate
 from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
+from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,19 @@ class PaddedBatch:
             weighing.call: loss_factors(layouts[weighing.call], self.batch.keys, weight_R, tokens_R, weighing)
             for weighing in planned
         }
+
+    def refuse_rows_without(self, name: str) -> None:
+        """
+        Raises:
+            PaddingDataError: a row lacks this field of a teacher's, which the loss reads.
+        """
+        if lacking := sorted(set(self.batch.keys) - set(self._source.keys_with(name))):
+            raise PaddingDataError(
+                f"row {lacking[0]!r}: no field {name!r} ({counted(len(lacking), 'row')} in all), which distillation "
+                "reads of each row, but verl's agent loop workers ask the teacher about a session's last row alone. "
+                "Leave actor_rollout_ref.rollout.agent.agent_loop_manager_class out, or have its workers extend "
+                "verl_padding.trainer.agent_loops.PaddedAgentLoopWorker."
+            )
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order."""

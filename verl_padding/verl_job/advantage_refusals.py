@@ -7,7 +7,6 @@ row has come into its place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,12 +36,12 @@ def refuse_mispaired_advantages(config: DictConfig) -> None:
         else (f"algorithm.{cause}=True", f"Set algorithm.{cause}=False.")
     )
     raise PaddingConfigError(
-        f"{setting}: verl draws or orders the rows of a batch anew, and its v1 trainer then puts their advantages under "
-        f"the keys of the old ones, so that rows are trained with the advantages of other rows. {fix}"
+        f"{setting}: verl draws or orders the rows of a batch anew, and its v1 trainer then puts their advantages "
+        f"under the keys of the old ones, so that rows are trained with the advantages of other rows. {fix}"
     )
 
 
-def _keeps_rows(algorithm: Mapping[str, Any]) -> bool:
+def _keeps_rows(algorithm: Any) -> bool:
     """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
     from verl.protocol import DataProto
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn

@@ -25,6 +25,7 @@ from verl_padding.plan.counted import counted
 from verl_padding.verl_job.adapter_refusals import refuse_adapter
 from verl_padding.verl_job.advantage_refusals import refuse_mispaired_advantages
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.correction_refusals import refuse_lost_correction
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
@@ -91,6 +92,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     _check_storage(config)
     refuse_equal_sessions(config, padding)
     refuse_mispaired_advantages(config)
+    refuse_lost_correction(config)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if has_critic(config):
         _check_loss(config.critic, "critic")
@@ -250,6 +252,11 @@ class JobReader:
 
         count: int | None = infer_rollout_moe_num_experts(self._config.actor_rollout_ref.model)
         return count
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the actor's loss reads what a teacher says of each row."""
+        return bool(OmegaConf.select(self._config, "distillation.enabled", default=False))
 
     @property
     def rejects_tokens(self) -> bool:
