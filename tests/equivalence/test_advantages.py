@@ -13,9 +13,11 @@ from verl.trainer.ppo.v1 import PPOTrainer
 from tests.equivalence.advantages_in_queue import put_scored_rows, without_and_with_pads
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from tests.support.verl_config import compose_job
+from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.doctor.job import _plan
+from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
-from verl_padding.verl_job.advantage_refusals import refuse_mispaired_advantages
+from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -71,8 +73,20 @@ def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_r
     if keeps:
         refuse_mispaired_advantages(config)
     else:
-        with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: .*Set algorithm.use_pf_ppo=False"):
+        with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: "):
             refuse_mispaired_advantages(config)
+
+
+def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_trainer_is_made():
+    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC)
+    job = compose_job("+padding=prompt", *DYNAMIC, *gae)
+    message = r"algorithm\.use_pf_ppo=True: "
+    with pytest.raises(SystemExit, match=message):
+        CheckJobBeforeStart().on_job_start(job)
+    with pytest.raises(PaddingConfigError, match=message):
+        padded_trainer(*gae)
+    (refused,) = [each for each in _plan(job) if each.verdict == "wrong"]
+    assert refused.told.startswith("algorithm.use_pf_ppo=True: ")
 
 
 def test_trying_an_algorithm_leaves_the_random_numbers_of_the_job_as_they_are():

@@ -54,11 +54,9 @@ def put_sessions(rows, uids="a"):
         scores += [*[1.0] * rows, 0.0]
         turns += [*[4 // rows] * rows, 2]
         steps += [*[1] * rows, 5]
-    ends = [
-        torch.nn.functional.pad(torch.tensor([score]), (n - 1, 0))
-        for score, (_, n) in zip(scores, lengths, strict=True)
-    ]
-    batch = put_rows(lengths, keys, rm_scores=ends, advantages=ends, returns=ends, num_turns=turns)
+    ends = [at_the_end(score, tokens) for score, (_, tokens) in zip(scores, lengths, strict=True)]
+    told = [{"reward_extra_info": {"acc": score}} for score in scores]
+    batch = put_rows(lengths, keys, rm_scores=ends, advantages=ends, returns=ends, num_turns=turns, extra_fields=told)
     batch.tags = [
         tag | {"min_global_steps": step, "max_global_steps": step} for tag, step in zip(batch.tags, steps, strict=True)
     ]

@@ -1,6 +1,6 @@
 """verl's agent loop manager and its workers, for sessions of several rows and for dispatches of a few prompts.
 
-verl takes the manager by the setting ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``, which a padded
+verl takes the manager by the setting ``+actor_rollout_ref.rollout.agent.agent_loop_manager_class``, which a padded
 trainer sets unless the user has.
 """
 

@@ -37,6 +37,7 @@ from verl_padding.trainer.session_groups import count_sessions
 from verl_padding.trainer.session_metrics import read_session_metrics
 from verl_padding.trainer.step_metrics import plan_metrics, real_rows_by_rank, worker_metrics
 from verl_padding.trainer.step_timing import StepTiming
+from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.verl_job.job_reader import JobReader, check_job, in_settings
@@ -69,6 +70,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def __init__(self, config: DictConfig):
         refuse_queue_of_another_job()
         self._padding = check_job(config, self.extends)
+        refuse_mispaired_advantages(config)
         self._job_reader = JobReader(config, self._padding, self.extends)
         self._weighings = weighings(config, self._padding)
         self._padded_batch: PaddedBatch | None = None

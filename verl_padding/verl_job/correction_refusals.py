@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import verl
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.verl_job.weighings import BYPASS, LOSS_MODE
 
 SECTION = "algorithm.rollout_correction"
-OF_LOSS = "actor_rollout_ref.actor.policy_loss.rollout_correction"
+OF_LOSS = f"{LOSS_MODE.rpartition('.')[0]}.rollout_correction"
 SWITCH = "bypass_mode"
 
 
@@ -30,12 +31,16 @@ def refuse_lost_correction(config: DictConfig) -> None:
         return
     verls = Path(verl.__file__).parent / "trainer" / "config" / "algorithm" / "rollout_correction.yaml"
     defaults = OmegaConf.load(verls)
-    reached = _read_by_loss(config) if loss == BYPASS else {}
+    try:
+        reached = _read_by_loss(config) if loss == BYPASS else {}
+    except (ValueError, InstantiationException):  # of which other checks tell
+        return
     for name, value in asked_for.items():
         default = defaults.get(name)
         if name != SWITCH and value not in (default, reached.get(name, default)):
             raise PaddingConfigError(
-                f"{SECTION}.{name}={value}: with {SWITCH}=True no loss reads it, since {LOSS_MODE}={loss}"
+                f"algorithm.rollout_correction.{name}={value}: with bypass_mode=True no loss reads it, since "
+                f"{LOSS_MODE}={loss}"
                 f"{f' reads {OF_LOSS}' if loss == BYPASS else ' corrects for nothing'}. Set {LOSS_MODE}={BYPASS} and "
                 f"+{OF_LOSS}.{name}={value}, or leave it out."
             )

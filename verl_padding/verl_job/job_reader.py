@@ -23,7 +23,6 @@ from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.adapter_refusals import refuse_adapter
-from verl_padding.verl_job.advantage_refusals import refuse_mispaired_advantages
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.verl_job.correction_refusals import refuse_lost_correction
 from verl_padding.verl_job.engine_refusals import refuse_engines
@@ -91,7 +90,6 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     _check_packer(padding)
     _check_storage(config)
     refuse_equal_sessions(config, padding)
-    refuse_mispaired_advantages(config)
     refuse_lost_correction(config)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if has_critic(config):

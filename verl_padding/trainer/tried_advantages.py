@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_padding.errors import PaddingConfigError
 
@@ -29,24 +32,18 @@ def refuse_mispaired_advantages(config: DictConfig) -> None:
     if _keeps_rows(algorithm):
         return
     switches = [str(name) for name, value in algorithm.items() if value is True]
-    cause = next((name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False}))), None)
-    setting, fix = (
-        (f"algorithm.adv_estimator={algorithm.adv_estimator}", "Choose another estimator.")
-        if cause is None
-        else (f"algorithm.{cause}=True", f"Set algorithm.{cause}=False.")
-    )
+    # The one switch without which rows keep their places; else it is the estimator.
+    of_switch = (name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False})))
+    name = next(of_switch, "adv_estimator")
     raise PaddingConfigError(
-        f"{setting}: verl draws or orders the rows of a batch anew, and its v1 trainer then puts their advantages "
-        f"under the keys of the old ones, so that rows are trained with the advantages of other rows. {fix}"
+        f"algorithm.{name}={algorithm[name]}: verl draws or orders the rows of a batch anew, and its v1 trainer then "
+        "puts their advantages under the keys of the old ones, so that rows are trained with the advantages of other "
+        "rows. Set it to another value."
     )
 
 
 def _keeps_rows(algorithm: Any) -> bool:
     """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
-    from verl.protocol import DataProto
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
     estimator = algorithm["adv_estimator"]
     try:
         is_verls = get_adv_estimator_fn(estimator).__module__.startswith("verl.")
