@@ -22,7 +22,8 @@ BY_PLUS = {
     "critic.ppo_infer_max_token_len_per_gpu",
     "critic.{}.micro_batch_size_per_gpu",
     "critic.{}.infer_micro_batch_size_per_gpu",
-    "actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_batch_normalize",
+    "actor_rollout_ref.actor.policy_loss.rollout_correction.{}",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
 }
 """Settings that verl or the plug-in reads and no YAML has, so that Hydra wants them with a +."""
 

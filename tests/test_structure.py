@@ -117,7 +117,7 @@ def test_one_module_knows_transfer_queue():
 
 
 def test_one_package_knows_verls_trainers():
-    assert importers_of("verl.trainer.ppo.v1") == {"trainer/mixin.py", "trainer/trainers.py"}
+    assert {path.split("/")[0] for path in importers_of("verl.trainer.ppo.v1")} == {"trainer"}
 
 
 @pytest.mark.parametrize("module", ["torch", "verl", "ray", "transfer_queue", "tensordict"])

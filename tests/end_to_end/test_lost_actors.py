@@ -24,7 +24,7 @@ already.
     ("actor", "name", "mode"),
     [
         ("SimpleStorageUnit", "TransferQueue's storage", "sync"),
-        ("AgentLoopWorkerTQ", "agent loop worker", "colocate_async"),
+        ("PaddedAgentLoopWorker", "agent loop worker", "colocate_async"),
     ],
 )
 def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, name, mode, tmp_path):

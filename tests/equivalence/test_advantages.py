@@ -5,13 +5,24 @@ advantages, returns, rewards, the controller of the in-reward KL and the metrics
 """
 
 import pytest
+import torch
+import transfer_queue as tq
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.v1 import PPOTrainer
 
-from tests.equivalence.advantages_in_queue import without_and_with_pads
+from tests.equivalence.advantages_in_queue import put_scored_rows, without_and_with_pads
+from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.trainer_without_workers import padded_trainer
+from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.doctor.job import _plan
+from verl_padding.entry.hydra_callback import CheckJobBeforeStart
+from verl_padding.errors import PaddingConfigError
+from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 CRITIC = ["critic.ppo_mini_batch_size=2"]
+PF_PPO = ("pow", "max_min", "max_random")
 
 VERLS_LIMITS = {
     "gdpo": "needs fields that the v1 trainer does not select",
@@ -33,16 +44,54 @@ def test_an_estimator_gives_with_pads_in_the_queue_what_it_gives_without(name):
         assert any(any(row) for row in without.rows["advantages"])
 
 
-@pytest.mark.parametrize("method", ["pow", "max_min", "max_random"])
-def test_pf_ppo_draws_the_rows_that_it_draws_without_pads(method):
-    plain, _ = without_and_with_pads("gae", *CRITIC)
-    without, with_pads = without_and_with_pads(
-        "gae",
-        *CRITIC,
-        "algorithm.use_pf_ppo=true",
-        f"algorithm.pf_ppo.reweight_method={method}",
-        "algorithm.pf_ppo.weight_pow=2.0",
-    )
-    assert with_pads == without
-    assert without.error is None
-    assert without.rows["advantages"] != plain.rows["advantages"], "no row was drawn"
+def verls_advantages(estimator, **switches):
+    """What verl's own method puts under the keys of the rows; its generator is seeded, so draws repeat."""
+    trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", *(CRITIC if estimator == "gae" else []))
+    trainer.config.algorithm.update(switches)
+    try:
+        batch = put_scored_rows()
+        torch.manual_seed(0)
+        PPOTrainer._compute_advantage(trainer, batch, {})
+        return [row.tolist() for row in tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)["advantages"]]
+    finally:
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("pf_ppo", [{"reweight_method": name, "weight_pow": 2.0} for name in PF_PPO])
+@pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - set(VERLS_LIMITS)))
+def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_rows(estimator, pf_ppo):
+    """pf_ppo draws among advantages that are there: unless a row got its own, it got another row's.
+
+    Once verl keeps them together, gae is to be taken out of what this expects, and the refusal is gone by itself.
+    """
+    switches = {"use_pf_ppo": True, "pf_ppo": pf_ppo}
+    keeps = verls_advantages(estimator, **switches) == verls_advantages(estimator)
+    assert keeps == (estimator != "gae")
+    config = compose_job("+padding=prompt", f"algorithm.adv_estimator={estimator}")
+    refuse_mispaired_advantages(config)
+    config.algorithm.update(switches)
+    if keeps:
+        refuse_mispaired_advantages(config)
+    else:
+        with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: "):
+            refuse_mispaired_advantages(config)
+
+
+def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_trainer_is_made():
+    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC)
+    job = compose_job("+padding=prompt", *DYNAMIC, *gae)
+    message = r"algorithm\.use_pf_ppo=True: "
+    with pytest.raises(SystemExit, match=message):
+        CheckJobBeforeStart().on_job_start(job)
+    with pytest.raises(PaddingConfigError, match=message):
+        padded_trainer(*gae)
+    (refused,) = [each for each in _plan(job) if each.verdict == "wrong"]
+    assert refused.told.startswith("algorithm.use_pf_ppo=True: ")
+
+
+def test_trying_an_algorithm_leaves_the_random_numbers_of_the_job_as_they_are():
+    config = compose_job("+padding=prompt", "algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true")
+    before = torch.random.get_rng_state()
+    with pytest.raises(PaddingConfigError):
+        refuse_mispaired_advantages(config)
+    assert torch.equal(torch.random.get_rng_state(), before)

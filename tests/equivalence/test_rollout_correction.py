@@ -7,6 +7,7 @@ the actor's loss does, of each micro-batch.
 import inspect
 
 import pytest
+import torch
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
@@ -15,7 +16,8 @@ from tests.equivalence.loss_comparisons import (
     assert_the_gradient_is_that_of_a_batch_without_pads,
     assert_the_metrics_are_those_of_all_rows_at_once,
 )
-from tests.support.losses_on_rows import LAYOUTS, MODES, policy_loss
+from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, policy_loss, run_as_verl_does
+from verl_padding.trainer.losses import RealRowsLoss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -90,3 +92,15 @@ def test_what_a_bypass_tells_of_its_correction_is_that_of_all_real_rows_at_once(
     ambiguous = ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low") if rollout_is == "sequence" else ()
     loss = policy_loss("token-mean", "bypass_mode", rollout_correction=correction)
     assert_the_metrics_are_those_of_all_rows_at_once(loss, layout, but=(*of_the_rest, *ambiguous))
+
+
+def test_a_bypass_without_a_correction_has_the_loss_that_corrects_for_nothing():
+    """Why ``bypass_mode=true`` alone is no fault: the policy loss of the name would do the same."""
+    none = {"rollout_correction": {"rollout_is": None, "loss_type": "ppo_clip"}}
+    losses = policy_loss("token-mean"), policy_loss("token-mean", "bypass_mode", **none)
+    plain, bypass = (run_as_verl_does(RealRowsLoss(loss, "rows"), Rows(), SPREAD, "log_probs")[0] for loss in losses)
+    assert all(torch.equal(a, b) for a, b in zip(plain, bypass, strict=True))
+    reinforce = {"rollout_correction": {"loss_type": "reinforce"}}
+    other = RealRowsLoss(policy_loss("token-mean", "bypass_mode", **reinforce), "rows")
+    corrected, _ = run_as_verl_does(other, Rows(), SPREAD, "log_probs")
+    assert not all(torch.equal(a, b) for a, b in zip(plain, corrected, strict=True))

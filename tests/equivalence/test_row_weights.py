@@ -1,27 +1,31 @@
 """Rows and sessions that weigh differently, in every loss that verl registers, against the formula written out.
 
 The reference is verl's own loss on each row by itself, without a denominator; the sums over rows, and what they are
-divided by, are written out here. Losses that choose tokens inside a micro-batch are refused.
+divided by, are written out here. Where a loss is not that sum, a job that weighs rows differently is refused.
 """
 
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 import verl
+from omegaconf import open_dict
 from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, Seeded
+from tests.equivalence.loss_comparisons import POLICY_LOSSES, Seeded
 from tests.support import losses_on_rows
 from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT64
+from tests.support.verl_config import compose_job
+from verl_padding.config import PaddingConfig
 from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.weighing import LOSS_WEIGHT, TOKEN_MODES, Weighing, loss_factors
 from verl_padding.plan import Layout
 from verl_padding.trainer.losses import RealRowsLoss, weighed_output
-from verl_padding.verl_job.weighings import MEANS_OVER_ROWS, NO_SUMS
+from verl_padding.verl_job.weighings import MEANS_OVER_ROWS, weighings
 
 # One object for a loss, by which its rows' gradients are known again.
 policy_loss, distilling_loss, critic_loss = map(
@@ -97,13 +101,45 @@ def assert_weighed(loss, output_name, layout, rows: WeightedRows, weight_R, mode
     assert metrics == unweighted, "metrics are those of rows that weigh the same"
 
 
+@cache
+def job_config():
+    return compose_job("+padding=prompt", "algorithm.adv_estimator=grpo")
+
+
+def refusal(name, mode, *, by_session=False, **settings) -> str:
+    """Of rows, or sessions, that weigh differently, in a job with this policy loss."""
+    config = job_config().copy()
+    config.actor_rollout_ref.actor.update(loss_agg_mode=mode)
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = name
+    with open_dict(config.actor_rollout_ref.actor.policy_loss):
+        config.actor_rollout_ref.actor.policy_loss.update(settings)
+    return weighings(config, PaddingConfig(weighting="session" if by_session else "row"))[0].refusal
+
+
+NORMALIZED = {
+    "rollout_correction": {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_batch_normalize": True}
+}
+"""Settings with which a bypass is no sum over rows."""
+
+
+@cache
+def normalized_bypass(mode):
+    return losses_on_rows.policy_loss(mode, "bypass_mode", **NORMALIZED)
+
+
 @SETTING
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_registered_loss_is_the_weighted_sum_of_its_rows(name, mode, denominator):
-    if name in NO_SUMS or (name in MEANS_OVER_ROWS and mode in TOKEN_MODES):
-        pytest.skip("refused")
-    rows = WeightedRows(weighing(mode, denominator))
-    assert_weighed(policy_loss(mode, name), "log_probs", SPREAD, rows, WEIGHTS, mode, denominator)
+@pytest.mark.parametrize("by_session", [False, True], ids=["rows", "sessions"])
+@pytest.mark.parametrize("name", [*POLICY_LOSSES, "normalized bypass"])
+def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(name, by_session, mode, denominator):
+    loss, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
+    refused = refusal(loss, mode, by_session=by_session, **settings)
+    rows = WeightedRows(weighing(mode, denominator, by_session=by_session))
+    weight_R, count_R = parts_of_sessions(mode, WEIGHTS) if by_session else (WEIGHTS, WEIGHTS)
+    if by_session and name in MEANS_OVER_ROWS:  # the session's mean, whatever the mode says: parts of it count as such
+        weight_R = count_R
+    with pytest.raises(AssertionError, match="not close") if refused else nullcontext():
+        loss = policy_loss(mode, name) if name in POLICY_LOSSES else normalized_bypass(mode)
+        assert_weighed(loss, "log_probs", SPREAD, rows, weight_R, mode, denominator, count_R)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -135,14 +171,6 @@ def parts_of_sessions(mode, weight_R) -> tuple[list[float], list[float]]:
     return weight_R, count_R
 
 
-@SETTING
-@pytest.mark.parametrize("name", sorted(set(POLICY_LOSSES) - set(NO_SUMS) - set(MEANS_OVER_ROWS)))
-def test_sessions_weigh_the_same_beside_the_weights_of_their_rows(name, mode, denominator):
-    rows = WeightedRows(weighing(mode, denominator, by_session=True))
-    shares, counts = parts_of_sessions(mode, WEIGHTS)
-    assert_weighed(policy_loss(mode, name), "log_probs", SPREAD, rows, shares, mode, denominator, counts)
-
-
 @LAYOUTS
 @SETTING
 def test_each_session_counts_once(mode, denominator, layout):
@@ -151,22 +179,6 @@ def test_each_session_counts_once(mode, denominator, layout):
     if mode != "token-sum" and denominator == "rows":
         assert over(mode, denominator, shares, counts) == pytest.approx(3), "the sessions"
     assert_weighed(policy_loss(mode), "log_probs", layout, rows, shares, mode, denominator, counts)
-
-
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_losses_that_are_means_over_rows_in_token_modes_are_known_by_name(name):
-    """Such a loss, alone, divides by the rows it is told of, not by the tokens."""
-    leaves, rows = {}, Rows()
-    for told in (1, 2):
-        leaves[told] = rows.leaves()
-        shape = {"dp_size": 1, "real_rows": told, "reporting_ranks": 1}
-        output, data = rows.micro_batch(range(5), leaves[told], "log_probs", **shape)
-        torch.manual_seed(0)
-        loss = RealRowsLoss(policy_loss("token-mean", name, terms=False), "rows")
-        loss(model_output=output, data=data, dp_group=None)[0].backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(*leaves.values(), strict=True)) == (
-        name not in MEANS_OVER_ROWS
-    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -206,10 +218,6 @@ def test_a_row_of_weight_two_counts_as_two_rows(mode):
     want, _ = run_as_verl_does(loss, Twice(), [[[0, 0, 1, 2, 3, 4]]], "log_probs")
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=RELATIVE_FLOAT64, atol=1e-15)
-
-
-def test_losses_that_choose_tokens_inside_a_micro_batch_are_known_by_name():
-    assert set(NO_SUMS) == set(PACKING_MATTERS)
 
 
 def test_a_row_that_weighs_nothing_adds_nothing_even_where_its_gradient_is_not_finite():

@@ -1,6 +1,7 @@
 """Weights that rows in the real TransferQueue bring along: read, checked, and carried to the workers as factors."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 
+from tests.support.losses_on_rows import MODES
 from tests.support.padded_rows import plan_for
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from verl_padding.errors import PaddingDataError
@@ -136,3 +138,20 @@ def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
         sent(put_rows(LENGTHS, loss_weight=[2.0] * 5), weighing)
     assert set(sent(put_rows(LENGTHS, loss_weight=[1.0] * 5), weighing)[0].values()) == {1.0}
+
+
+def test_they_are_refused_at_the_first_step_though_it_does_not_train_that_loss_yet():
+    batch = put_rows(LENGTHS, loss_weight=[2.0] * 5)
+    warming_up = replace(plan_for(batch, mini=3), layouts={})
+    weighing = Weighing(call="actor", mode="token-mean", refusal="the reason")
+    with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
+        padded_batch(batch, warming_up, TEMPLATE, weighings=[weighing])
+
+
+@pytest.mark.parametrize("beside", [(), (Weighing(call="critic", mode="token-mean"),)], ids=["alone", "with a critic"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused_whatever_the_mode_and_other_losses(mode, beside):
+    masks = [torch.tensor(mask) for mask in ([0] * 3, [1, 1], [0] * 9, [1], [1] * 9)]
+    batch = put_rows(LENGTHS, loss_weight=[2.0, 0.0, 5.0, 0.0, 0.0], loss_mask=masks)
+    with pytest.raises(PaddingDataError, match=r"weighs more: there is nothing to train on"):
+        sent(batch, *beside, Weighing(call="actor", mode=mode))

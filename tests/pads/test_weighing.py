@@ -93,9 +93,14 @@ def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weigh
         loss_factors(layout, keys, weights, [2, 3, 4], Weighing(call="actor", mode=mode))
 
 
-def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused_though_a_row_without_one_weighs_more():
+@pytest.mark.parametrize("by_session", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused_in_each_mode_though_a_row_without_one_weighs_more(
+    mode, by_session
+):
     layout = Layout(n_rows=2, cells=(((0,), (1,)),))
+    weighing = Weighing(call="actor", mode=mode, by_session=by_session)
     with pytest.raises(
         PaddingDataError, match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .* \(1 row\)"
     ):
-        loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], Weighing(call="actor", mode="token-mean"))
+        loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], weighing)

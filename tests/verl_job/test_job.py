@@ -1,15 +1,20 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
-from dataclasses import replace
-from itertools import product
+from contextlib import nullcontext
+from itertools import chain, product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import transformers
+import verl
+from verl.trainer.ppo import v1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.verl_config import compose_job
+from tests.equivalence.loss_comparisons import POLICY_LOSSES
+from tests.support.losses_on_rows import MODES
+from tests.support.verl_config import SEPARATE, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
@@ -471,17 +476,52 @@ def test_equal_sessions_are_refused_where_a_loss_is_no_sum_over_rows_or_tokens(o
     # What only the driver reads is no part of the loss.
     config = compose_job("+padding=prompt", *DYNAMIC, "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
     refuse_equal_sessions(config, padding)
-    for name in ("geo_mean", "sapo"):  # which are means over rows themselves
-        config = compose_job("+padding=prompt", *DYNAMIC, f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
-        config.actor_rollout_ref.actor.loss_agg_mode = "seq-mean-token-mean"
-        refuse_equal_sessions(config, replace(padding, weighting="session"))
 
 
-def test_sessions_as_samples_are_refused_where_rows_are_drawn_anew():
-    session = ("padding.advantages=session", "algorithm.use_pf_ppo=true")
-    with pytest.raises(PaddingConfigError, match=r"^padding.advantages='session': algorithm.use_pf_ppo=True draws"):
-        job_of(*DYNAMIC, *session, "algorithm.adv_estimator=gae")
-    assert job_of(*DYNAMIC, *session, "algorithm.adv_estimator=grpo"), "which does not read it"
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_weights_are_refused_by_the_loss_whatever_the_trainer_the_packer_and_the_denominator(mode, packer):
+    """Which losses that are is held against their gradients in tests/equivalence/test_row_weights.py."""
+    job = ("+padding=prompt", f"trainer.v1.trainer_mode={mode}", f"padding.packer={packer}", *DYNAMIC, *SEPARATE)
+    config, found = compose_job(*job), {}
+    actor = config.actor_rollout_ref.actor
+    actor.loss_scale_factor = 8
+    for loss, agg_mode, denominator in product(POLICY_LOSSES, MODES, ("rows", "nominal")):
+        actor.policy_loss.loss_mode, actor.loss_agg_mode, config.padding.denominator = loss, agg_mode, denominator
+        config.padding.weighting = "row"
+        (of_rows,) = weighings(config, check_job(config))  # where only rows could bring weights, each loss runs
+        config.padding.weighting = "session"
+        with pytest.raises(PaddingConfigError, match=r"^padding\.weighting=") if of_rows.refusal else nullcontext():
+            check_job(config)
+        found.setdefault((loss, agg_mode), set()).add(bool(of_rows.refusal))
+    in_token_modes = [name for name in POLICY_LOSSES if found[name, "token-mean"] == {True}]
+    in_all_modes = [name for name in POLICY_LOSSES if all(found[name, agg_mode] == {True} for agg_mode in MODES)]
+    assert (in_all_modes, in_token_modes) == (["clip_cov", "kl_cov"], ["clip_cov", "geo_mean", "kl_cov", "sapo"])
+    assert sum(map(len, found.values())) == len(found), "the denominator was not meant to matter"
+
+
+CORRECTION, OF_LOSS = "algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss.rollout_correction"
+BYPASS = (f"{CORRECTION}.bypass_mode=true",)
+BYPASS_LOSS = (*BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode")
+
+
+@pytest.mark.parametrize("given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"])
+def test_a_correction_that_no_loss_reads_is_refused_with_the_setting_and_the_one_that_is_read(given):
+    message = rf"^{CORRECTION}.{given}: .*Set .*loss_mode=bypass_mode and \+{OF_LOSS}.{given}, or leave it out\.$"
+    beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if given == 'rollout_is=token' else 'rollout_is=sequence'}"
+    for lost in (BYPASS, BYPASS_LOSS, (*BYPASS_LOSS, beside)):
+        with pytest.raises(PaddingConfigError, match=message):
+            job_of(*DYNAMIC, *lost, f"{CORRECTION}.{given}")
+    job_of(*DYNAMIC, f"{CORRECTION}.{given}")  # which verl's trainer does, or leaves as it is
+    job_of(*DYNAMIC, *BYPASS_LOSS, f"{CORRECTION}.{given}", f"+{OF_LOSS}.{given}")
+    job_of(*DYNAMIC, *BYPASS_LOSS, f"+{OF_LOSS}.{given}")
+    job_of(*DYNAMIC, *BYPASS)
+
+
+def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
+    # If this fails, verl's v1 trainer completes the loss's section, and the refusal of such corrections can go.
+    files = (Path(v1.__file__).parent.glob("*.py"), Path(verl.__file__).parent.glob("workers/*.py"))
+    assert not [path for path in chain(*files) if "apply_bypass_mode" in path.read_text()]
 
 
 def test_sessions_weigh_the_same_where_the_job_says_so():

@@ -151,6 +151,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
     from verl_padding.errors import PaddingError
     from verl_padding.plan.errors import PlanError
     from verl_padding.trainer.trainers import asks_for_padding, padded_trainer
+    from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
     from verl_padding.verl_job.summary import planned_job, summary
 
     mode = config.trainer.v1.trainer_mode
@@ -163,6 +164,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         trainer = padded_trainer(mode)
         yield ok("trainer", f"{mode}, by {trainer.__name__}")
         job = planned_job(config, trainer.extends)
+        refuse_mispaired_advantages(config)
         for subject, told in summary(config, job):
             yield ok(subject, told)
         yield from longest_rows(config, job)

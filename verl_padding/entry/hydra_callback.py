@@ -28,9 +28,11 @@ class CheckJobBeforeStart(Callback):
 def _exit_if_refused(config: DictConfig) -> None:
     try:
         from verl_padding.trainer.trainers import padded_trainer
+        from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
 
         mode = padded_trainer(config.trainer.v1.trainer_mode).extends
         padding = check_job(config, mode)
+        refuse_mispaired_advantages(config)
         refuse_untried_versions(JobReader(config, padding, mode).engines.values())
         refuse_what_verl_refuses(config)
     except PaddingError as refusal:

@@ -28,6 +28,7 @@ from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import PadFields, PadTemplate
 from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
+from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
 logger = logging.getLogger(__name__)
@@ -65,21 +66,32 @@ class PaddedBatch:
     def _loss_factors(self, weighings: Sequence[Weighing]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
         with_weight = self._source.keys_with(LOSS_WEIGHT)
-        planned = [weighing for weighing in weighings if weighing.call in self.plan.layouts]
-        weighed = [weighing for weighing in planned if with_weight or weighing.by_session]
-        if not weighed:
-            return {}
+        weighed = [weighing for weighing in weighings if with_weight or weighing.by_session]
         weight_R = read_weights(self.batch, with_weight)
-        of_tokens = any(weighing.needs_tokens for weighing in weighed)
-        # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
-        tokens_R = tokens_of_masks(self.batch, "loss_mask") if of_tokens else None
-        factors = {}
-        for weighing in weighed:
+        for weighing in weighed:  # also where this step does not train, such as an actor whose critic warms up
             if (refusal := weighing.refusal) and set(weight_R) != {1.0}:
                 raise PaddingDataError(f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {refusal}")
-            layout = self.plan.layouts[weighing.call]
-            factors[weighing.call] = loss_factors(layout, self.batch.keys, weight_R, tokens_R, weighing)
-        return factors
+        layouts = self.plan.layouts
+        planned = [weighing for weighing in weighed if weighing.call in layouts]
+        # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
+        tokens_R = tokens_of_masks(self.batch, "loss_mask") if planned else []
+        return {
+            weighing.call: loss_factors(layouts[weighing.call], self.batch.keys, weight_R, tokens_R, weighing)
+            for weighing in planned
+        }
+
+    def refuse_rows_without(self, name: str) -> None:
+        """
+        Raises:
+            PaddingDataError: a row lacks this field of a teacher's, which the loss reads.
+        """
+        if lacking := sorted(set(self.batch.keys) - set(self._source.keys_with(name))):
+            raise PaddingDataError(
+                f"row {lacking[0]!r}: no field {name!r} ({counted(len(lacking), 'row')} in all), which distillation "
+                "reads of each row, but verl's agent loop workers ask the teacher about a session's last row alone. "
+                "Leave +actor_rollout_ref.rollout.agent.agent_loop_manager_class out, or have its workers extend "
+                "verl_padding.trainer.agent_loops.PaddedAgentLoopWorker."
+            )
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order."""

@@ -47,17 +47,12 @@ class Weighing:
     refusal: str = ""
     """Why its rows cannot weigh differently, if they cannot."""
 
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether a weight depends on the tokens of the rows."""
-        return self.mode == TOKEN_MEAN or self.by_session
-
 
 def loss_factors(
     layout: Layout,
     keys: Sequence[str],
     weight_R: Sequence[float],
-    tokens_R: Sequence[int] | None,
+    tokens_R: Sequence[int],
     weighing: Weighing,
 ) -> list[float]:
     """What the gradient of each real row's outputs is multiplied by.
@@ -74,17 +69,18 @@ def loss_factors(
     Args:
         keys: keys of the real rows.
         weight_R: weight of each real row.
-        tokens_R: tokens of each real row that have a loss, if ``weighing.needs_tokens``.
+        tokens_R: tokens of each real row that have a loss.
 
     Raises:
-        PaddingDataError: all rows of a mini-batch weigh 0, or their weights are too far apart for a factor.
+        PaddingDataError: all rows of a mini-batch that have a loss weigh 0, or their weights are too far apart for a
+            factor.
     """
     factor_R = [0.0] * len(keys)
     for number, ranks in enumerate(layout.cells):
         rows = [row for cell in ranks for row in cell if row < layout.n_rows]
         weight_of = {row: weight_R[row] for row in rows}
-        tokens_of = None if tokens_R is None else {row: tokens_R[row] for row in rows}
-        with_loss = [row for row in rows if tokens_of is None or tokens_of[row]] or rows
+        tokens_of = {row: tokens_R[row] for row in rows}
+        with_loss = [row for row in rows if tokens_of[row]] or rows
         if not any(weight_of[row] for row in with_loss):
             raise PaddingDataError(
                 f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_of[with_loss[0]]}, and no row of mini-batch "
@@ -94,7 +90,6 @@ def loss_factors(
             )
         counts_of = weight_of
         if weighing.by_session:
-            assert tokens_of is not None, "tokens were not read"
             share_of = _shares_of_sessions(rows, keys, tokens_of)
             counts_of = {row: weight * share_of[row] for row, weight in weight_of.items()}
             if weighing.mode in TOKEN_MODES:
@@ -103,14 +98,12 @@ def loss_factors(
                 weight_of = counts_of
         share = 1.0
         if weighing.mode == TOKEN_MEAN:
-            assert tokens_of is not None, "tokens were not read"
             share = _over(sum(tokens_of.values()), sum(weight_of[row] * tokens_of[row] for row in rows))
         elif weighing.mode != TOKEN_SUM and weighing.by_rows:
             share = _over(len(rows), sum(counts_of.values()))
         for row, weight in weight_of.items():
             factor_R[row] = weight * share
-            has_loss = tokens_of is None or tokens_of[row] > 0
-            if has_loss and weight_R[row] > 0 and not SMALLEST <= factor_R[row] <= LARGEST:
+            if tokens_of[row] > 0 and weight_R[row] > 0 and not SMALLEST <= factor_R[row] <= LARGEST:
                 raise PaddingDataError(
                     f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} of {weighing.call!r} "
                     f"its gradient would be multiplied by {factor_R[row]:.3g}, which is no number of 32 bits. Give "

@@ -28,13 +28,16 @@ from verl_padding.patches.stock_guard import TakesPadding
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
 from verl_padding.trainer.actor_watch import ActorWatch, actors_of
+from verl_padding.trainer.agent_loops import use_padded_agent_loops
 from verl_padding.trainer.engine_check import check_engines
 from verl_padding.trainer.losses import wrap_worker_loss
 from verl_padding.trainer.pad_templates import PadTemplates
 from verl_padding.trainer.session_advantages import credit_sessions, mend_untrained_ends
+from verl_padding.trainer.session_groups import count_sessions
 from verl_padding.trainer.session_metrics import read_session_metrics
 from verl_padding.trainer.step_metrics import performance_metrics, plan_metrics, worker_metrics
 from verl_padding.trainer.step_timing import StepTiming
+from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
 from verl_padding.trainer.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.verl_job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.verl_job.job_reader import JobReader, check_job, in_settings
@@ -73,6 +76,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def __init__(self, config: DictConfig):
         refuse_queue_of_another_job()
         self._padding = check_job(config, self.extends)
+        refuse_mispaired_advantages(config)
         self._job_reader = JobReader(config, self._padding, self.extends)
         self._weighings = weighings(config, self._padding)
         self._padded_batch: PaddedBatch | None = None
@@ -97,9 +101,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             super()._setup()
             clear_leftovers(TRAIN_PARTITION)
             self._wrap_workers()
+            use_padded_agent_loops(self.config)
         except BaseException:
             release_queue()
             raise
+
+    def _build_replay_buffer(self) -> Any:
+        return count_sessions(super()._build_replay_buffer())
 
     def _wrap_workers(self) -> None:
         wrapped: dict[int, PaddedWorkerGroup] = {}
@@ -178,8 +186,11 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         compared = time.perf_counter()
         plan = self._plan(batch.keys, tokens_R, extends_R, job)
         planned = time.perf_counter()
+        padded = self._padded(batch, plan, template, timed=self._timing is not None)
+        if self._job_reader.has_teacher:
+            padded.refuse_rows_without("teacher_logprobs")
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
-        self._padded_batch = self._padded(batch, plan, template, timed=self._timing is not None)
+        self._padded_batch = padded
         self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
         metrics[PLAN_SECONDS] = planned - started

@@ -24,6 +24,7 @@ from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost
 from verl_padding.plan.counted import counted
 from verl_padding.verl_job.adapter_refusals import refuse_adapter, refuse_unmerged_adapter
 from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.verl_job.correction_refusals import refuse_lost_correction
 from verl_padding.verl_job.engine_refusals import refuse_engines
 from verl_padding.verl_job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
@@ -89,7 +90,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
     _check_packer(padding)
     _check_storage(config)
     refuse_equal_sessions(config, padding)
-    _check_advantages(config, padding)
+    refuse_lost_correction(config)
     _check_loss(config.actor_rollout_ref.actor, "actor_rollout_ref.actor")
     if has_critic(config):
         _check_loss(config.critic, "critic")
@@ -252,6 +253,11 @@ class JobReader:
         count: int | None = infer_rollout_moe_num_experts(self._config.actor_rollout_ref.model)
         return count
 
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the actor's loss reads what a teacher says of each row."""
+        return bool(OmegaConf.select(self._config, "distillation.enabled", default=False))
+
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad, no fewer than ``at_least``; see :func:`~verl_padding.verl_job.pad_length.pad_length`."""
         sections = {"actor": self._actor, "ref": self._ref, "critic": self._critic}
@@ -399,15 +405,6 @@ def _check_teacher_of_scheduler(config: DictConfig) -> None:
         raise PaddingConfigError(
             f"distillation.distillation_loss.loss_mode={mode}: verl does not run it together with "
             "dynamic_context_parallel=True. Set dynamic_context_parallel of the engines to False."
-        )
-
-
-def _check_advantages(config: DictConfig, padding: PaddingConfig) -> None:
-    algorithm = config.algorithm
-    if padding.advantages == "session" and algorithm.adv_estimator == "gae" and algorithm.get("use_pf_ppo", False):
-        raise PaddingConfigError(
-            "padding.advantages='session': algorithm.use_pf_ppo=True draws the advantages of rows anew from those of "
-            "all rows, and has no place for a session. Set one of them to its default."
         )
 
 

@@ -1,0 +1,71 @@
+"""verl's agent loop manager and its workers, for sessions of several rows and for dispatches of a few prompts.
+
+verl takes the manager by the setting ``+actor_rollout_ref.rollout.agent.agent_loop_manager_class``, which a padded
+trainer sets unless the user has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+REWARD, RENAMED = "reward", "own_reward"
+"""Key of a reward function's result under which verl's validation keeps the scores, and what it is called instead."""
+
+VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # Ray's own class cannot be extended
+
+
+class PaddedAgentLoopWorker(VerlWorker):
+    """verl's worker; every row of a session has what a teacher says of it, and no reward is counted twice."""
+
+    async def _agent_loop_postprocess(
+        self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
+    ) -> None:
+        # verl asks the teacher about the last row alone, and puts only fields that the first row has.
+        for earlier in output[:-1] if isinstance(output, list) else []:
+            await self._compute_teacher_logprobs(
+                earlier,
+                prompt_ids=earlier.prompt_ids,
+                response_ids=earlier.response_ids,
+                validate=validate,
+                sample_kwargs=kwargs,
+            )
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+    async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
+        await super()._compute_score(outputs, kwargs=kwargs)
+        for output in outputs:
+            told = output.extra_fields.get("reward_extra_info")
+            if told and REWARD in told:
+                renamed = {RENAMED if name == REWARD else name: value for name, value in told.items()}
+                output.extra_fields["reward_extra_info"] = renamed
+
+
+class PaddedAgentLoopManager(AgentLoopManagerTQ):
+    """verl's manager; each dispatch begins with the worker after the last one of the dispatch before."""
+
+    agent_loop_workers: list[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(PaddedAgentLoopWorker)
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        super().generate_sequences(prompts)
+        # verl deals chunks out from the first worker on: prompts that come one by one would all be that worker's.
+        workers = self.agent_loop_workers
+        served = len(prompts.chunk(len(workers)))
+        self.agent_loop_workers = workers[served:] + workers[:served]
+
+
+def use_padded_agent_loops(config: DictConfig) -> None:
+    """Names the manager that ``verl.trainer.main_ppo`` makes next, unless the user has named one."""
+    agent = config.actor_rollout_ref.rollout.agent
+    if not agent.get("agent_loop_manager_class"):
+        with open_dict(agent):
+            agent.agent_loop_manager_class = f"{__name__}.{PaddedAgentLoopManager.__name__}"

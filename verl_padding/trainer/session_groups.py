@@ -1,0 +1,45 @@
+"""Groups of sessions in verl's replay buffer, whose filter of groups compares rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
+
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from verl_padding.plan.row_keys import index_of_key, session_of_key
+
+Buffer = TypeVar("Buffer")
+
+
+def count_sessions(buffer: Buffer) -> Buffer:
+    """The same buffer; verl's own filters groups by their sessions, a user's is left as it is.
+
+    verl filters a prompt out if its rows, at least two, all have one reward. A session of two rows would be such a
+    group by itself, and more copies of a reward change whether NumPy finds a standard deviation of exactly 0. So the
+    filter sees the last row of each session alone.
+    """
+    if not isinstance(buffer, ReplayBuffer) or buffer.filter_groups_metric is None:
+        return buffer
+    filter_rows = buffer._dapo_filtered_keys
+
+    def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
+        rows = buffer.partitions[partition_id]
+        buffer.partitions[partition_id] = {key: rows[key] for key in _last_rows(rows)}
+        try:
+            return filter_rows(partition_id)
+        finally:
+            buffer.partitions[partition_id] = rows
+
+    buffer._dapo_filtered_keys = filter_sessions
+    return buffer
+
+
+def _last_rows(keys: Iterable[str]) -> Iterable[str]:
+    last_of: dict[str, str] = {}
+    for key in keys:
+        session = session_of_key(key)
+        if session not in last_of or index_of_key(last_of[session]) < index_of_key(key):
+            last_of[session] = key
+    return last_of.values()
