@@ -1,6 +1,6 @@
 """What stock verl's padding does wrong, on stock verl's own functions: why the plug-in is there.
 
-Each test ends the day verl mends its fault, and tells what to do then. Pads, their order and the advantages come from
+Each test fails the day verl mends its fault, and tells what to do then. Pads, their order and the advantages come from
 verl's own methods on the real TransferQueue, the update from verl's engine in this process.
 """
 
@@ -46,9 +46,8 @@ def _clean_queue(transfer_queue):
 def assert_still(fault: bool, what: str) -> None:
     """Fails the day verl mends a fault."""
     assert fault, (
-        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, keep "
-        "`python -m benchmarks.zero_effect --keep` again, and delete this test; where every fault is gone, so is the "
-        "need of the plug-in for it."
+        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
+        "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.quotes --write`, and delete this test."
     )
 
 
