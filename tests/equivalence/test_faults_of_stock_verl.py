@@ -206,28 +206,33 @@ def test_pads_are_in_the_rollout_dump_and_counted_among_the_tokens(tmp_path):
 THREE = [(5, 3), (4, 2), (6, 1)]
 
 
-def put_with_a_pad(**fields) -> tuple[Any, Any]:
-    """Three rows with further fields, padded to four: the first one and the pad as a worker would read them."""
-    padded = upsample_batch_to_divisible_size(put_rows(THREE, **fields), 4, EOS)
-    assert sum(bool(tag.get("is_padding")) for tag in padded.tags) == 1
-    rows = tq.kv_batch_get(keys=padded.keys, partition_id=PARTITION)
-    return rows[0], rows[3]
+def read(keys: list[str]) -> Any:
+    return tq.kv_batch_get(keys=keys, partition_id=PARTITION)
+
+
+def put_with_a_pad(**fields) -> list[str]:
+    """Keys of three rows with further fields, and of the pad behind them."""
+    keys = upsample_batch_to_divisible_size(put_rows(THREE, **fields), 4, EOS).keys
+    assert [key.startswith(PAD_UID_PREFIX) for key in keys] == [False, False, False, True]
+    return keys
 
 
 def test_a_pad_keeps_the_length_that_a_field_of_the_users_has_in_the_first_row():
-    _, pad = put_with_a_pad(my_weights=[torch.ones(sum(length)) for length in THREE])
+    pad = read(put_with_a_pad(my_weights=[torch.ones(sum(length)) for length in THREE])[-1:])[0]
     tokens, entries = len(pad["input_ids"]), len(pad["my_weights"])
     assert_still(entries == sum(THREE[0]) != tokens, f"a pad of {tokens} tokens has {entries} entries of a field")
 
 
 def test_a_pad_takes_routes_in_numpy_from_every_row():
-    real, _ = put_with_a_pad(routed_experts=[np.zeros((sum(length), 2, 2), np.int16) for length in THREE])
-    assert_still("routed_experts" not in real.keys(), "rows lose the routes of their experts beside a pad")  # noqa: SIM118
+    keys = put_with_a_pad(routed_experts=[np.zeros((sum(length), 2, 2), np.int16) for length in THREE])
+    alone, together = (set(read(some).keys()) for some in (keys[:-1], keys))
+    assert "routed_experts" in alone
+    assert_still("routed_experts" not in together, "rows lose the routes of their experts beside a pad")
 
 
 def test_a_pad_has_a_dtype_of_its_own():
     kept = [torch.zeros(response, dtype=torch.bfloat16) for _, response in THREE]
-    padded = upsample_batch_to_divisible_size(put_rows(THREE, rollout_log_probs=kept), 4, EOS)
-    real, pad = (tq.kv_batch_get(keys=[key], partition_id=PARTITION)[0] for key in (padded.keys[0], padded.keys[-1]))
+    keys = put_with_a_pad(rollout_log_probs=kept)
+    real, pad = (read([key])[0] for key in (keys[0], keys[-1]))
     dtypes = real["rollout_log_probs"].dtype, pad["rollout_log_probs"].dtype
     assert_still(dtypes == (torch.bfloat16, torch.float32), f"log-probs of rows and pads are {dtypes}")
