@@ -178,7 +178,7 @@ def run_job(
         metrics=dict(read_metrics(folder)),
         rows={rows.step: rows for rows in read_rows(folder)},
         log=log,
-        **_read_probe(facts, torn=kill_actor is not None),
+        **read_probe(facts, torn=kill_actor is not None),
     )
 
 
@@ -197,7 +197,7 @@ def _picture(seed: int) -> bytes:
     return file.getvalue()
 
 
-def _read_probe(folder: Path, *, torn: bool) -> dict:
+def read_probe(folder: Path, *, torn: bool) -> dict:
     """What the probe has noted; ``torn``: the job may have ended between the notes of two ranks."""
     notes = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
     by_rank = defaultdict(list)

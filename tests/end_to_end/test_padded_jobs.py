@@ -376,31 +376,63 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
     assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
 
 
-@pytest.mark.slow
-def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch_of_rows_on_a_disk(tmp_path: Path):
-    """dp 2, 45 prompts, mini-batch 15, n 8, a varying number of rows; TransferQueue holds no value in memory."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
+SOURCE_PROMPTS, SOURCE_MINI, SOURCE_SESSIONS = 45, 15, 8
+"""The job of verl's own padding change, on two ranks; its sessions yield a varying number of rows."""
+
+
+def run_source_job(folder: Path, *overrides: str, steps: int) -> JobFacts:
     facts = run_job(
-        tmp_path / "job",
-        "+padding=prompt",
-        f"{OFFLOAD}.enabled=true",
-        f"{OFFLOAD}.path={disk}",
-        f"{OFFLOAD}.threshold_bytes=1",
-        "data.train_batch_size=45",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=15",
-        "actor_rollout_ref.rollout.n=8",
-        steps=3,
+        folder,
+        f"data.train_batch_size={SOURCE_PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={SOURCE_MINI}",
+        f"actor_rollout_ref.rollout.n={SOURCE_SESSIONS}",
+        *overrides,
+        steps=steps,
     )
-    assert list(disk.iterdir()), "nothing was meant to stay in memory"
-    expected = [3] * 3
-    for step, mini_batches in enumerate(split(facts.optimizer_steps[ACTOR], expected), start=1):
-        assert sum(m.real_rows for m in mini_batches) == facts.rows[step].real
-        assert min(m.real_rows for m in mini_batches) >= 1
-    assert max(rows.real for rows in facts.rows.values()) > 45 * 8
-    assert len({rows.real for rows in facts.rows.values()}) == 3, "the row counts were meant to vary"
+    real = {rows.real for rows in facts.rows.values()}
+    assert len(real) == steps, "the row counts were meant to vary"
+    assert all(rows % (SOURCE_MINI * SOURCE_SESSIONS) for rows in real), "no row count was awkward"
+    assert max(real) > SOURCE_PROMPTS * SOURCE_SESSIONS
     assert_no_pad_outside_worker_calls(facts)
     assert_finite_and_agreeing(facts)
+    return facts
+
+
+WITH_CRITIC = (
+    "algorithm.adv_estimator=gae",
+    f"critic.ppo_mini_batch_size={SOURCE_MINI}",
+    "critic.optim.lr=1e-3",
+)
+
+
+@pytest.mark.parametrize("critic", [(), pytest.param(WITH_CRITIC, marks=pytest.mark.slow)], ids=["alone", "critic"])
+def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_over_them(critic, tmp_path):
+    """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes."""
+    facts = run_source_job(tmp_path, "+padding=lcm", *critic, steps=1)
+    size, real_rows = SOURCE_MINI * SOURCE_SESSIONS, facts.rows[1].real
+    models = (ACTOR, CRITIC) if critic else (ACTOR,)
+    assert facts.optimizer_steps.keys() == set(models)
+    for model in models:
+        steps = facts.optimizer_steps[model]
+        assert len(steps) == math.ceil(real_rows / size) > SOURCE_PROMPTS // SOURCE_MINI
+        real = [step.real_rows for step in steps]
+        assert {step.rows for step in steps} == {size}
+        assert sum(real) == real_rows
+        assert max(real) - min(real) <= 1
+        assert all(step.moved for step in steps)
+
+
+@pytest.mark.slow
+def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch_of_rows_on_a_disk(tmp_path: Path):
+    """``+padding=prompt``; TransferQueue holds no value in memory."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    offload = (f"{OFFLOAD}.enabled=true", f"{OFFLOAD}.path={disk}", f"{OFFLOAD}.threshold_bytes=1")
+    facts = run_source_job(tmp_path / "job", "+padding=prompt", *offload, steps=3)
+    assert list(disk.iterdir()), "nothing was meant to stay in memory"
+    for step, mini_batches in enumerate(split(facts.optimizer_steps[ACTOR], [3] * 3), start=1):
+        assert sum(m.real_rows for m in mini_batches) == facts.rows[step].real
+        assert min(m.real_rows for m in mini_batches) >= 1
 
 
 @pytest.mark.parametrize("job", TIMED)

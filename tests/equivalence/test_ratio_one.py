@@ -24,14 +24,17 @@ BUDGET = 64
 AUTOCAST = "float32 weights, bfloat16 autocast"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, AUTOCAST: torch.float32}
 
+ROUNDING = {"float32": 1e-6, "bfloat16": 0.02, AUTOCAST: 0.02}
+"""What the mean of the log-ratio may be because a row has other rows beside it."""
+
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Row]:
     return trained_rows(grown_sessions([9, 2, 7, 3, 12, 1], prompts=4))
 
 
-def planned(rows: dict[str, Row], sharing: str) -> BatchPlan:
-    """With a pass that takes the update's micro-batches, and one that has its own."""
+def planned(rows: dict[str, Row], sharing: str, packer: str = "plan") -> BatchPlan:
+    """With a pass that takes the update's micro-batches, where they are the plan's, and one that has its own."""
     call = {"dp_size": 2, "token_budget": BUDGET}
     job = Job(
         strategy="prompt",
@@ -39,14 +42,15 @@ def planned(rows: dict[str, Row], sharing: str) -> BatchPlan:
         sessions_per_prompt=2,
         updates={UPDATE: Update(**call, prompts_per_mini_batch=2)},
         inference={TAKEN: Pass(**call, as_update=UPDATE), OWN: Pass(**call)},
-        packer="plan",
+        packer=packer,
         sharing=sharing,
     )
     plan = plan_batch(batch_of(rows), job)
     figures = plan.figures[UPDATE]
     assert figures.optimizer_steps == 2
     assert figures.pads > 0
-    assert figures.sharing_factor > 1.5 if sharing == "chains" else figures.micro_batches > 2
+    if packer == "plan":
+        assert figures.sharing_factor > 1.5 if sharing == "chains" else figures.micro_batches > 2
     return plan
 
 
@@ -128,6 +132,16 @@ def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(dtype, rows):
     metrics = metrics_of_an_update(engine, with_log_probs(rows, of_reference, old), plan)
     assert metrics["actor/ppo_kl"] != 0.0
     assert metrics["kl_loss"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_the_default_packer_the_ratio_is_one_but_for_rounding(dtype, rows):
+    # verl's packer cuts a pass into other micro-batches than the update.
+    plan, engine = planned(rows, "off", packer="verl"), engine_of(dtype, "off")
+    old = log_probs_of_a_pass(engine, rows, plan, TAKEN)
+    metrics = metrics_of_an_update(engine, with_log_probs(rows, old, old), plan)
+    assert 0.0 < abs(metrics["actor/ppo_kl"]) < ROUNDING[dtype]
+    assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0
 
 
 def test_an_adapter_that_adds_nothing_yet_is_its_own_reference(rows):

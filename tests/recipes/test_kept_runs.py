@@ -1,9 +1,11 @@
 """Runs of the recipes over several seeds, as last measured: of the recipes as they are, and as good as promised."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from benchmarks import source_job
 from benchmarks.recipe_runs import recipe_of
 from benchmarks.results import kept
 from verl_padding.recipes.context_reset.job import GOAL as DEMO_GOAL
@@ -60,6 +62,27 @@ def test_three_seeds_of_every_call_are_kept_and_learn_more_than_an_agent_without
         assert learning.learned is True, learning
         assert learning.last > 0.7
         assert run["sharing_factor"] > 1.8
+
+
+def test_the_source_job_is_kept_as_it_is_and_lcm_and_prompt_learn_with_and_without_a_critic():
+    it = kept("source_job")
+    assert it["recipe"] == recipe_of(source_job.RECIPE)
+    assert (it["job"], it["steps"]) == (list(source_job.JOB), source_job.GOAL.steps)
+    names = product(source_job.ESTIMATORS, source_job.SIDES, range(it["seeds"]))
+    assert it["runs"].keys() == {f"{estimator}_{side}_seed{seed}" for estimator, side, seed in names}
+    for name, run in it["runs"].items():
+        assert len(run["reward"]) == len(run["optimizer_steps_taken"]) == it["steps"]
+        assert min(run["grad_norm"]) > 0, name
+        assert max(run["rows"]) > min(run["rows"]), "the row counts were meant to vary"
+        taken = run["optimizer_steps_taken"]
+        if "_prompt_" in name:
+            assert taken == [source_job.PROMPTS // source_job.MINI_BATCH] * it["steps"]
+        else:
+            assert taken == [-(-rows // (source_job.MINI_BATCH * source_job.SESSIONS)) for rows in run["rows"]]
+        if "_lcm_" in name:
+            assert run["fewest_real_rows"] == [rows // steps for rows, steps in zip(run["rows"], taken, strict=True)]
+        learning = Learning.of(run["reward"], source_job.GOAL)
+        assert learning.learned is True or "_stock_" in name, f"{name}: {learning}"
 
 
 def test_the_pages_say_what_is_kept():

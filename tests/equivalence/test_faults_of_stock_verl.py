@@ -1,0 +1,238 @@
+"""What stock verl's padding does wrong, on stock verl's own functions: why the plug-in is there.
+
+Each test fails the day verl mends its fault, and tells what to do then. Pads, their order and the advantages come from
+verl's own methods on the real TransferQueue, the update from verl's engine in this process.
+"""
+
+import json
+import math
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template, upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils import tensordict_utils as tu
+
+from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
+from benchmarks.zero_effect import error_of_loss, measure_estimator
+from tests.support.engine_in_process import COMMON, Actor, loss_tokens, micro_batch_of, start_engine, trained_rows
+from tests.support.fsdp2_workers import empty_queue
+from tests.support.losses_on_rows import distilling_loss, policy_loss
+from tests.support.rows_in_queue import PARTITION, put_rows
+from tests.support.sessions_that_grow import grown_sessions
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.pads.tags import PAD_UID_PREFIX
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+STOCK = get_trainer_cls("sync")
+EOS = 3
+
+
+@pytest.fixture(autouse=True)
+def _clean_queue(transfer_queue):
+    empty_queue()
+    yield
+    empty_queue()
+
+
+def assert_still(fault: bool, what: str) -> None:
+    """Fails the day verl mends a fault."""
+    assert fault, (
+        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
+        "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.quotes --write`, and delete this test."
+    )
+
+
+def balanced(n_rows: int, *, dp: int, actor: int, critic: int) -> list[list[bool]]:
+    """Of each rank's rows in verl's order, whether they are pads; the sizes are rows of a mini-batch."""
+    trainer = padded_trainer(
+        "algorithm.adv_estimator=gae",
+        "critic.use_dynamic_bsz=true",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={actor}",
+        f"critic.ppo_mini_batch_size={critic}",
+        "actor_rollout_ref.rollout.n=1",
+        f"data.train_batch_size={math.lcm(actor, critic)}",
+        dp_size=dp,
+    )
+    trainer.use_critic = critic != actor
+    rows = put_rows([(5, 1 + row % 7) for row in range(n_rows)])
+    tags = STOCK._balance_batch(trainer, rows, {}).tags
+    pads = [bool(tag.get("is_padding")) for tag in tags]
+    size = len(pads) // dp  # verl's dispatch cuts equal chunks
+    return [pads[rank * size : (rank + 1) * size] for rank in range(dp)]
+
+
+def real_rows_of_steps(pads_D: list[list[bool]], mini_batch: int) -> list[int]:
+    """Real rows of each optimizer step: verl's workers cut a rank's rows in their order."""
+    cell = mini_batch // len(pads_D)
+    starts = range(0, len(pads_D[0]), cell)
+    return [sum(not pad for pads in pads_D for pad in pads[start : start + cell]) for start in starts]
+
+
+def test_pads_gather_in_the_last_mini_batch():
+    steps = real_rows_of_steps(balanced(121, dp=2, actor=120, critic=120), 120)
+    assert_still(steps == [120, 1], f"121 rows make steps of {steps} real rows where a mini-batch has 120")
+
+
+def test_actor_and_critic_of_different_mini_batches_take_steps_without_a_real_row():
+    pads_D = balanced(25, dp=4, actor=8, critic=12)
+    actor, critic = real_rows_of_steps(pads_D, 8), real_rows_of_steps(pads_D, 12)
+    assert sum(actor) == sum(critic) == 25
+    assert_still(0 in actor and 0 in critic, f"25 rows make steps of {actor} and {critic} real rows")
+
+
+def pads_of_verl(row: dict, n: int) -> list[dict]:
+    """Pads of verl as an update has them: with what passes and advantages have made of their one token."""
+    computed = ("old_log_probs", "ref_log_prob", "advantages", "values", "returns")
+    rollout = {name: value for name, value in row.items() if name not in computed}
+    pad, _ = construct_minimal_padding_template(rollout, {}, EOS)
+    return [{name: pad[name] for name in rollout} | {name: row[name][:1] for name in computed} for _ in range(n)]
+
+
+def test_a_step_of_pads_alone_moves_the_weights():
+    rows = list(trained_rows(grown_sessions([3, 2], prompts=2)).values())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=256,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+        )
+        engine = start_engine(Actor, Qwen2ForCausalLM(config), sharing=False)
+    engine.optimizer = torch.optim.AdamW(engine.module.parameters(), lr=1e-3, weight_decay=0.0)
+    engine.optimizer_config, engine._qat_enabled = SimpleNamespace(clip_grad=1.0), False
+
+    moves, norms, losses = [], [], []
+    for step in (rows, pads_of_verl(rows[0], len(rows))):
+        before = torch.cat([weight.detach().clone().flatten() for weight in engine.module.parameters()])
+        data = micro_batch_of(step)
+        tu.assign_non_tensor(data, **COMMON, dp_size=1, batch_num_tokens=loss_tokens(step), global_batch_size=len(rows))
+        engine.optimizer_zero_grad()
+        value, _ = engine.forward_step(data, policy_loss("token-mean"), forward_only=False)
+        value.backward()
+        losses.append(float(value))
+        norms.append(engine.optimizer_step())
+        after = torch.cat([weight.detach().flatten() for weight in engine.module.parameters()])
+        moves.append(float((after - before).norm()))
+    assert moves[0] > 0
+    assert norms[0] > 0
+    assert math.isfinite(losses[0])
+    share = moves[1] / moves[0]
+    assert_still(norms[1] == 0 and share > 0.5, f"a step without a real row moves weights by {share:.0%} of the last")
+    assert_still(math.isnan(losses[1]), "the loss that a step without a real row logs is NaN")
+
+
+def test_the_seq_mean_modes_divide_by_rows_that_are_not_there():
+    side = pad_as_verl("grpo", HALF)
+    errors = {
+        mode: error_of_loss(policy_loss(mode), side, "log_probs", at_once=True)
+        for mode in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+    }
+    assert errors.pop("token-mean") < 1e-12, "the comparison itself is off"
+    # Gradients are those of HALF rows over NOMINAL ones.
+    assert_still(
+        all(error == pytest.approx(1 - HALF / NOMINAL, abs=1e-6) for error in errors.values()),
+        f"gradients of {HALF} rows of {NOMINAL} are off by {errors}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("bypass_mode", policy_loss("token-mean", "bypass_mode")),
+        ("distillation k3", distilling_loss("token-mean", "k3")),
+    ],
+)
+def test_some_losses_raise_an_error_on_a_micro_batch_of_pads(name, loss):
+    error = error_of_loss(loss, pad_as_verl("grpo", HALF), "log_probs", at_once=True)
+    assert_still(isinstance(error, str), f"{name} cannot be computed of pads alone")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "n_rows"),
+    [
+        ("opo", HALF),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("grpo_passk", NOMINAL - 1), ("gpg", HALF))),
+    ],
+)
+def test_some_estimators_count_pads(estimator, n_rows):
+    told = measure_estimator(estimator, n_rows)
+    assert told["verl_padding"]["gradient"] < 1e-12, "the comparison itself is off"
+    error = told["stock verl"]["gradient"]
+    wrong = isinstance(error, str) or math.isnan(error) or error > 0.5
+    assert_still(wrong, f"{estimator} with {NOMINAL - n_rows} pads is off by {error}")
+
+
+def test_the_controller_of_the_kl_penalty_and_the_metrics_of_the_rollout_correction_count_pads():
+    told = measure_estimator("grpo", HALF)
+    stock, ours = told["stock verl"], told["verl_padding"]
+    assert ours["kl_coefficient"] < 1e-12
+    assert ours["rollout_corr_metrics_off"] == 0
+    assert_still(stock["kl_coefficient"] > 1e-3, f"the KL coefficient is off by {stock['kl_coefficient']}")
+    assert_still(stock["rollout_corr_metrics_off"] > 0, "metrics of the rollout correction are off")
+
+
+def test_pads_are_in_the_rollout_dump_and_counted_among_the_tokens(tmp_path):
+    trainer = padded_trainer("data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6")
+    metrics: dict[str, float] = {}
+    trainer.use_critic = False
+    trainer.tokenizer = make_byte_tokenizer()
+    STOCK._init_dump_executor(trainer)
+    real = put_rows([(5, 3), (4, 2), (6, 1), (5, 5), (3, 3), (2, 2), (2, 4)])
+    batch = STOCK._balance_batch(trainer, real, metrics)
+    STOCK._log_rollout_data(trainer, batch, {}, str(tmp_path))
+    STOCK._shutdown_dump_executor(trainer)
+    (dump,) = tmp_path.glob("*.jsonl")
+    lines = [json.loads(line) for line in dump.read_text().splitlines()]
+    assert len(lines) == 12
+    dumped = [line for line in lines if line["uid"].startswith(PAD_UID_PREFIX)]
+    assert_still(len(dumped) == 5, f"{len(dumped)} of {len(lines)} lines of the rollout dump are pads")
+    assert_still(all(line["gts"] == "42" for line in dumped), "a pad is dumped with the truth of a prompt")
+    tokens = 2 * metrics["global_seqlen/mean"]
+    assert_still(tokens == 47 + 5 * 128, f"{tokens:.0f} tokens are counted where rows have 47")
+
+
+THREE = [(5, 3), (4, 2), (6, 1)]
+
+
+def read(keys: list[str]) -> Any:
+    return tq.kv_batch_get(keys=keys, partition_id=PARTITION)
+
+
+def put_with_a_pad(**fields) -> list[str]:
+    """Keys of three rows with further fields, and of the pad behind them."""
+    keys = upsample_batch_to_divisible_size(put_rows(THREE, **fields), 4, EOS).keys
+    assert [key.startswith(PAD_UID_PREFIX) for key in keys] == [False, False, False, True]
+    return keys
+
+
+def test_a_pad_keeps_the_length_that_a_field_of_the_users_has_in_the_first_row():
+    pad = read(put_with_a_pad(my_weights=[torch.ones(sum(length)) for length in THREE])[-1:])[0]
+    tokens, entries = len(pad["input_ids"]), len(pad["my_weights"])
+    assert_still(entries == sum(THREE[0]) != tokens, f"a pad of {tokens} tokens has {entries} entries of a field")
+
+
+def test_a_pad_takes_routes_in_numpy_from_every_row():
+    keys = put_with_a_pad(routed_experts=[np.zeros((sum(length), 2, 2), np.int16) for length in THREE])
+    alone, together = (set(read(some).keys()) for some in (keys[:-1], keys))
+    assert "routed_experts" in alone
+    assert_still("routed_experts" not in together, "rows lose the routes of their experts beside a pad")
+
+
+def test_a_pad_has_a_dtype_of_its_own():
+    kept = [torch.zeros(response, dtype=torch.bfloat16) for _, response in THREE]
+    keys = put_with_a_pad(rollout_log_probs=kept)
+    real, pad = (read([key])[0] for key in (keys[0], keys[-1]))
+    dtypes = real["rollout_log_probs"].dtype, pad["rollout_log_probs"].dtype
+    assert_still(dtypes == (torch.bfloat16, torch.float32), f"log-probs of rows and pads are {dtypes}")
