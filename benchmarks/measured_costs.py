@@ -45,11 +45,11 @@ from benchmarks.train_step import (
 )
 from tests.support.cluster import ray_and_queue
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
-from verl_padding.patches import micro_batch_clock
 from verl_padding.plan import COST_MODELS
 from verl_padding.plan.row_keys import row_key
 from verl_padding.timing.laps import TimedStep
 from verl_padding.timing.learned_costs import LearnedCosts
+from verl_padding.worker import micro_batch_clock
 
 STOCK = Side(name="stock verl", strategy=None)
 VERLS = Side(name="verl's packer", strategy="prompt")
@@ -146,8 +146,8 @@ def main(
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         import verl_padding.local.cpu_platform  # noqa: F401  (the clock asks for it, here as in workers)
         from tests.support.fsdp2_workers import start_actor, stop
-        from verl_padding.patches.plan_packer import install
-        from verl_padding.trainer.losses import wrap_worker_loss
+        from verl_padding.worker.losses import wrap_worker_loss
+        from verl_padding.worker.plan_packer import install
 
         workers = start_actor(
             make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={SIZE.budget}"

@@ -181,7 +181,7 @@ def make_trainer(side: str, n_rows: int) -> Any:
 
     from tests.support.trainer_without_workers import padded_trainer
     from tests.support.verl_config import compose_job
-    from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+    from verl_padding.driver.worker_calls import PaddedWorkerGroup
 
     ranks = make_ranks()
     overrides = job_overrides(n_rows)
@@ -265,9 +265,9 @@ def clocked(trainer: Any, clock: Clock) -> Iterator[None]:
     from transfer_queue.client import TransferQueueClient
     from verl.trainer.ppo import padding_utils
 
+    from verl_padding.driver import mixin
     from verl_padding.pads import queue
     from verl_padding.pads.padded_batch import PaddedBatch
-    from verl_padding.trainer import mixin
 
     is_padded = isinstance(trainer, mixin.PaddedTrainer)
     parts: list[tuple[Any, str, str]] = [

@@ -145,8 +145,8 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     told: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.support.fsdp2_workers import start_actor, stop
-        from verl_padding.patches.plan_packer import install
-        from verl_padding.trainer.losses import wrap_worker_loss
+        from verl_padding.worker.losses import wrap_worker_loss
+        from verl_padding.worker.plan_packer import install
 
         model = make_model(Path(folder), HIDDEN, BUDGET)
         # One group for all sides: workers share only what a plan says.

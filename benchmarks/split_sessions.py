@@ -92,7 +92,7 @@ def weight_of_the_split_session(mode: str) -> dict[str, float]:
     from verl_padding.pads.columns import WEIGHS_ROWS, loss_columns
     from verl_padding.pads.weighing import Weighing, loss_factors
     from verl_padding.plan import Layout
-    from verl_padding.trainer.losses import RealRowsLoss
+    from verl_padding.worker.losses import RealRowsLoss
 
     keys = [f"p0_0_{row}" for row in range(SPLIT)] + [f"{session}_0" for session in list(REWARDS)[1:]]
     layout = Layout(n_rows=len(keys), cells=((tuple(range(len(keys))),),))

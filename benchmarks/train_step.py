@@ -196,7 +196,7 @@ def start_peak(workers: Any) -> None:
 
     Linux and glibc alone can do it.
     """
-    from verl_padding.trainer import worker_calls
+    from verl_padding.driver import worker_calls
 
     def start(worker: Any) -> Any:
         gc.collect()
@@ -294,11 +294,11 @@ def planned_update(
         timed: whether the workers, which have a clock then, time its micro-batches.
     """
     from tests.support.padded_rows import upsample
+    from verl_padding.driver.worker_calls import PaddedWorkerGroup
     from verl_padding.pads.lineage import find_extensions
     from verl_padding.pads.padded_batch import strip
     from verl_padding.pads.template import PadTemplate
     from verl_padding.plan import Job, Rows, Update, plan_batch
-    from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
     assert side.strategy is not None
     job = Job(
@@ -357,8 +357,8 @@ def main(
     told: dict[str, list[dict[str, Any]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.support.fsdp2_workers import start_actor, stop
-        from verl_padding.patches.plan_packer import install
-        from verl_padding.trainer.losses import wrap_worker_loss
+        from verl_padding.worker.losses import wrap_worker_loss
+        from verl_padding.worker.plan_packer import install
 
         workers = start_actor(
             make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"

@@ -86,7 +86,7 @@ def make_trainer(estimator: str) -> Any:
     from verl.trainer.ppo.core_algos import AdaptiveKLController
 
     from tests.support.trainer_without_workers import padded_trainer
-    from verl_padding.verl_job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+    from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 
     trainer = padded_trainer(
         "padding.denominator=rows",

@@ -91,7 +91,7 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def error_of_loss(inner: Callable[..., Any], side: Side, output_name: str, *, at_once: bool) -> Outcome:
     """Error of one loss on one side; the name of the exception if verl raises one because of the pads."""
-    from verl_padding.trainer.losses import RealRowsLoss
+    from verl_padding.worker.losses import RealRowsLoss
 
     data = read(side, columns=side.wraps_loss)
     plain = read(side, columns=False)
@@ -111,7 +111,7 @@ def registered_losses() -> dict[str, tuple[str, Callable[[str], Callable[..., An
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     from tests.support.losses_on_rows import critic_loss, distilling_loss, policy_loss
-    from verl_padding.trainer.row_means import PREFIX
+    from verl_padding.worker.row_means import PREFIX
 
     losses: dict[str, tuple[str, Callable[[str], Callable[..., Any]]]] = {}
     for name in sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX)):
@@ -157,7 +157,7 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     from tests.support.losses_on_rows import policy_loss
-    from verl_padding.trainer.losses import RealRowsLoss
+    from verl_padding.worker.losses import RealRowsLoss
 
     loss = policy_loss("token-mean")
     stock = get_trainer_cls("sync")

@@ -1,4 +1,4 @@
 """Runnable recipes, one folder each.
 
-May import: local, pads, plan, runs, trainer.
+May import: driver, local, pads, plan, runs.
 """

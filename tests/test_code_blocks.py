@@ -23,9 +23,9 @@ from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, ski
 from tests.support.run_folder import write_run
 from tests.timing.test_laps import two_ranks
 from verl_padding.cli.app import app
+from verl_padding.job.composition import MAIN, JobArguments, compose_job
 from verl_padding.plan import STRATEGIES
 from verl_padding.timing.laps import TimedStep, write_step
-from verl_padding.verl_job.composition import MAIN, JobArguments, compose_job
 
 OWN_RECIPE, FIRST_HOUR = DOCS / "own_recipe.md", DOCS / "first_hour.md"
 RUN_AS_A_WHOLE = {OWN_RECIPE}
@@ -217,7 +217,7 @@ def calls_of(checkout: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("code", PYTHON_BLOCKS, ids=lambda code: f"{PYTHON_BLOCKS[code]}: {code.splitlines()[0]}")
 def test_a_block_of_python_runs(code):
-    import verl_padding.trainer.trainers  # noqa: F401  (what the block waits for is there)
+    import verl_padding.driver.trainers  # noqa: F401  (what the block waits for is there)
 
     before = dict(TRAINER_REGISTRY)
     exec(compile(code, PYTHON_BLOCKS[code], "exec"), {})

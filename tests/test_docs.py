@@ -21,15 +21,15 @@ from verl_padding import errors as padding_errors
 from verl_padding import plan
 from verl_padding.cli.app import app
 from verl_padding.config import PaddingConfig
+from verl_padding.driver import step_metrics, trainers
+from verl_padding.driver.session_metrics import session_metrics
+from verl_padding.driver.step_timing import timing_metrics
+from verl_padding.job import metric_names
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, STRATEGIES, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan import errors as plan_errors
 from verl_padding.timing.laps import TimedStep
-from verl_padding.trainer import step_metrics, trainers
-from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
-from verl_padding.trainer.session_metrics import session_metrics
-from verl_padding.trainer.step_timing import timing_metrics
-from verl_padding.verl_job import metric_names
-from verl_padding.verl_job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 PROMISES = sorted(p for p in (DOCS / "promises").glob("*.md") if p.name != "index.md")
 
@@ -108,7 +108,7 @@ def test_the_site_explains_what_a_program_may_import(site):
     promised = [f"{plan.__name__}.{name}" for name in plan.__all__ if isinstance(getattr(plan, name), kinds)]
     promised = [name for name in promised if not name.endswith("Error")]
     promised += [f"{PaddingConfig.__module__}.PaddingConfig.{field.name}" for field in fields(PaddingConfig)]
-    promised += [f"verl_padding.trainer.trainers.{trainer.__name__}" for trainer in trainers.COUNTERPARTS.values()]
+    promised += [f"verl_padding.driver.trainers.{trainer.__name__}" for trainer in trainers.COUNTERPARTS.values()]
     promised += [f"{module.__name__}.{name}" for module, name in errors()]
     assert len(promised) > 25
     assert [name for name in promised if name not in named] == []

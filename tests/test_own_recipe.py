@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from tests.support.own_recipe import PAGE, make_own_recipe
 from tests.support.pages import DOCS, commands_of, files_of
 from tests.support.verl_config import compose_job
+from verl_padding.job.job_reader import check_job
 from verl_padding.local.launch import LOG, run_command
-from verl_padding.verl_job.job_reader import check_job
 
 FIRST_HOUR = DOCS / "first_hour.md"
 NOT_USED = {"reward.reward_model.rollout.name"}

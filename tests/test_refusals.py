@@ -37,7 +37,7 @@ OF_A_PLAN = "plan/layout.py", "plan/batch_plan.py", "plan/rows.py"
 
 def test_they_are_found_in_every_part_of_the_package():
     parts = {refusal.place.split("/")[0].split(":")[0] for refusal in OURS}
-    assert {"config.py", "verl_job", "pads", "plan", "trainer"} <= parts
+    assert {"config.py", "job", "pads", "plan", "driver"} <= parts
     assert len(OURS) > 80
 
 

@@ -16,9 +16,9 @@ FLOORS = (
     "timing",
     "pads",
     "config",
-    "verl_job",
-    "patches",
-    "trainer",
+    "job",
+    "worker",
+    "driver",
     "stock",
     "runs",
     "local",
@@ -117,7 +117,7 @@ def test_one_module_knows_transfer_queue():
 
 
 def test_one_package_knows_verls_trainers():
-    assert {path.split("/")[0] for path in importers_of("verl.trainer.ppo.v1")} == {"trainer"}
+    assert {path.split("/")[0] for path in importers_of("verl.trainer.ppo.v1")} == {"driver"}
 
 
 @pytest.mark.parametrize("module", ["torch", "verl", "ray", "transfer_queue", "tensordict"])
@@ -126,5 +126,5 @@ def test_the_planner_knows_none_of_them(module):
 
 
 def test_the_config_can_be_read_without_torch():
-    light = ("config.py", "errors.py", "plugin.py", "entry/", "verl_job/", "cli/app.py")
+    light = ("config.py", "errors.py", "plugin.py", "entry/", "job/", "cli/app.py")
     assert not [path for path in importers_of("torch") if path.startswith(light)]

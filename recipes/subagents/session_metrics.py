@@ -48,7 +48,7 @@ def session_metrics(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> dict
 def _define_trainer(_: ModuleType) -> None:
     from verl.trainer.ppo.v1 import register_trainer
 
-    from verl_padding.trainer.trainers import PaddedTrainerSync
+    from verl_padding.driver.trainers import PaddedTrainerSync
 
     @register_trainer(TRAINER_NAME)
     class SubagentsTrainer(PaddedTrainerSync):
@@ -59,4 +59,4 @@ def _define_trainer(_: ModuleType) -> None:
             metrics.update(session_metrics(batch.keys, batch.tags))
 
 
-register_post_import_hook(_define_trainer, "verl_padding.trainer.trainers")
+register_post_import_hook(_define_trainer, "verl_padding.driver.trainers")

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import DictConfig, open_dict
 
 from tests.support.jobs_for_doctor import FLAG, Machine, prompts, with_settings
+from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.verl_job.composition import JobArguments, compose_job
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from verl_padding.cli.doctor import diagnose
 from verl_padding.doctor import installation
 from verl_padding.doctor.finding import wrong
 from verl_padding.doctor.hidden_modules import hidden_modules
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.known_verl import KNOWN_VERL
 from verl_padding.plan import STRATEGIES
-from verl_padding.verl_job.composition import JobArguments, compose_job
-from verl_padding.verl_job.known_verl import KNOWN_VERL
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 
@@ -195,7 +195,7 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
     assert findings["wrapt"].verdict == "wrong", "a package that is not always shown is, where it does not fit"
 
 
-BROKEN = ("wrapt", "verl_padding.entry.hydra_search_path", "verl_padding.verl_job.job_reader")
+BROKEN = ("wrapt", "verl_padding.entry.hydra_search_path", "verl_padding.job.job_reader")
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def told_by_processes(job, tmp_path_factory) -> dict[str, tuple[int, str]]:
     ("module", "failed"),
     [
         ("verl_padding.entry.hydra_search_path", "config groups"),
-        ("verl_padding.verl_job.job_reader", "trainers"),
+        ("verl_padding.job.job_reader", "trainers"),
         ("wrapt", "entry point"),
     ],
     ids=["Hydra hook", "trainers", "entry point"],
@@ -238,7 +238,7 @@ def test_what_fails_is_told_with_its_traceback(module, failed, told_by_processes
     assert f"import of {module} halted" in said
 
 
-@pytest.mark.parametrize("module", ["wrapt", "verl_padding.verl_job.job_reader"])
+@pytest.mark.parametrize("module", ["wrapt", "verl_padding.job.job_reader"])
 def test_every_table_is_told_where_the_plugin_is_broken_and_the_job_asks_for_it(module, told_by_processes):
     code, said = told_by_processes[module]
     assert code == 1

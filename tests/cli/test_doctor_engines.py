@@ -18,9 +18,9 @@ from verl_padding.doctor.devices import devices_of_job
 from verl_padding.doctor.passed_on import TEMPLATE, values_for_rollout, values_passed_on
 from verl_padding.doctor.settings import misspelt_settings
 from verl_padding.doctor.token_budgets import longest_rows
-from verl_padding.verl_job import engines_on_cpu
-from verl_padding.verl_job.composition import JobArguments
-from verl_padding.verl_job.summary import planned_job
+from verl_padding.job import engines_on_cpu
+from verl_padding.job.composition import JobArguments
+from verl_padding.job.summary import planned_job
 
 pytestmark = pytest.mark.usefixtures("no_ray_cluster")
 

@@ -25,7 +25,7 @@ from tests.support.jobs_for_doctor import (
 from verl_padding.doctor.finding import Finding
 from verl_padding.doctor.folders import folder_of_hydra, folders_of_job, paths_from_hydras_folder
 from verl_padding.doctor.prompts import MOST_BYTES
-from verl_padding.verl_job.composition import JobArguments
+from verl_padding.job.composition import JobArguments
 
 ON_MEGATRON = ["actor_rollout_ref.actor.strategy=megatron", "critic.strategy=megatron"]
 NO_VALIDATION = ("trainer.val_before_train=false", "trainer.test_freq=-1")

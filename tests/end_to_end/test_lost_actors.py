@@ -18,7 +18,7 @@ already.
 """
 
 
-# The watch is the same in all modes, and for all kinds of actors (tests/trainer/test_actor_watch.py); only with
+# The watch is the same in all modes, and for all kinds of actors (tests/driver/test_actor_watch.py); only with
 # colocate_async are agent loop workers busy while the step trains.
 @pytest.mark.parametrize(
     ("actor", "name", "mode"),

@@ -15,11 +15,11 @@ import pytest
 from tests.end_to_end.agent import FAILING_STEP, LONELY_STEP
 from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT
+from verl_padding.job.calls import ACTOR as ACTOR_CALL
+from verl_padding.job.calls import CRITIC as CRITIC_CALL
+from verl_padding.job.calls import LOG_PROB, REF, VALUES
 from verl_padding.runs.report import ROLLOUTS
 from verl_padding.timing.laps import read_steps
-from verl_padding.verl_job.calls import ACTOR as ACTOR_CALL
-from verl_padding.verl_job.calls import CRITIC as CRITIC_CALL
-from verl_padding.verl_job.calls import LOG_PROB, REF, VALUES
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 

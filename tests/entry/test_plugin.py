@@ -14,7 +14,7 @@ from verl_padding.entry import import_hooks
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
 from verl_padding.entry.loud_failure import asks_for_padding
-from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
+from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES
 
 # Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports transformers needs this first.
 WITH_TORCHVISION = "import verl_padding.local\n"
@@ -37,7 +37,7 @@ print(json.dumps([modules, {{mode: each.__module__ for mode, each in stock.items
 IMPORT_BROKEN = f"""
 {WITH_TORCHVISION}
 import sys, logging
-sys.modules["verl_padding.trainer.mixin"] = sys.modules["verl_padding.entry.hydra_search_path"] = None
+sys.modules["verl_padding.driver.mixin"] = sys.modules["verl_padding.entry.hydra_search_path"] = None
 import verl
 from verl.trainer.ppo.v1 import get_trainer_cls
 print(get_trainer_cls("sync").__name__)
@@ -99,20 +99,20 @@ def test_verl_finds_one_entry_point_and_it_loads():
 def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
     modules, *_ = imported
     assert "verl_padding.plugin" in modules
-    ours = [name for name in modules if name.startswith("verl_padding")]
+    ours = sorted(name for name in modules if name.startswith("verl_padding"))
     assert ours == [
         "verl_padding",
         "verl_padding.entry",
         "verl_padding.entry.import_hooks",
         "verl_padding.entry.loud_failure",
         "verl_padding.errors",
-        "verl_padding.patches",
-        "verl_padding.patches.check_of_rows",
+        "verl_padding.job",
+        "verl_padding.job.known_verl",
+        "verl_padding.job.modes",
         "verl_padding.plugin",
-        "verl_padding.verl_job",
-        "verl_padding.verl_job.known_verl",
-        "verl_padding.verl_job.modes",
         "verl_padding.version",
+        "verl_padding.worker",
+        "verl_padding.worker.check_of_rows",
     ]
 
 
@@ -192,12 +192,12 @@ def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(ended):
             "the config groups could not be put on Hydra's search path",
         ),
         (
-            "verl_padding.patches.stock_guard",
+            "verl_padding.driver.stock_guard",
             import_hooks._register_trainers,
             "the padded trainers could not be registered",
         ),
         (
-            "verl_padding.patches.check_of_rows",
+            "verl_padding.worker.check_of_rows",
             import_hooks._lift_check_of_rows,
             "verl's check of a batch's rows could not be lifted",
         ),

@@ -19,10 +19,10 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.support.losses_on_rows import MODES
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
+from verl_padding.driver.trainers import PaddedTrainerSync
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.entry.verl_refusals import CALLS, verl_refusals
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.trainer.trainers import PaddedTrainerSync
 
 ROOT = Path(verl.__file__).parent
 ROLLOUT, ACTOR, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"

@@ -9,8 +9,8 @@ from verl.single_controller.ray import RayWorkerGroup
 from tests.equivalence.updates import ALL_TERMS, BUDGETS
 from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor, stop
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.plan_packer import install
 
 
 @pytest.fixture(scope="session")

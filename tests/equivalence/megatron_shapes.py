@@ -27,9 +27,9 @@ from tests.equivalence.updates import (
 )
 from tests.support.fsdp2_workers import empty_queue, give_same_head, start_critic, start_over, stop
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches.plan_packer import install
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
-from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.plan_packer import install
 
 NO_DECAY = "actor_rollout_ref.actor.optim.weight_decay=0"
 """Megatron leaves norms and biases out of it."""

@@ -31,11 +31,11 @@ from tests.support.fsdp2_workers import follow_no_plan, start_over
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import RELATIVE_METRIC
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import MICRO_BATCHES
-from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.worker.losses import MICRO_BATCHES
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

@@ -15,9 +15,9 @@ from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor.job import _plan
+from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
-from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

@@ -23,8 +23,8 @@ from tests.support.fsdp2_workers import make_value_model, padded_and_plain, star
 from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 

@@ -47,9 +47,9 @@ from tests.equivalence.updates import (
 from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor, start_over
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
-from verl_padding.trainer.worker_calls import PaddedWorkerGroup
 
 pytestmark = [
     pytest.mark.ray,

@@ -21,7 +21,7 @@ from tests.equivalence.updates import (
 from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches.plan_packer import install
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 

@@ -8,12 +8,12 @@ from tests.support.fsdp2_workers import padded_and_plain, start_actor
 from tests.support.tolerance import ADAM_EPS
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
+from verl_padding.driver.engine_check import check_engines
+from verl_padding.job.job_reader import JobReader
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches import plan_packer
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.trainer.engine_check import check_engines
-from verl_padding.verl_job.job_reader import JobReader
+from verl_padding.worker import plan_packer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 

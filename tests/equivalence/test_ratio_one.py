@@ -17,7 +17,7 @@ from tests.support.engine_in_process import Actor, Row, Whole, cut_as_planned, s
 from tests.support.losses_on_rows import policy_loss
 from tests.support.sessions_that_grow import grown_sessions
 from verl_padding.plan import BatchPlan, Job, Pass, Update, plan_batch
-from verl_padding.trainer.losses import RealRowsLoss
+from verl_padding.worker.losses import RealRowsLoss
 
 UPDATE, TAKEN, OWN = "actor", "log_prob", "own"
 BUDGET = 64

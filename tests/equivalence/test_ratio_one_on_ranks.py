@@ -13,11 +13,11 @@ from tests.equivalence.updates import ALL_TERMS, call
 from tests.support.fsdp2_workers import start_actor, start_over, stop
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, queue_content
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.padded_batch import strip
-from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.losses import wrap_worker_loss
-from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 

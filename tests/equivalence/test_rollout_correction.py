@@ -17,7 +17,7 @@ from tests.equivalence.loss_comparisons import (
     assert_the_metrics_are_those_of_all_rows_at_once,
 )
 from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, policy_loss, run_as_verl_does
-from verl_padding.trainer.losses import RealRowsLoss
+from verl_padding.worker.losses import RealRowsLoss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

@@ -21,11 +21,11 @@ from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, r
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
+from verl_padding.job.weighings import MEANS_OVER_ROWS, weighings
 from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.weighing import LOSS_WEIGHT, TOKEN_MODES, Weighing, loss_factors
 from verl_padding.plan import Layout
-from verl_padding.trainer.losses import RealRowsLoss, weighed_output
-from verl_padding.verl_job.weighings import MEANS_OVER_ROWS, weighings
+from verl_padding.worker.losses import RealRowsLoss, weighed_output
 
 # One object for a loss, by which its rows' gradients are known again.
 policy_loss, distilling_loss, critic_loss = map(

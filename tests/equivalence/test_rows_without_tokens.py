@@ -14,8 +14,8 @@ from verl.utils.metric import Metric
 from tests.equivalence.loss_comparisons import NOT_ADDITIVE, PACKING_MATTERS, POLICY_LOSSES, Seeded
 from tests.support.losses_on_rows import MODES, PAD, Rows, critic_loss, distilling_loss, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.trainer.loss_metrics import names_of_sums
-from verl_padding.trainer.losses import MICRO_BATCHES, RealRowsLoss
+from verl_padding.worker.loss_metrics import names_of_sums
+from verl_padding.worker.losses import MICRO_BATCHES, RealRowsLoss
 
 # [rank][micro-batch] -> rows, of which 1 and 3 have no trained token.
 LAYOUTS = {

@@ -11,10 +11,10 @@ from tests.equivalence.test_advantages import CRITIC, VERLS_LIMITS
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.job.calls import ACTOR, LOG_PROB, REF, VALUES
+from verl_padding.job.calls import CRITIC as CRITIC_CALL
 from verl_padding.pads.padded_batch import strip
 from verl_padding.plan.row_keys import index_of_key, session_of_key
-from verl_padding.verl_job.calls import ACTOR, LOG_PROB, REF, VALUES
-from verl_padding.verl_job.calls import CRITIC as CRITIC_CALL
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

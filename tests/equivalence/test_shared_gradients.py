@@ -37,15 +37,15 @@ from tests.support.engine_in_process import (
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from verl_padding.job.weighings import MEANS_OVER_ROWS
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.weighing import Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.trainer.losses import RealRowsLoss
-from verl_padding.trainer.row_means import over_the_mini_batch
-from verl_padding.verl_job.weighings import MEANS_OVER_ROWS
+from verl_padding.worker.losses import RealRowsLoss
+from verl_padding.worker.row_means import over_the_mini_batch
 
 BUDGET = 48
 SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]

@@ -31,13 +31,13 @@ from tests.support.fsdp2_workers import (
 from tests.support.padded_rows import upsample
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches.plan_packer import install
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
-from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 

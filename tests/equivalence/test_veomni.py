@@ -32,11 +32,11 @@ from tests.equivalence.updates import (
 )
 from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
 from tests.support.tolerance import ADAM_EPS
+from verl_padding.driver.worker_calls import UPDATE_CALLS
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
-from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.worker_calls import UPDATE_CALLS
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [
     pytest.mark.ray,

@@ -16,8 +16,8 @@ from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for
-from verl_padding.patches import plan_packer, position_ids, text_rows
 from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.worker import plan_packer, position_ids, text_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 

@@ -13,11 +13,11 @@ from tests.equivalence.updates import call, plan_of, put_trained_rows, update_bo
 from tests.support.fsdp2_workers import follow_no_plan, start_over, weights_of
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.padded_batch import padded_batch, strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.weighing import Weighing
-from verl_padding.patches.plan_packer import install
-from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 

@@ -25,12 +25,12 @@ from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
+from verl_padding.driver.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
+from verl_padding.job.pad_length import pad_length
 from verl_padding.pads.padded_batch import PaddedBatch, strip
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
-from verl_padding.trainer.losses import MICRO_BATCHES, PACKING_EFFICIENCY
-from verl_padding.trainer.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
-from verl_padding.verl_job.pad_length import pad_length
+from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
 EPOCHS = 2

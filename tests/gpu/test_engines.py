@@ -12,9 +12,9 @@ from tests.support.gpu_jobs import (
     train_on_gpus,
 )
 from tests.support.verl_config import compose_job
+from verl_padding.job.job_reader import JobReader, check_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.job import tiny_job
-from verl_padding.verl_job.job_reader import JobReader, check_job
 
 # The recipe's schedule is FSDP's: other engines' optimizers have other settings for theirs.
 NO_SCHEDULE = [f"~actor_rollout_ref.actor.optim.{name}" for name in ("lr_scheduler_type", "min_lr_ratio")]

@@ -19,10 +19,10 @@ from tests.support.gpu_jobs import (
     train_on_gpus,
 )
 from tests.support.verl_config import compose_job
+from verl_padding.job.job_reader import JobReader, check_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.every_call import job as every_call
-from verl_padding.verl_job.job_reader import JobReader, check_job
 
 ACTOR = "actor_rollout_ref.actor"
 PLAN = "padding.packer=plan"

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from verl.workers.config import McoreEngineConfig
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job import engines_on_cpu
 from verl_padding.local.megatron import engines
-from verl_padding.verl_job import engines_on_cpu
 
 
 class Engine:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job import engines_on_cpu
 from verl_padding.local import veomni_engines
-from verl_padding.verl_job import engines_on_cpu
 
 
 class Engine:

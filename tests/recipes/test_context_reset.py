@@ -12,12 +12,12 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from tests.support.scripted_server import ScriptedServer
 from tests.support.verl_config import compose_job
+from verl_padding.job.job_reader import JobReader, check_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
 from verl_padding.recipes.context_reset.job import tiny_job
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
 from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, SYMBOLS, TINY_SOURCE, task_of
-from verl_padding.verl_job.job_reader import JobReader, check_job
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "21"}, "raw_prompt": []}
 

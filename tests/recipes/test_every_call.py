@@ -13,12 +13,12 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from tests.support.scripted_server import ScriptedServer
 from tests.support.verl_config import compose_job
+from verl_padding.job.job_reader import check_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
 from verl_padding.recipes.every_call.job import tiny_job
 from verl_padding.recipes.every_call.make_data import write_tiny_data
 from verl_padding.recipes.every_call.tasks import GSM8K_SOURCE, TINY_SOURCE, CheckedMath, Doors, task_of
-from verl_padding.verl_job.job_reader import check_job
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "3"}}
 END = "<|im_end|>"

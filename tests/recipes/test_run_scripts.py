@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.verl_config import compose_job
-from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.job.job_reader import JobReader, check_job
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))

@@ -12,13 +12,13 @@ from verl.workers.config.rollout import MultiTurnConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tests.support.verl_config import compose_job
+from verl_padding.job.job_reader import check_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
 from verl_padding.recipes.subagents.job import HERE, tiny_job
 from verl_padding.recipes.subagents.make_data import write_tiny_data
 from verl_padding.recipes.subagents.session_metrics import session_metrics
 from verl_padding.recipes.subagents.tasks import GSM8K_SOURCE, TINY_SOURCE, SymbolSum, task_of
-from verl_padding.verl_job.job_reader import check_job
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "ba"}, "raw_prompt": [], "index": 7}
 MATH_ROW = {

@@ -24,8 +24,8 @@ from verl.workers.utils.losses import value_loss
 
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.verl_config import compose_job
-from verl_padding.patches.plan_packer import PATCHED
-from verl_padding.trainer.losses import wrap_worker_loss
+from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.plan_packer import PATCHED
 
 
 def start_actor(

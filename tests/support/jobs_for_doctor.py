@@ -24,7 +24,7 @@ from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.packages import packages_of_job
 from verl_padding.doctor.passed_on import values_for_rollout, values_passed_on
 from verl_padding.doctor.settings import ignored_settings, missing_settings
-from verl_padding.verl_job.composition import JobArguments
+from verl_padding.job.composition import JobArguments
 
 AGENT = "actor_rollout_ref.rollout.agent"
 MODEL = "actor_rollout_ref.model.path"

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 
-import verl_padding.trainer.trainers  # noqa: F401  (registers them)
+import verl_padding.driver.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
-from verl_padding.trainer.worker_calls import PaddedWorkerGroup
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
 
 
 def make_trainer(config: DictConfig) -> PPOTrainer:

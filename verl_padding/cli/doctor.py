@@ -21,7 +21,7 @@ from verl_padding.doctor.finding import Finding, Look, Verdict
 from verl_padding.doctor.installation import plug_in, versions
 from verl_padding.doctor.job import NOT_ASKED_FOR, looks_at_job
 from verl_padding.doctor.own_files import READ
-from verl_padding.verl_job.composition import JobArguments
+from verl_padding.job.composition import JobArguments
 
 STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not looked at": "dim"}
 WIDE = 110

@@ -21,6 +21,7 @@ from verl_padding.cli.row_lines import place
 from verl_padding.cli.rows_file import NoRowError, files_of, read_rows_file
 from verl_padding.cli.token_counter import first_line, token_counter
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.calls import ACTOR
 from verl_padding.plan import COST_MODELS, PlanError, TransformerCost
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
@@ -28,7 +29,6 @@ from verl_padding.plan.counted import counted
 from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, STOCK_LIGHT, refuse_unwritable
 from verl_padding.stock.layout import Track
 from verl_padding.timing.learned_costs import LearnedCosts
-from verl_padding.verl_job.calls import ACTOR
 
 COLOURS = {VERL: (STOCK, STOCK_LIGHT), PLAN: (OURS, OURS_LIGHT)}
 

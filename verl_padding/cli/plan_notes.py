@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from verl_padding.cli.planned_file import PlannedFile
+from verl_padding.job.calls import ACTOR
 from verl_padding.plan.counted import counted
-from verl_padding.verl_job.calls import ACTOR
 
 
 def notes_of(planned: PlannedFile) -> list[str]:

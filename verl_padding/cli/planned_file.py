@@ -11,6 +11,7 @@ from pathlib import Path
 
 from verl_padding.cli.rows_file import STANDARD_INPUT, RowsFile
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, Packer, PlanError, Sharing, Update, plan_batch
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.layout import Layout
@@ -18,7 +19,6 @@ from verl_padding.plan.mini_batch_costs import MiniBatchCost, RowsMDK, micro_bat
 from verl_padding.plan.planner import prices_of
 from verl_padding.plan.prices import Prices
 from verl_padding.stock.layout import VERL_PAD_TOKENS, Track, pack_as_verl, refuse_what_verl_refuses, verl_layout
-from verl_padding.verl_job.calls import ACTOR
 
 VERL, PLAN, UNSHARED = "verl", "plan", "plan_without_sharing"
 """Layouts that are compared."""

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 from verl_padding.doctor.lfs_pointers import is_lfs_pointer
 from verl_padding.doctor.settings import NAME_YOURS, is_verls_own
+from verl_padding.job.modes import MODE_PREFIX, SYNC
 from verl_padding.plan.counted import counted
-from verl_padding.verl_job.modes import MODE_PREFIX, SYNC
 
 READ_BY_REWARDS = ("data_source", "reward_model")
 KINDS = (".parquet", ".json", ".jsonl")

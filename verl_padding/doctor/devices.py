@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, warning, wrong
+from verl_padding.job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
+from verl_padding.job.roles_of_job import has_critic
 from verl_padding.plan.counted import counted
-from verl_padding.verl_job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
-from verl_padding.verl_job.roles_of_job import has_critic
 
 PLATFORM = "VERL_PLATFORM"
 """Environment variable that names verl's platform."""

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.doctor.devices import RAY_INIT, ray_cluster
 from verl_padding.doctor.finding import SHOWN, Finding, warning, wrong
 from verl_padding.doctor.named_objects import is_module
-from verl_padding.verl_job.modes import SEPARATE_ASYNC
+from verl_padding.job.modes import SEPARATE_ASYNC
 
 ENV_VARS = f"{RAY_INIT}.runtime_env.env_vars"
 """Setting of what the job's workers get beside the environment of their node."""

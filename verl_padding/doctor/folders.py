@@ -14,8 +14,8 @@ from verl_padding.doctor.devices import RAY_INIT, ray_cluster
 from verl_padding.doctor.environment import environment_of_job
 from verl_padding.doctor.finding import Finding, not_looked_at, ok, warning, wrong
 from verl_padding.doctor.models import WEIGHTS, folder_of_model
-from verl_padding.verl_job.composition import JobArguments
-from verl_padding.verl_job.roles_of_job import has_critic
+from verl_padding.job.composition import JobArguments
+from verl_padding.job.roles_of_job import has_critic
 
 ACTOR = "actor_rollout_ref.actor"
 LOG_FILE = "VERL_FILE_LOGGER_PATH"

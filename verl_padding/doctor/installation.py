@@ -169,8 +169,8 @@ def _look_for_trainers() -> None:
     import verl  # noqa: F401
 
     # Registers them: if verl's entry point could not, this says why.
-    from verl_padding.trainer.trainers import padded_trainer
-    from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
+    from verl_padding.driver.trainers import padded_trainer
+    from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES
 
     for mode in STOCK_MODES:
         if padded_trainer(mode) is not padded_trainer(MODE_PREFIX + mode):
@@ -178,8 +178,8 @@ def _look_for_trainers() -> None:
 
 
 def _look_for_config_groups() -> None:
+    from verl_padding.job.composition import choices_of_group
     from verl_padding.plan import STRATEGIES
-    from verl_padding.verl_job.composition import choices_of_group
 
     found = choices_of_group("padding")
     for choice in STRATEGIES:

@@ -34,8 +34,8 @@ from verl_padding.doctor.settings import (
 from verl_padding.doctor.token_budgets import longest_rows
 from verl_padding.doctor.tools import tools_of_job
 from verl_padding.doctor.value_heads import CRITIC, value_head_of_job
-from verl_padding.verl_job.composition import JobArguments, compose_job
-from verl_padding.verl_job.role_engine import first_words, settings_named
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.role_engine import first_words, settings_named
 
 OF_MODEL = ("HFModelConfig", "Make sure the last char in src is not /")
 """Words of verl's refusals that are about the path of a model."""
@@ -148,11 +148,11 @@ def _first_step(config: DictConfig, *, without_model: bool, without_data: bool) 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
     """What the plug-in will do to the job's batches, or why it refuses."""
+    from verl_padding.driver.trainers import asks_for_padding, padded_trainer
+    from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
     from verl_padding.errors import PaddingError
+    from verl_padding.job.summary import planned_job, summary
     from verl_padding.plan.errors import PlanError
-    from verl_padding.trainer.trainers import asks_for_padding, padded_trainer
-    from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
-    from verl_padding.verl_job.summary import planned_job, summary
 
     mode = config.trainer.v1.trainer_mode
     try:

@@ -21,7 +21,7 @@ from verl_padding.doctor.models import brings_code, folder_of_model, is_whole
 from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.token_budgets import MODEL_LENGTH, longest_row
 from verl_padding.doctor.weights import refuse_broken_weights, refuse_other_shapes
-from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
+from verl_padding.job.roles_of_job import has_critic, has_separate_reference
 
 MODEL = "actor_rollout_ref.model"
 PATH = f"{MODEL}.path"

@@ -14,9 +14,9 @@ from verl_padding.doctor.finding import Finding, not_looked_at, ok, wrong
 from verl_padding.doctor.named_objects import is_module
 from verl_padding.doctor.served_models import settings_of_rollouts
 from verl_padding.errors import PaddingConfigError
-from verl_padding.verl_job.engines_on_cpu import command_for, refuse_other_versions
-from verl_padding.verl_job.modes import MODE_PREFIX, SEPARATE_ASYNC
-from verl_padding.verl_job.roles_of_job import has_critic, has_separate_reference
+from verl_padding.job.engines_on_cpu import command_for, refuse_other_versions
+from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
+from verl_padding.job.roles_of_job import has_critic, has_separate_reference
 
 ROLLOUTS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 """verl's rollout -> its module."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.verl_job.roles_of_job import has_critic
+from verl_padding.job.roles_of_job import has_critic
 
 ACTOR_MODEL = "actor_rollout_ref.model.path"
 ONLY_TEACHER = "teacher_model"

@@ -15,10 +15,10 @@ from omegaconf.errors import InterpolationToMissingValueError
 
 from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Finding, warning, wrong
-from verl_padding.verl_job.composition import JobArguments, compose_job
-from verl_padding.verl_job.known_verl import KNOWN_VERL
-from verl_padding.verl_job.modes import MODE_PREFIX, STOCK_MODES
-from verl_padding.verl_job.roles_of_job import has_critic
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.known_verl import KNOWN_VERL
+from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES
+from verl_padding.job.roles_of_job import has_critic
 
 OF_CRITIC = "the critic's engine reads +critic.{engine}."
 

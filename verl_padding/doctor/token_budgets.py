@@ -61,7 +61,7 @@ def _of_a_rank(config: DictConfig, setting: str, budget: int, longest: int) -> t
     value = OmegaConf.select(config, setting.lstrip("+"))
     if value is None:  # verl's class of the section has one
         from verl_padding.config import PaddingConfig
-        from verl_padding.verl_job.job_reader import JobReader
+        from verl_padding.job.job_reader import JobReader
 
         engines = JobReader(config, PaddingConfig.from_section(config.get("padding"))).engines.values()
         sharing = (engine.sequence_parallel_size for engine in engines if setting in engine.settings.values())
@@ -74,10 +74,10 @@ def _of_a_rank(config: DictConfig, setting: str, budget: int, longest: int) -> t
 def _budgets_of_job(config: DictConfig) -> dict[str, int]:
     """Those of a job that the plug-in plans; a refusal of it is told with the plan."""
     from verl_padding.config import PaddingConfig
+    from verl_padding.driver.trainers import asks_for_padding, padded_trainer
     from verl_padding.errors import PaddingError
+    from verl_padding.job.job_reader import JobReader
     from verl_padding.plan.errors import PlanError
-    from verl_padding.trainer.trainers import asks_for_padding, padded_trainer
-    from verl_padding.verl_job.job_reader import JobReader
 
     try:
         if not asks_for_padding(config):

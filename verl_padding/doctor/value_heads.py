@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from verl_padding.doctor.finding import Finding, in_one_line, not_looked_at, ok, wrong
 from verl_padding.doctor.loaded_model import FSDP, folder_to_read, no_hub
-from verl_padding.verl_job.roles_of_job import has_critic
+from verl_padding.job.roles_of_job import has_critic
 
 CRITIC = "critic.model.path"
 

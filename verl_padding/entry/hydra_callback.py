@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 
 from verl_padding.entry.verl_refusals import refuse_what_verl_refuses
 from verl_padding.errors import PaddingError
-from verl_padding.verl_job.engine_refusals import refuse_untried_versions
-from verl_padding.verl_job.job_reader import JobReader, check_job
+from verl_padding.job.engine_refusals import refuse_untried_versions
+from verl_padding.job.job_reader import JobReader, check_job
 
 
 class CheckJobBeforeStart(Callback):
@@ -27,8 +27,8 @@ class CheckJobBeforeStart(Callback):
 
 def _exit_if_refused(config: DictConfig) -> None:
     try:
-        from verl_padding.trainer.trainers import padded_trainer
-        from verl_padding.trainer.tried_advantages import refuse_mispaired_advantages
+        from verl_padding.driver.trainers import padded_trainer
+        from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 
         mode = padded_trainer(config.trainer.v1.trainer_mode).extends
         padding = check_job(config, mode)

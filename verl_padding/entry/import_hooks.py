@@ -7,16 +7,16 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 from verl_padding.entry.loud_failure import speak_of_a_failure
-from verl_padding.verl_job.modes import STOCK_MODES
+from verl_padding.job.modes import STOCK_MODES
 from verl_padding.version import __version__
 
 
 def _register_trainers(trainers: ModuleType) -> None:
     try:
-        from verl_padding.patches.stock_guard import pad_or_refuse_in_stock_trainers
+        from verl_padding.driver.stock_guard import pad_or_refuse_in_stock_trainers
 
         pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most if the next line fails
-        import verl_padding.trainer.trainers  # noqa: F401  (registers on import)
+        import verl_padding.driver.trainers  # noqa: F401  (registers on import)
     except Exception:
         speak_of_a_failure("the padded trainers could not be registered")
 
@@ -41,7 +41,7 @@ def _register_resolver(omegaconf: ModuleType) -> None:
 
 def _lift_check_of_rows(config: ModuleType) -> None:
     try:
-        from verl_padding.patches.check_of_rows import lift_check_of_rows
+        from verl_padding.worker.check_of_rows import lift_check_of_rows
 
         lift_check_of_rows(config, _is_padded)
     except Exception:
@@ -54,7 +54,7 @@ def _is_padded(config: Any) -> bool:
     trainer = config.get("trainer") or {}
     if (trainer.get("v1") or {}).get("trainer_mode") in (None, *STOCK_MODES):
         return False  # nothing heavy of ours is imported for these
-    from verl_padding.trainer.trainers import asks_for_padding
+    from verl_padding.driver.trainers import asks_for_padding
 
     return asks_for_padding(config)
 

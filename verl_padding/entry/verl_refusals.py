@@ -15,8 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError, PaddingError
-from verl_padding.verl_job.role_engine import ref_as_actor
-from verl_padding.verl_job.roles_of_job import has_critic, has_reference, has_separate_reference
+from verl_padding.job.role_engine import ref_as_actor
+from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
 
 
 def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
@@ -57,7 +57,7 @@ def n_gpus_of_pools(config: DictConfig) -> int:
 
 
 def _trainer(config: DictConfig) -> Any:
-    from verl_padding.trainer.trainers import trainer_without_own_parts
+    from verl_padding.driver.trainers import trainer_without_own_parts
 
     trainer = trainer_without_own_parts(deepcopy(config))
     trainer._init_resource_pool_mgr()
@@ -99,7 +99,7 @@ def _names(config: DictConfig) -> None:
 
 
 def _loss(config: DictConfig) -> None:
-    from verl_padding.trainer.tried_loss import try_policy_loss
+    from verl_padding.driver.tried_loss import try_policy_loss
 
     try_policy_loss(config)
 

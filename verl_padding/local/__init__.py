@@ -1,6 +1,6 @@
 """verl on a CPU, without a network.
 
-May import: errors, pads, runs, verl_job.
+May import: errors, job, pads, runs.
 """
 
 from wrapt import register_post_import_hook

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import wrapt
 
-from verl_padding.verl_job.engine_refusals import refuse_attention_past_ulysses
+from verl_padding.job.engine_refusals import refuse_attention_past_ulysses
 
 
 def register_engines(transformer_impl: ModuleType) -> None:

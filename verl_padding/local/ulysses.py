@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.verl_job.engine_refusals import ULYSSES
+from verl_padding.job.engine_refusals import ULYSSES
 
 STRATEGY_OF_GROUP: dict[Any, str] = {}
 """Process group of ranks that share rows -> its engine's strategy, where that is another than FSDP2. verl's attention

@@ -90,7 +90,7 @@ class PaddedBatch:
                 f"row {lacking[0]!r}: no field {name!r} ({counted(len(lacking), 'row')} in all), which distillation "
                 "reads of each row, but verl's agent loop workers ask the teacher about a session's last row alone. "
                 "Leave +actor_rollout_ref.rollout.agent.agent_loop_manager_class out, or have its workers extend "
-                "verl_padding.trainer.agent_loops.PaddedAgentLoopWorker."
+                "verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
             )
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:

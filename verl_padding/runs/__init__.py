@@ -1,4 +1,4 @@
 """What a run leaves in its folder, as it runs and after it: rewards, rows, optimizer steps.
 
-May import: errors, pads, plan, stock, verl_job.
+May import: errors, job, pads, plan, stock.
 """

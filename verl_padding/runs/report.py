@@ -13,12 +13,12 @@ from typing import Any
 from rich.table import Table
 
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.calls import ACTOR
+from verl_padding.job.metric_names import OPTIMIZER_STEPS, PAD_ROWS_TOTAL, ROW_REWARD
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.runs.charts import NEITHER, OURS, STOCK, new_figure, save_chart, start_at_zero, whole_numbers
 from verl_padding.stock.rule import StockRule
-from verl_padding.verl_job.calls import ACTOR
-from verl_padding.verl_job.metric_names import OPTIMIZER_STEPS, PAD_ROWS_TOTAL, ROW_REWARD
 
 METRICS = "metrics.jsonl"
 """Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` per step."""

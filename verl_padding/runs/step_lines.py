@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_padding.runs.report import METRICS, read_metrics
-from verl_padding.verl_job.calls import ACTOR
-from verl_padding.verl_job.metric_names import (
+from verl_padding.job.calls import ACTOR
+from verl_padding.job.metric_names import (
     GRAD_NORM,
     OPTIMIZER_STEPS,
     PAD_ROWS_TOTAL,
@@ -17,6 +16,7 @@ from verl_padding.verl_job.metric_names import (
     ROW_REWARD,
     STEP_SECONDS,
 )
+from verl_padding.runs.report import METRICS, read_metrics
 
 COLUMNS = {
     "row reward": (ROW_REWARD, ".3f"),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from verl_padding.job.roles_of_job import has_critic
 from verl_padding.plan import padded_rows
-from verl_padding.verl_job.roles_of_job import has_critic
 
 
 @dataclass(frozen=True, kw_only=True)

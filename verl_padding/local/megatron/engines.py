@@ -8,13 +8,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from verl_padding.local.megatron.cuda_calls import answer_for_cuda
-from verl_padding.verl_job.engines_on_cpu import (
+from verl_padding.job.engines_on_cpu import (
     refuse_megatron_on_a_cpu,
     refuse_model_of_megatron_on_a_cpu,
     refuse_other_version,
     refuse_other_versions,
 )
+from verl_padding.local.megatron.cuda_calls import answer_for_cuda
 
 
 def register_engines(transformer_impl: ModuleType) -> None:

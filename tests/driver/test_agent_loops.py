@@ -1,0 +1,206 @@
+"""verl's agent loop workers and manager beside ours, on the real TransferQueue, without Ray actors.
+
+Each test shows what verl does, too: the day that verl's side fails, our class for it can go.
+"""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainer
+from verl.utils.tensordict_utils import get_tensordict
+
+from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.driver.agent_loops import PaddedAgentLoopManager, PaddedAgentLoopWorker, VerlWorker
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.queue import KVBatchMeta, list_rows
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+TEACHER = "teacher_logprobs"
+
+
+@pytest.fixture(autouse=True)
+def empty_queue():
+    yield
+    for partition, rows in (tq.kv_list() or {}).items():
+        if rows:
+            tq.kv_clear(keys=list(rows), partition_id=partition)
+
+
+class Teacher:
+    """Says of each token its number, and keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def compute_teacher_logprobs_single(self, *, sequence_ids, **_):
+        self.asked.append(sequence_ids)
+        ids = torch.tensor(sequence_ids, dtype=torch.int32).unsqueeze(1)
+        return ids, -ids.float()
+
+
+def worker_of(kind, **attributes):
+    worker = object.__new__(kind)
+    plain = {
+        "processor": None,
+        "reward_loop_worker_handles": None,
+        "distillation_enabled": False,
+        "hf_model_type": None,
+    }
+    worker.__dict__.update({**plain, "mm_processor_kwargs": {}, "teacher_key": "data_source", **attributes})
+    return worker
+
+
+def row(first_token, *, score=1.0, told=None, tokens=3):
+    ids = list(range(first_token, first_token + tokens))
+    return AgentLoopOutput(
+        prompt_ids=ids[:1],
+        response_ids=ids[1:],
+        response_mask=[1] * (tokens - 1),
+        response_logprobs=[-1.0] * (tokens - 1),
+        reward_score=score,
+        num_turns=2,
+        metrics=AgentLoopMetrics(),
+        extra_fields={"min_global_steps": 1, "max_global_steps": 1, "reward_extra_info": told or {}},
+    )
+
+
+def put(worker, uid, *sessions, validate=False):
+    """Sessions of a prompt, as an agent loop returns them: a list of rows, or a row by itself."""
+    of_prompt = {"global_steps": 1, "data_source": "toy", "reward_model": {"ground_truth": "4"}, "raw_prompt": []}
+
+    async def run():
+        for number, rows in enumerate(sessions):
+            await worker._agent_loop_postprocess(rows, validate, uid=uid, session_id=number, **of_prompt)
+
+    asyncio.run(run())
+
+
+def batch_in_queue():
+    tags = queue_content()
+    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION, fields=None, extra_info={})
+
+
+@pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
+def test_every_row_of_a_session_has_what_the_teacher_says_where_verls_have_none(kind):
+    teacher = Teacher()
+    worker = worker_of(kind, distillation_enabled=True, teacher_server_manager=teacher)
+    put(worker, "a", [row(5), row(20, tokens=4)], row(40, tokens=6))
+    batch = batch_in_queue()
+    found = {
+        key: sorted(names) for names, keys in list_rows(batch.keys, PARTITION).keys_by_fields.items() for key in keys
+    }
+    with_teacher = {key for key, names in found.items() if TEACHER in names}
+    if kind is VerlWorker:
+        assert with_teacher == {"a_1_0"}, "verl says what a teacher says of each row by now"
+        assert len(teacher.asked) == 2
+        return
+    assert with_teacher == {"a_0_0", "a_0_1", "a_1_0"}
+    for key in batch.keys:
+        data = tq.kv_batch_get(keys=[key], partition_id=PARTITION, select_fields=["input_ids", TEACHER])
+        (tokens,), (said,) = data["input_ids"].unbind(), data[TEACHER].unbind()
+        assert said.flatten().tolist() == [-float(token) for token in tokens]
+
+
+@pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
+def test_a_step_with_rows_that_the_teacher_was_not_asked_about_is_refused_before_a_pad_is_put(kind):
+    worker = worker_of(kind, distillation_enabled=True, teacher_server_manager=Teacher())
+    for uid in "abcd":
+        put(worker, uid, [row(5), row(20)], row(40))
+    trainer = padded_trainer()
+    OmegaConf.update(trainer.config, "distillation.enabled", True)
+    content = queue_content()
+    if kind is VerlWorker:
+        with pytest.raises(
+            PaddingDataError, match=r"^row 'a_0_0': no field 'teacher_logprobs' \(8 rows in all\), .*Leave"
+        ):
+            trainer._balance_batch(batch_in_queue(), {})
+        assert queue_content() == content
+    else:
+        trainer._balance_batch(batch_in_queue(), {})
+        assert len(queue_content()) >= len(content)
+
+
+def test_the_teacher_is_not_asked_in_validation_as_in_verl():
+    teacher = Teacher()
+    worker = worker_of(PaddedAgentLoopWorker, distillation_enabled=True, teacher_server_manager=teacher)
+    put(worker, "a", [row(5), row(20)], validate=True)
+    assert not teacher.asked
+
+
+class Prompts:
+    """verl's manager for a validation, whose prompts are answered at once."""
+
+    def __init__(self, worker, sessions_of_prompt):
+        self.worker, self.sessions_of_prompt = worker, iter(sessions_of_prompt)
+
+    def generate_sequences(self, batch):
+        for uid in batch["uid"]:
+            put(self.worker, str(uid), *next(self.sessions_of_prompt), validate=True)
+            tq.kv_batch_put(keys=[str(uid)], partition_id="val", tags=[{"status": "finished"}])
+
+
+def validation_metrics(kind, batches):
+    """Of verl's own ``_validate``; each batch is a list of prompts, and a prompt is a list of sessions."""
+    trainer = padded_trainer("actor_rollout_ref.rollout.val_kwargs.n=1", "trainer.val_only=true")
+    trainer.tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+    trainer.val_dataloader = [
+        {
+            "raw_prompt": np.array([[] for _ in prompts] + [None], dtype=object)[:-1],
+            "data_source": np.array(["toy"] * len(prompts), dtype=object),
+            "index": np.arange(len(prompts)),
+        }
+        for prompts in batches
+    ]
+    sessions = [prompt for prompts in batches for prompt in prompts]
+    trainer.agent_loop_manager = Prompts(worker_of(kind), sessions)
+    trainer.replay_buffer.poll_interval = 0.01
+    return PPOTrainer._validate(trainer)
+
+
+@pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
+def test_a_reward_function_that_returns_a_key_named_reward_does_not_change_the_score_of_a_validation(kind):
+    scores = [[1.0, 0.0], [1.0, 0.0]]
+    batches = [[[row(5, score=score, told={"reward": 1.0, "acc": score})] for score in batch] for batch in scores]
+    metrics = validation_metrics(kind, batches)
+    assert metrics["val-core/toy/acc/mean@1"] == 0.5
+    if kind is VerlWorker:  # of four values, the scores of the first batch and what its function called reward
+        assert metrics["val-aux/toy/reward/mean@1"] == 0.75, "verl counts the score alone by now"
+    else:
+        assert metrics["val-aux/toy/reward/mean@1"] == 0.5
+        assert metrics["val-aux/toy/own_reward/mean@1"] == 1.0
+
+
+def test_a_validation_counts_sessions_of_several_rows_once():
+    metrics = validation_metrics(VerlWorker, [[[[row(5), row(20)]], [row(40, score=0.0)]]])
+    assert metrics["val-core/toy/reward/mean@1"] == 0.5
+
+
+@pytest.mark.parametrize("kind", [AgentLoopManagerTQ, PaddedAgentLoopManager])
+def test_prompts_that_come_one_by_one_go_to_all_workers_where_verl_gives_them_to_the_first(kind, monkeypatch):
+    monkeypatch.setattr("ray.get", lambda calls: calls)
+    served = []
+
+    class Worker:
+        def __init__(self, number):
+            self.generate_sequences = SimpleNamespace(remote=lambda chunk: served.append((number, len(chunk))))
+
+    manager = object.__new__(kind)
+    manager.agent_loop_workers = [Worker(number) for number in range(3)]
+    for n_prompts in (1, 1, 2, 4, 1):
+        manager.generate_sequences(get_tensordict({"index": torch.arange(n_prompts)}))
+    dealt = {number: sum(n for to, n in served if to == number) for number in range(3)}
+    assert sum(dealt.values()) == 9
+    if kind is AgentLoopManagerTQ:
+        assert dealt[0] == 6, "verl takes turns by now"
+    else:
+        assert max(dealt.values()) - min(dealt.values()) <= 2
+        assert [to for to, n in served] == [0, 1, 2, 0, 1, 2, 0]

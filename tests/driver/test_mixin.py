@@ -1,0 +1,669 @@
+"""The padded trainer's own steps on the real TransferQueue; the workers here only say how many ranks they have."""
+
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.driver import mixin
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.errors import PaddingDataError
+from verl_padding.job.calls import ACTOR
+from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.pads.prompt_order import ordered_uid, place_of
+from verl_padding.pads.queue import controller
+from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
+from verl_padding.plan import Job
+
+PAD_TOKENS = 2
+"""Of a pad of text."""
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+
+def set_up(trainer):
+    trainer.actor_rollout_wg = SimpleNamespace(
+        execute_with_func_generator=lambda function: None, _dispatch_info={"actor": [0, 1]}
+    )
+    trainer._setup()
+
+
+@pytest.mark.parametrize("sharing", ["off", "chains"])
+def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
+    asked = []
+    monkeypatch.setattr(mixin.plan_packer, "install", lambda *how: asked.append(how))
+    trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
+    set_up(trainer)
+    release_queue()
+    assert asked == [(sharing,)]
+
+
+def refused(trainer, batch, message):
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=message):
+        trainer._balance_batch(batch, metrics={})
+    assert queue_content() == content, "a refusal leaves the queue as it was"
+    assert trainer._padded_batch is None
+    if batch.keys:
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_prompts_are_fetched_under_uids_that_tell_their_order():
+    trainer = padded_trainer()
+    trainer.config.data.gen_batch_size = 2
+    trainer.train_dataloader, trainer.train_dataloader_it = _Prompts(), None
+    places = []
+    for step, n_prompts in ((7, 4), (7, 2), (8, 4)):
+        trainer.global_steps = step
+        batch = trainer._next_train_batch(n_prompts)
+        places += [place_of(uid) for uid in batch["uid"]]
+        assert batch["index"].tolist() == [0, 1] * (n_prompts // 2)
+        assert batch["global_steps"] == step
+    assert places == [(7, place) for place in range(6)] + [(8, place) for place in range(4)]
+
+
+class _Prompts:
+    """A data loader of the same two prompts, for ever."""
+
+    def __iter__(self):
+        while True:
+            yield {"raw_prompt": [[{"role": "user", "content": "?"}]] * 2, "index": torch.arange(2)}
+
+
+def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_first():
+    uids = [ordered_uid(7, place) for place in range(4)]
+    keys = [f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)][:15]
+    lengths = [(5 + number, 3 + number % 4) for number in range(len(keys))]
+    plans, metrics = [], {}
+    for order in (range(15), reversed(range(15)), np.random.default_rng(0).permutation(15)):
+        came = [int(number) for number in order]
+        batch = put_rows([lengths[number] for number in came], [keys[number] for number in came])
+        trainer = padded_trainer()
+        trainer._balance_batch(batch, metrics)
+        assert batch.keys == keys
+        assert [tag["seq_len"] for tag in batch.tags] == [prompt + response for prompt, response in lengths]
+        plans.append(trainer._padded_batch.plan)
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    assert plans[0].n_pads > 0
+    assert plans[0] == plans[1] == plans[2]
+
+
+def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_plan():
+    trainer, metrics = padded_trainer(), {}
+    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)])
+    keys = list(batch.keys)
+    returned = trainer._balance_batch(batch, metrics)
+    assert returned is batch
+    assert batch.keys == keys
+    assert metrics["padding/real_rows/total"] == 7
+    assert metrics["padding/actor/optimizer_steps/total"] == 2
+    assert metrics["padding/pad_rows/total"] == trainer._padded_batch.plan.n_pads > 0
+    layout, lengths = trainer._padded_batch.plan.layouts[ACTOR], [tag["seq_len"] for tag in batch.tags]
+    tokens_D = [
+        sum(lengths[row] if row < 7 else PAD_TOKENS for cells in layout.cells for row in cells[rank]) for rank in (0, 1)
+    ]
+    assert layout.n_pads > 0
+    assert sum(tokens_D) == sum(lengths) + PAD_TOKENS * layout.n_pads
+    assert metrics["global_seqlen/mean"] == sum(tokens_D) / 2, "what a rank gets, as verl counts it"
+    assert metrics["global_seqlen/balanced_min"] == min(tokens_D)
+    assert metrics["global_seqlen/balanced_max"] == max(tokens_D)
+    assert len(queue_content()) == 7 + trainer._padded_batch.plan.n_pads
+    trainer._padded_batch = None
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_planning_and_pads_are_timed_each_by_itself(monkeypatch):
+    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
+    plan_batch, put_pads = mixin.plan_batch, PaddedBatch.put_pads
+
+    def plan_for_three_seconds(rows, job):
+        clock.now += 3
+        return plan_batch(rows, job)
+
+    def put_for_five_seconds(padded):
+        clock.now += 5
+        put_pads(padded)
+
+    monkeypatch.setattr(mixin, "time", clock)
+    monkeypatch.setattr(mixin, "plan_batch", plan_for_three_seconds)
+    monkeypatch.setattr(PaddedBatch, "put_pads", put_for_five_seconds)
+    trainer, metrics = padded_trainer(), {}
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), metrics)
+    assert metrics["timing_s/padding/plan"] == 3.0
+    assert metrics["timing_s/padding/upsample"] == 5.0
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_finding_out_which_rows_extend_each_other_is_timed_and_reaches_the_plan(monkeypatch):
+    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
+    find, tokens_of_tags = mixin.find_extensions, mixin.tokens_of_tags
+
+    def find_for_two_seconds(*args, **kwargs):
+        clock.now += 2
+        return find(*args, **kwargs)
+
+    def count_for_one_second(keys, tags):
+        clock.now += 1
+        return tokens_of_tags(keys, tags)
+
+    monkeypatch.setattr(mixin, "time", clock)
+    monkeypatch.setattr(mixin, "tokens_of_tags", count_for_one_second)
+    monkeypatch.setattr(mixin, "find_extensions", find_for_two_seconds)
+    trainer, metrics = padded_trainer("padding.packer=plan", "padding.sharing=chains"), {}
+    batch = put_grown_sessions(grown_sessions([3, 1, 2], prompts=3))
+    trainer._balance_batch(batch, metrics)
+    assert metrics["timing_s/padding/lineage"] == 2.0
+    assert metrics["timing_s/padding/plan"] == 3.0
+    assert metrics["padding/actor/sharing_factor"] > 1
+    assert set(trainer._padded_batch.plan.chains) == set(trainer._padded_batch.plan.layouts)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_reading_the_clocks_of_the_workers_is_timed_and_gives_metrics(monkeypatch):
+    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
+    batch = put_rows([(5, 2)] * 6)
+    read_of: list[list[str]] = []
+
+    class Clocks:
+        def priced(self, job: Job) -> Job:
+            return job
+
+        def read(self, step: int, planned: Sequence[str]) -> dict[str, float]:
+            clock.now += 4
+            read_of.append(list(planned))
+            return {"padding/actor/waited_seconds": 1.5}
+
+    monkeypatch.setattr(mixin, "time", clock)
+    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
+    monkeypatch.setattr(stock, "_step_once", lambda self, metrics, *args: self._balance_batch(batch, metrics))
+    trainer._timing = Clocks()
+    trainer._step_once(metrics, {}, 6)
+    assert (metrics["timing_s/padding/timing"], metrics["padding/actor/waited_seconds"]) == (4.0, 1.5)
+    assert [key for key in read_of[0] if key in batch.keys] == list(batch.keys)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_metrics_of_sessions_are_means_over_the_sessions_of_all_local_updates(monkeypatch):
+    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
+    split = [f"a_{session}_{index}" for session in range(2) for index in range(3)]
+    whole = ["b_0_0", "b_1_0"]
+    sampled = [
+        put_rows([(5, 2)] * len(keys), keys, rm_scores=[torch.tensor([0.0, score])] * len(keys))
+        for keys, score in ((split, 1.0), (whole, 0.0))
+    ]
+
+    def update(self, metrics, *args):
+        batch = self._balance_batch(sampled[self.local_trigger_step], metrics)
+        return self._compute_advantage(batch, metrics)
+
+    monkeypatch.setattr(stock, "_step_once", update)
+    monkeypatch.setattr(stock, "_compute_advantage", lambda self, batch, metrics: batch)
+    told = {"perf/total_num_tokens": 56, "response_length/mean": 2.0}
+    monkeypatch.setattr(stock, "_compute_metrics", lambda self, batch, metrics, *args, **kwargs: metrics.update(told))
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
+    trainer.prepare_step, trainer.parameter_sync_step = dict, len(sampled)
+    trained = trainer.step(metrics, {})
+    trainer._compute_metrics(trained, metrics, {"step": 1.0}, global_steps=7, epoch=0)
+    assert {name: value for name, value in metrics.items() if name.startswith("padding/session/")} == {
+        "padding/session/score/mean": 0.5,
+        "padding/session/response_length/mean": 4.0,
+        "padding/session/rows/mean": 2.0,
+        "padding/session/rows/max": 3,
+        "padding/session/num_turns/mean": 4.0,
+    }
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
+    """Rows of four prompts, two a mini-batch; those of the first two have no trained token, then all have one."""
+    keys = [f"{ordered_uid(7, place)}_{session}_0" for place in range(4) for session in range(2)]
+    stock, trainer, counts = get_trainer_cls("sync"), padded_trainer(), []
+    for idle_rows in (4, 4, 0):
+        masks = [torch.full((2,), int(row >= idle_rows)) for row in range(len(keys))]
+        batch = put_rows([(5, 2)] * len(keys), keys, response_mask=masks)
+        monkeypatch.setattr(
+            stock, "_step_once", lambda self, metrics, *args, batch=batch: self._balance_batch(batch, metrics)
+        )
+        metrics = {}
+        trainer._step_once(metrics, {}, len(keys))
+        assert metrics["padding/actor/optimizer_steps/total"] == 2, "the configured ones"
+        counts.append(metrics["padding/actor/idle_steps/total"])
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    assert counts == [1, 1, 0]
+    assert caplog.text.count("1 of 2 optimizer steps of 'actor'") == 1
+
+
+@pytest.mark.parametrize("local_updates", [1, 2])
+def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_updates, monkeypatch):
+    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
+    timing_raw = {"step": 4.0, "gen": 1.0, "ref": 0.5, "adv": 0.25, "update_actor": 2.0}
+    of_verl, pads = [], []
+
+    def update(self, metrics, *args):
+        lengths = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
+        batch = self._balance_batch(put_rows(lengths), metrics)
+        advantages = torch.nested.as_nested_tensor(
+            [torch.randn(tag["response_len"]) for tag in batch.tags], layout=torch.jagged
+        )
+        columns = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=columns, tags=batch.tags)
+        self._padded_batch.update_call(ACTOR, batch)  # what gives pads the fields of real rows
+        pads.append(self._padded_batch.pads)
+        padded = KVBatchMeta(
+            keys=[*batch.keys, *pads[-1].keys], tags=[*batch.tags, *pads[-1].tags], partition_id=PARTITION
+        )
+        of_verl.append({})
+        stock._compute_metrics(self, padded, of_verl[-1], timing_raw, global_steps=7, epoch=0)
+        return batch
+
+    monkeypatch.setattr(stock, "_step_once", update)
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
+    trainer._rollout_moe_lb_metrics_accumulator = None
+    trainer.prepare_step, trainer.parameter_sync_step = dict, local_updates
+    for _ in range(2):  # pads of the step before count no more
+        of_verl.clear()
+        pads.clear()
+        trained = trainer.step(metrics, {})
+        trainer._compute_metrics(trained, metrics, timing_raw, global_steps=7, epoch=0)
+    assert min(map(len, pads)) > 0
+    if local_updates == 1:
+        assert {name: metrics[name] for name in of_verl[0]} == pytest.approx(of_verl[0], rel=1e-6)
+    real = sum(tag["seq_len"] for tag in trained.tags)
+    assert metrics["perf/total_num_tokens"] == sum(told["perf/total_num_tokens"] for told in of_verl)
+    assert metrics["perf/total_num_tokens"] == real + PAD_TOKENS * sum(map(len, pads))
+    assert metrics["perf/throughput"] == metrics["perf/total_num_tokens"] / (4.0 * 2)
+    for name in set(timing_raw) - {"step"}:
+        metric = f"timing_per_token_ms/{name}"
+        assert 1 / metrics[metric] == pytest.approx(sum(1 / told[metric] for told in of_verl), rel=1e-6)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
+def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkeypatch):
+    trainer = padded_trainer()
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    content = queue_content()
+
+    def failing_step(self, *args, **kwargs):
+        self._balance_batch(batch, metrics={})
+        assert len(queue_content()) > len(content)
+        raise error
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", failing_step)
+    with pytest.raises(type(error), match="a worker died"):
+        trainer._step_once({}, {}, 1)
+    assert queue_content() == content
+    assert trainer._padded_batch is None
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(mode, monkeypatch):
+    trainer = padded_trainer()
+    trainer.trainer_mode = mode
+    trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
+    content, seen = queue_content(), []
+    stock = get_trainer_cls("sync")
+    monkeypatch.setattr(stock, "_step_once", lambda self, *args: self._balance_batch(trained, metrics={}))
+    monkeypatch.setattr(stock, "step", lambda self, metrics, timing_raw: self._step_once(metrics, timing_raw, 1))
+    monkeypatch.setattr(stock, "_save_checkpoint", lambda self: seen.append(set(queue_content())))
+    for _ in range(2):
+        trainer.step({}, {})
+    trainer._save_checkpoint()
+    assert queue_content() == content, "verl's metrics and its dump need the rows afterwards"
+    assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
+    tq.kv_clear(keys=list(content), partition_id=PARTITION)
+
+
+def save_and_see(trainer, monkeypatch) -> list[set[str]]:
+    """Has the trainer save a checkpoint as an asynchronous one, and tells what the snapshot of the queue holds."""
+    seen = []
+    trainer.trainer_mode = "colocate_async"
+    monkeypatch.setattr(get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content())))
+    content = queue_content()
+    trainer._save_checkpoint()
+    assert queue_content() == content
+    return seen
+
+
+def test_a_checkpoint_can_be_saved_outside_of_the_loop_when_the_rows_of_the_step_are_gone(monkeypatch):
+    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
+    trained = put_rows([(5, 3), (7, 2), (4, 9)])
+    trainer._trained = [trained]
+    tq.kv_clear(keys=trained.keys[:2], partition_id=PARTITION)
+    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    tq.kv_clear(keys=trained.keys[2:], partition_id=PARTITION)
+    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    tq.kv_clear(keys=waiting.keys, partition_id=PARTITION)
+
+
+def test_a_checkpoint_that_is_saved_in_a_step_holds_no_pad_and_none_of_its_rows(monkeypatch):
+    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
+    stock = get_trainer_cls("sync")
+    monkeypatch.setattr(stock, "_setup", lambda self: None)
+    trainer = padded_trainer()
+    set_up(trainer)
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    clear = tq.kv_clear
+
+    def step_and_lose_the_queue(self, *args):
+        self._balance_batch(batch, metrics={})
+        monkeypatch.setattr(tq, "kv_clear", unreachable)
+        raise RuntimeError("a worker died")
+
+    def unreachable(**kwargs):
+        raise ConnectionError("TransferQueue is gone")
+
+    monkeypatch.setattr(stock, "_step_once", step_and_lose_the_queue)
+    with pytest.raises(RuntimeError, match="a worker died"):
+        trainer._step_once({}, {}, 1)
+    monkeypatch.setattr(tq, "kv_clear", clear)
+    left = queue_content()
+    assert any(tag.get("is_padding") for tag in left.values())
+    assert any("could not be cleared" in record.getMessage() for record in caplog.records)
+
+    snapshot = []
+
+    def load_snapshot(self):
+        assert queue_content() == {}, "what the last trainer left is gone before a snapshot is loaded"
+        rows = put_rows([(5, 3), (7, 2)])
+        prompt = rows.keys[0].split("_")[0]
+        tq.kv_put(key=prompt, partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
+        snapshot.extend([prompt, *rows.keys])
+
+    monkeypatch.setattr(stock, "_setup", load_snapshot)
+    with caplog.at_level(logging.WARNING):
+        set_up(padded_trainer())
+    assert set(queue_content()) == set(snapshot)
+    assert any(f"cleared {len(left)} prompts and rows" in record.getMessage() for record in caplog.records)
+    tq.kv_clear(keys=snapshot, partition_id=PARTITION)
+    release_queue()
+
+
+def test_a_set_up_that_fails_leaves_the_queue_to_the_next_trainer(monkeypatch):
+    def fail(self):
+        raise RuntimeError("no such model")
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", fail)
+    with pytest.raises(RuntimeError, match="no such model"):
+        set_up(padded_trainer())
+    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
+
+
+def test_the_end_of_training_leaves_the_queue_to_the_next_trainer(monkeypatch):
+    seen = []
+
+    def train(self, agent_loop_manager):
+        seen.append(ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds)
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
+    monkeypatch.setattr(get_trainer_cls("sync"), "fit", train)
+    trainer = padded_trainer()
+    set_up(trainer)
+    trainer.fit(None)
+    assert seen == [True]
+    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
+
+
+def test_what_a_checkpoint_of_stock_verl_carries_along_is_cleared_once_it_is_loaded(monkeypatch, caplog):
+    def load_checkpoint_of_stock_verl(self):
+        rows = put_rows([(5, 3), (7, 2)])
+        pad = put_rows([(1, 1)], keys=["pad0_0_0"])
+        tags = [{**pad.tags[0], "is_padding": True}]
+        tq.kv_batch_put(keys=pad.keys, partition_id=PARTITION, tags=tags)
+        assert len(queue_content()) == len(rows) + 1
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", load_checkpoint_of_stock_verl)
+    with caplog.at_level(logging.WARNING):
+        set_up(padded_trainer())
+    assert queue_content() == {}
+    told = "\n".join(record.getMessage() for record in caplog.records)
+    assert "cleared 1 pad" in told
+    assert "cleared 2 rows whose prompt has been sampled already" in told
+
+
+def test_a_put_that_fails_half_way_in_a_step_leaves_no_pad_behind(monkeypatch):
+    trainer = padded_trainer()
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    content, put, written = queue_content(), tq.kv_batch_put, []
+
+    def put_and_fail(**kwargs):
+        put(**kwargs)
+        written.append(len(queue_content()) - len(content))
+        raise RuntimeError("storage gone")
+
+    def step(self, *args):
+        monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
+        return self._balance_batch(batch, metrics={})
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", step)
+    with pytest.raises(RuntimeError, match="storage gone"):
+        trainer._step_once({}, {}, 1)
+    assert written[0] > 0, "no pad was ever written"
+    assert queue_content() == content
+    assert trainer._padded_batch is None
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_a_batch_without_real_rows_is_refused():
+    empty = KVBatchMeta(keys=[], tags=[], partition_id=PARTITION)
+    refused(padded_trainer(), empty, r"^step 7: no real row in the batch")
+
+
+def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting():
+    batch = put_rows([(5, 3), (60, 5)])
+    message = rf"^step 7: row '{batch.keys[1]}' has 65 tokens.* 64 .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    refused(padded_trainer(), batch, message)
+
+
+def test_a_key_of_another_form_is_refused():
+    batch = put_rows([(5, 3), (6, 5)])
+    odd = KVBatchMeta(keys=[batch.keys[0], "a-row"], tags=batch.tags, partition_id=PARTITION)
+    refused(padded_trainer(), odd, r"^step 7: row 'a-row': not of the form \{uid\}_\{session\}_\{index\}")
+    tq.kv_clear(keys=[batch.keys[1]], partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("dp_size", [1, 2], ids=["no pad is needed", "pads are needed"])
+def test_rows_that_are_not_in_the_queue_are_refused_by_name(dp_size):
+    batch = put_rows([(5, 3)] * 4)
+    trainer = padded_trainer(f"trainer.n_gpus_per_node={dp_size}", dp_size=dp_size)
+    lost = batch.keys[1:3]
+    tq.kv_clear(keys=lost, partition_id=PARTITION)
+    refused(trainer, batch, rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)")
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ({"seq_len": None}, r"tag seq_len=None, but a whole number"),
+        ({"seq_len": float("nan")}, r"tag seq_len=nan, but a whole number"),
+        ({"prompt_len": "5"}, r"tag prompt_len='5', but a whole number"),
+        ({"seq_len": 9}, r"tags prompt_len=6, response_len=5, seq_len=9, which do not add up"),
+        ({"prompt_len": 5, "response_len": 6}, r"tag prompt_len=5, but its fields have 6 prompt and 5 response tokens"),
+    ],
+)
+def test_tags_that_do_not_say_what_a_row_has_are_refused_with_the_row(tag, message):
+    batch = put_rows([(5, 3), (6, 5)])
+    batch.tags[1].update(tag)
+    refused(padded_trainer(), batch, rf"^row '{batch.keys[1]}': {message}")
+
+
+def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
+    batch = put_rows([(5, 3), (6, 5), (6, 4)])
+    for tag in batch.tags:
+        del tag["prompt_len"], tag["response_len"]
+    padded_trainer()._balance_batch(batch, {})
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_an_empty_prompt_is_refused_with_what_is_missing():
+    batch = put_rows([(5, 3), (0, 5)])
+    refused(padded_trainer(), batch, rf"^row '{batch.keys[1]}': prompt_len=0\. verl takes the log-prob of the first")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
+        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, as torch.float32 .* another name"),
+        ([{"micro_batch": torch.tensor(1.0)}] * 2, "'micro_batch': rows have it, as torch.float32, but"),
+        ([{"loss_factor": 0.5}] * 2, "'loss_factor': rows have it, as no tensor, but"),
+        ([{}, {"chain": "a chain of thought"}], "'chain': rows have it, as no tensor, but"),
+        (
+            [{"is_padding": torch.zeros(tokens, dtype=torch.bool)} for tokens in (8, 11)],
+            r"'is_padding': rows have it, as torch.bool of shape \(8,\), but",
+        ),
+    ],
+)
+def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):
+    refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
+
+
+def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_though_no_pad_is_needed(monkeypatch):
+    trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
+    batch = put_rows([(5, 3), (4, 2)] * 2)
+    read, get = [], tq.kv_batch_get
+    monkeypatch.setattr(tq, "kv_batch_get", lambda **kwargs: read.append(kwargs["keys"]) or get(**kwargs))
+    for reads in (1, 0):
+        read.clear()
+        trainer._balance_batch(batch, {})
+        assert trainer._padded_batch.plan.n_pads == 0
+        assert len(read) == reads, "rows are read for fields that no step has met, and for no others"
+    content = queue_content()
+    assert len(content) == 4
+    tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict({"odd": nested([torch.ones(15), torch.ones(8)] * 2)}, batch_size=4),
+    )
+    with pytest.raises(PaddingDataError, match=r"^field 'odd': its role is unclear.* fit no role"):
+        trainer._balance_batch(batch, {})
+    assert queue_content() == content
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def nested(values):
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+
+def test_a_real_row_that_is_tagged_as_padding_is_refused():
+    batch = put_rows([(5, 3), (6, 5)])
+    batch.tags[0]["is_padding"] = True
+    refused(padded_trainer(), batch, rf"^row '{batch.keys[0]}': tagged is_padding=True")
+
+
+@pytest.mark.parametrize(("lengths", "steps"), [([(5, 3)], 1), ([(5, 3), (6, 2)], 1), ([(5, 3)] * 3, 2)])
+def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths, steps, caplog):
+    trainer, metrics = padded_trainer(), {}
+    with caplog.at_level(logging.WARNING):
+        trainer._balance_batch(put_rows(lengths), metrics)
+    assert metrics["padding/actor/optimizer_steps/total"] == steps
+    assert metrics["padding/actor/mini_batch_real_rows/min"] >= 1
+    assert any("actor: only 1 of 2 optimizer steps" in r.getMessage() for r in caplog.records) == (steps == 1)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_fixed_micro_batches_make_each_cell_a_multiple_of_them():
+    trainer = padded_trainer(
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=5",
+    )
+    trainer._balance_batch(put_rows([(5, 3)] * 7), {})
+    layouts = trainer._padded_batch.plan.layouts
+    assert layouts["actor"].rows_per_cell % 3 == 0
+    assert layouts["log_prob"].rows_per_cell % 5 == 0
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+@pytest.mark.parametrize(("eos", "pad", "token"), [(3, 4, 3), (None, 4, 4), (None, None, 0)])
+def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, pad, token):
+    trainer = padded_trainer()
+    trainer.tokenizer = SimpleNamespace(eos_token_id=eos, pad_token_id=pad)
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
+    pads = [key for key, tag in queue_content().items() if tag.get("is_padding")]
+    rows = tq.kv_batch_get(keys=pads, partition_id=PARTITION, select_fields=["input_ids"])
+    assert {int(each) for ids in rows["input_ids"] for each in ids} == {token}
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
+    trainer = padded_trainer()
+    seed = trainer._step_seed()
+    assert seed == padded_trainer()._step_seed()
+    trainer.global_steps += 1
+    assert trainer._step_seed() != seed
+
+
+def test_everything_but_the_batch_calls_goes_through_to_the_worker_group():
+    workers = SimpleNamespace(save_model_to_cpu=lambda n: n + 1, _dispatch_info={})
+    group = PaddedWorkerGroup(workers, lambda: None)
+    assert group.save_model_to_cpu(1) == 2
+    assert group._dispatch_info is workers._dispatch_info
+    with pytest.raises(AttributeError):
+        group.no_such_call  # noqa: B018
+
+
+def workers_with(**calls):
+    return SimpleNamespace(execute_with_func_generator=lambda function: None, **calls)
+
+
+@pytest.mark.parametrize(("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref")])
+def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    trainer = padded_trainer()
+    trainer._balance_batch(batch, {})
+    padded = trainer._padded_batch
+    padded.plan.layouts["ref"] = padded.plan.layouts["log_prob"]
+    sent = len(padded.inference_call(name, batch))
+
+    def answer_with(change: int):
+        return lambda rows: KVBatchMeta(
+            keys=[*rows.keys, "of_another"][: len(rows) + change],
+            tags=[*rows.tags, {}][: len(rows) + change],
+            partition_id=PARTITION,
+        )
+
+    for change in (-1, 1):
+        group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
+        with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
+            getattr(group, call)(batch)
+    group = PaddedWorkerGroup(workers_with(**{call: lambda rows: None}), lambda: padded)
+    with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of 0 came back for {sent} rows"):
+        getattr(group, call)(batch)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    trainer = padded_trainer()
+    trainer._balance_batch(batch, {})
+    padded = trainer._padded_batch
+    padded.plan.layouts["values"] = padded.plan.layouts["log_prob"]
+    sent = len(padded.inference_call("values", batch))
+    half = KVBatchMeta(keys=batch.keys[:1], tags=batch.tags[:1], partition_id=PARTITION)
+    futures = SimpleNamespace(futures=[ray.put(half), ray.put(half)])
+    group = PaddedWorkerGroup(workers_with(infer_batch=lambda rows: futures), lambda: padded)
+    with pytest.raises(PaddingDataError, match=rf"'values': outputs of 2 came back for {sent} rows"):
+        group.infer_batch(batch)
+    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

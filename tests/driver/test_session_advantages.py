@@ -1,0 +1,251 @@
+"""Advantages of whole sessions, from verl's own estimators, against formulas written out."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from tests.equivalence.test_advantages import VERLS_LIMITS
+from tests.support.estimator_formulas import Sample, advantages, returns
+from tests.support.losses_on_rows import nested
+from tests.support.verl_config import compose_job
+from verl_padding.driver.session_advantages import session_advantages, trajectories
+from verl_padding.plan.row_keys import uid_of_key
+
+ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
+GAMMA, LAM = 0.9, 0.8
+KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_0_10", "a_0_2", "b_0_0", "b_1_0", "b_1_1", "b_2_0"]
+"""Two prompts; a session of four rows, which are not in order, one of two, three of one."""
+MASKS = [[1, 1], [0, 1, 1], [1, 1, 1], [1, 0, 1, 1], [1], [1, 1], [1, 0, 1], [1, 1, 1, 1], [1]]
+SESSIONS = {"a_0": [0, 1, 4, 3], "a_1": [2], "b_0": [5], "b_1": [6, 7], "b_2": [8]}
+"""Rows of each session, in the order of its trajectory."""
+SCORES = {"a_0": 1.0, "a_1": -0.5, "b_0": 2.0, "b_1": 0.25, "b_2": 0.75}
+
+
+def fields_of_rows(masks=MASKS, keys=KEYS, *, kl: bool = False) -> dict[str, list[torch.Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    values = [torch.randn(len(mask), generator=draw, dtype=torch.float64) for mask in masks]
+    # verl's agent loop gives every row the session's reward.
+    scores = [torch.zeros(len(mask), dtype=torch.float64) for mask in masks]
+    for row, key in enumerate(keys):
+        scores[row][-1] = SCORES[key.rsplit("_", 1)[0]]
+    fields = {"response_mask": [torch.tensor(mask) for mask in masks], "rm_scores": scores, "values": values}
+    if kl:
+        penalties = [torch.rand(len(mask), generator=draw, dtype=torch.float64) * torch.tensor(mask) for mask in masks]
+        fields["token_level_rewards"] = [score - p for score, p in zip(scores, penalties, strict=True)]
+    return fields
+
+
+def as_rows(fields) -> TensorDict:
+    return TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=len(fields["rm_scores"]))
+
+
+def algorithm_of(estimator: str):
+    critic = ["critic.ppo_mini_batch_size=256"] if estimator == "gae" else []
+    settings = [f"algorithm.adv_estimator={estimator}", f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}", *critic]
+    return compose_job(*settings).algorithm
+
+
+def computed(estimator: str, fields, keys=KEYS, extends_R=None, prompts=5):
+    responses = [len(mask) for mask in fields["response_mask"]]
+    prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
+    sessions = trajectories(keys, prompt_R, responses, extends_R)
+    return session_advantages(as_rows(fields), keys, sessions, algorithm_of(estimator))
+
+
+def by_verl(estimator: str, fields, keys) -> TensorDict:
+    """What verl's trainer computes of these rows."""
+    algorithm = algorithm_of(estimator)
+    rows = as_rows(fields).to_padded_tensor()
+    data = DataProto.from_single_dict({"token_level_rewards": rows["rm_scores"], **dict(rows.items())})
+    data.non_tensor_batch["uid"] = np.array([uid_of_key(key) for key in keys], dtype=object)
+    return compute_advantage_for_multi_trajectories(
+        data,
+        batch_keys=keys,
+        adv_estimator=algorithm.adv_estimator,
+        gamma=GAMMA,
+        lam=LAM,
+        norm_adv_by_std_in_grpo=True,
+        config=algorithm,
+    ).batch
+
+
+def samples_of(fields) -> list[Sample]:
+    """What an estimator is to see of each session."""
+    found = []
+    for session, rows in SESSIONS.items():
+        values = [
+            float(v) for row in rows for v, trained in zip(fields["values"][row], MASKS[row], strict=True) if trained
+        ]
+        found.append(Sample(session.split("_")[0], SCORES[session], values, [0.0] * len(values)))
+    return found
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_an_estimator_sees_each_session_once_and_its_result_goes_to_all_its_rows(estimator):
+    fields = fields_of_rows()
+    got = computed(estimator, fields)
+    for name, formula in (("advantages", advantages), ("returns", returns)):
+        columns = got[name].unbind()
+        assert [len(column) for column in columns] == [len(mask) for mask in MASKS]
+        want = formula(estimator, samples_of(fields), GAMMA, LAM)
+        for rows, of_session in zip(SESSIONS.values(), want, strict=True):
+            of_rows = [float(columns[row][token]) for row in rows for token, mask in enumerate(MASKS[row]) if mask]
+            assert of_rows == pytest.approx(of_session, rel=1e-6, abs=1e-9)
+        assert len({round(value, 9) for of_session in want for value in of_session}) > 2
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator):
+    keys = [f"{prompt}_{session}_0" for prompt in "ab" for session in range(4)]
+    masks = [[1] * (1 + place % 3) + [0, 1] for place in range(8)]
+    draw = torch.Generator().manual_seed(1)
+    fields = {
+        "response_mask": [torch.tensor(mask) for mask in masks],
+        "rm_scores": [torch.randn(len(mask), generator=draw) for mask in masks],
+        "values": [torch.randn(len(mask), generator=draw) for mask in masks],
+    }
+    fields["token_level_rewards"] = [score - 0.1 for score in fields["rm_scores"]]
+    want = by_verl(estimator, fields, keys)
+    got = computed(estimator, fields, keys)
+    for name in ("advantages", "returns"):
+        for row, mask in enumerate(masks):
+            assert torch.equal(got[name].unbind()[row], want[name][row, : len(mask)]), (name, row)
+
+
+def test_an_in_reward_kl_counts_the_tokens_of_all_rows_and_the_reward_once():
+    fields = fields_of_rows(kl=True)
+    rows = computed("rloo", fields)["advantages"].unbind()
+    penalties = [s - t for s, t in zip(fields["rm_scores"], fields["token_level_rewards"], strict=True)]
+    score = {s: SCORES[s] - sum(float(penalties[row].sum()) for row in of) for s, of in SESSIONS.items()}
+    assert float(rows[0][0]) == pytest.approx(score["a_0"] - score["a_1"])
+    assert float(rows[6][0]) == pytest.approx(score["b_1"] - (score["b_0"] + score["b_2"]) / 2)
+
+
+def test_a_token_that_several_rows_have_is_one_token_of_the_trajectory():
+    # Row 1 begins with row 0 and has its response among its own; row 2 begins with row 1, in its prompt.
+    keys, prompts, responses, extends_R = (
+        ["a_0_0", "a_0_1", "a_0_2", "a_1_0"],
+        [4, 4, 9, 4],
+        [2, 5, 3, 2],
+        [None, 0, 1, None],
+    )
+    first, other = trajectories(keys, prompts, responses, extends_R)
+    assert [places.tolist() for places in first.places] == [[0, 1], [0, 1, 2, 3, 4], [5, 6, 7]]
+    assert (first.rows, first.length) == ([0, 1, 2], 8)
+    assert (other.rows, other.length) == ([3], 2)
+    apart, _ = trajectories(keys, prompts, responses)
+    assert apart.length == 10
+
+
+def test_a_shared_token_is_that_of_the_row_that_trains_it():
+    keys, prompts, extends_R = ["a_0_0", "a_0_1", "a_1_0"], [4, 4, 4], [None, 0, None]
+    fields = {
+        "response_mask": [torch.tensor([0, 1]), torch.tensor([1, 0, 1]), torch.tensor([1])],
+        "rm_scores": [torch.tensor([0.0, 9.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5])],
+        "values": [torch.tensor([7.0, 0.2]), torch.tensor([0.1, 8.0, 0.3]), torch.tensor([0.4])],
+    }
+    rows = computed("gae", fields, keys, extends_R, prompts)["returns"].unbind()
+    # One trajectory of three trained tokens with the values 0.1, 0.2, 0.3 and a reward of 1 at its end.
+    last = 1 - 0.3
+    middle = GAMMA * 0.3 - 0.2 + GAMMA * LAM * last
+    first = GAMMA * 0.2 - 0.1 + GAMMA * LAM * middle
+    assert rows[1].tolist() == pytest.approx([first + 0.1, middle + 0.2, last + 0.3])
+    assert float(rows[0][1]) == pytest.approx(middle + 0.2)
+
+
+def test_an_in_reward_kl_of_tokens_that_rows_share_counts_once_and_is_not_lost():
+    keys, extends_R = ["a_0_0", "a_0_1", "a_1_0"], [None, 0, None]
+    rewards = [torch.tensor([-0.1, 0.9 - 0.1]), torch.tensor([0.0, 0.0, 1 - 0.4]), torch.tensor([0.5])]
+    fields = {
+        "response_mask": [torch.tensor([1, 1]), torch.tensor([0, 0, 1]), torch.tensor([1])],
+        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5])],
+        "token_level_rewards": rewards,
+    }
+    first = float(computed("rloo", fields, keys, extends_R, prompts=[4, 4, 4])["advantages"].unbind()[0][0])
+    assert first == pytest.approx(1 - 0.1 - 0.2 - 0.4 - 0.5)
+
+
+def test_the_reward_is_at_the_end_of_a_trajectory_whose_last_row_begins_an_earlier_one():
+    keys, extends_R = ["a_0_0", "a_0_1", "a_1_0"], [1, None, None]
+    fields = {
+        "response_mask": [torch.tensor([1, 1, 1]), torch.tensor([1, 1]), torch.tensor([1])],
+        "rm_scores": [torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.5])],
+    }
+    returns = computed("reinforce_plus_plus", fields, keys, extends_R, prompts=[4, 4, 4])["returns"].unbind()
+    assert returns[0].tolist() == pytest.approx([GAMMA**2, GAMMA, 1.0])
+    assert returns[1].tolist() == pytest.approx([GAMMA**2, GAMMA])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_row_without_a_response_changes_nothing_and_a_session_of_such_rows_scores_nothing(estimator):
+    def found(masks, keys, scores):
+        fields = {
+            "response_mask": [torch.tensor(mask, dtype=torch.int64) for mask in masks],
+            "rm_scores": [
+                torch.tensor([0.0] * (len(mask) - 1) + [score])[: len(mask)]
+                for mask, score in zip(masks, scores, strict=True)
+            ],
+            "values": [torch.linspace(0.1, 0.4, len(mask)) for mask in masks],
+        }
+        return [row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()]
+
+    keys, masks = ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"], [[1, 1], [1, 1, 1], [], [1, 1], [1]]
+    without = found(masks, keys, [0.7, 0.5, 9.0, 1.0, -1.0])
+    beside = found([*masks, []], [*keys, "a_0_1"], [0.7, 0.5, 9.0, 1.0, -1.0, 9.0])
+    assert beside == [*without, []]
+    assert any(any(row) for row in without)
+    untrained = found([mask or [0] for mask in masks], keys, [0.7, 0.5, 0.0, 1.0, -1.0])
+    for row, mask in enumerate(masks):
+        assert without[row] == pytest.approx(untrained[row][: len(mask)])
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
+@pytest.mark.parametrize("rejected", [[0, 0], [1, 0]], ids=["a whole row", "its last token"])
+def test_a_session_keeps_its_reward_where_the_end_of_its_last_row_is_not_trained(estimator, rejected):
+    keys = ["a_0_0", "a_0_1", "b_0_0"]
+    fields = {
+        "response_mask": [torch.tensor([1, 1]), torch.tensor(rejected), torch.tensor([1])],
+        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.5])],
+        "values": [torch.zeros(2), torch.zeros(2), torch.zeros(1)],
+    }
+    returns = computed(estimator, fields, keys)["returns"].unbind()
+    steps = sum(rejected)  # trained tokens after the first row's
+    assert float(returns[0][1]) == pytest.approx((GAMMA if estimator != "gae" else GAMMA * LAM) ** steps)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
+def test_verl_takes_no_reward_from_an_untrained_end_of_a_session_of_one_row_and_we_do(estimator):
+    keys = ["a_0_0", "b_0_0"]
+    fields = {
+        "response_mask": [torch.tensor([1, 0]), torch.tensor([1, 1])],
+        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.5])],
+        "values": [torch.zeros(2), torch.zeros(2)],
+    }
+    verls = by_verl(estimator, fields, keys)["returns"]
+    assert float(verls[0][0]) == 0, "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
+    assert float(computed(estimator, fields, keys)["returns"].unbind()[0][0]) == 1
+
+
+def test_the_penalties_of_a_kl_may_have_another_dtype_than_the_scores():
+    fields = fields_of_rows(kl=True)
+    want = computed("rloo", fields)["advantages"].unbind()
+    fields["rm_scores"] = [score.float() for score in fields["rm_scores"]]
+    got = computed("rloo", fields)["advantages"].unbind()
+    for a, b in zip(want, got, strict=True):
+        torch.testing.assert_close(a, b, check_dtype=False)
+
+
+def test_the_tokens_of_a_row_come_after_those_that_it_begins_with_though_these_are_a_later_rows():
+    (found,) = trajectories(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
+    assert found.length == 5  # the last token of the prompt of six is the second response token of the other row
+    assert [places.tolist() for places in found.places] == [[2, 3, 4], [0, 1, 2]]
+
+
+def test_it_makes_no_difference_in_which_order_rows_that_extend_each_other_come():
+    # The short row is the later one: its tokens are those that the first row has made already.
+    (found,) = trajectories(["a_0_0", "a_0_1"], [4, 4], [5, 2], [1, None])
+    assert [places.tolist() for places in found.places] == [[0, 1, 2, 3, 4], [0, 1]]

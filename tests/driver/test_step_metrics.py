@@ -1,0 +1,189 @@
+"""The value of each metric under ``padding/``, on a plan that is made by hand."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.driver.test_session_metrics import OF_SESSIONS
+from tests.timing.test_laps import two_ranks
+from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
+from verl_padding.driver.step_timing import timing_metrics
+from verl_padding.job import metric_names
+from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
+from verl_padding.plan.figures import judge
+from verl_padding.plan.prices import Prices
+from verl_padding.timing.laps import TimedStep
+
+TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
+CELLS = {
+    # By mini-batch and rank; 5, 6 and 7 are pads. A row costs its tokens:
+    ACTOR: (((0, 1), (2, 5)), ((3, 6), (4, 7))),  # 10 + 20, 30 + 2; 40 + 2, 5 + 2
+    CRITIC: (((0, 1, 2), (3, 4, 5)),),  # 10 + 20 + 30, 40 + 5 + 2
+    LOG_PROB: (((0, 3, 5), (1, 2, 4)),),  # 10 + 40, 2 in two micro-batches; 20, 30 + 5
+}
+MICRO_BATCH_ROWS = {
+    ACTOR: (((1, 1), (1, 1)), ((2,), (2,))),
+    CRITIC: (((3,), (3,)),),
+    LOG_PROB: (((2, 1), (1, 2)),),
+}
+CALLS = {
+    ACTOR: Update(dp_size=2, token_budget=50, prompts_per_mini_batch=1),
+    CRITIC: Update(dp_size=2, token_budget=60, prompts_per_mini_batch=1),
+    LOG_PROB: Pass(dp_size=2, token_budget=60),
+}
+OF_THE_PLAN = {
+    "padding/real_rows/total": 5,
+    "padding/pad_rows/total": 3,  # those of the call that takes most
+    "padding/pad_rows/share": 3 / 5,
+    "padding/pad_tokens/total": 3 * 2,
+    "padding/pad_tokens/share": 6 / 105,
+    "padding/actor/optimizer_steps/total": 2,
+    "padding/actor/mini_batch_real_rows/min": 2,
+    "padding/actor/mini_batch_real_rows/max": 3,
+    "padding/actor/pad_rows/total": 3,
+    "padding/actor/imbalance": (32 + 42) / (111 / 2),
+    "padding/critic/optimizer_steps/total": 1,
+    "padding/critic/mini_batch_real_rows/min": 5,
+    "padding/critic/mini_batch_real_rows/max": 5,
+    "padding/critic/pad_rows/total": 1,
+    "padding/critic/imbalance": 60 / (107 / 2),
+}
+OF_ITS_MICRO_BATCHES = {
+    "padding/actor/micro_batch_imbalance": (30 + 20 + 42) / (111 / 2),
+    "padding/critic/micro_batch_imbalance": 60 / (107 / 2),
+    "padding/log_prob/micro_batch_imbalance": (50 + 35) / (107 / 2),
+    "padding/log_prob/micro_batches": 2,
+    "padding/log_prob/packing_efficiency": 105 / (2 * 2 * 60),
+}
+CHAINS = [0, 0, 2, 3, 2]
+"""Rows 0 and 1 are a chain, and rows 4 and 2."""
+OF_SHARING = {
+    "padding/actor/computed_tokens/total": 105,  # no micro-batch has two rows of a chain
+    "padding/actor/sharing_factor": 1,
+    "padding/critic/computed_tokens/total": (20 + 30) + (40 + 5),
+    "padding/critic/sharing_factor": 105 / 95,
+    "padding/log_prob/computed_tokens/total": (10 + 40) + 20 + 30,
+    "padding/log_prob/sharing_factor": 105 / 100,
+}
+OF_THE_WORKERS = {
+    "padding/actor/micro_batches": 3.0,
+    "padding/actor/packing_efficiency": 0.75,
+    "padding/actor/max_memory_allocated_gb": 1.5,
+    "padding/actor/max_memory_reserved_gb": 2.5,
+    "padding/critic/micro_batches": 4.0,
+    "padding/critic/packing_efficiency": 0.5,
+    "padding/critic/max_memory_allocated_gb": 3.5,
+    "padding/critic/max_memory_reserved_gb": 4.5,
+    "padding/log_prob/seconds": 1.25,
+    "padding/ref/seconds": 2.25,
+    "padding/values/seconds": 4.5,
+    "padding/actor/seconds": 3.0,
+    "padding/critic/seconds": 0.5,
+}
+OF_THE_DRIVER = {
+    "timing_s/padding/plan",
+    "timing_s/padding/lineage",
+    "timing_s/padding/upsample",
+    "timing_s/padding/timing",
+    "padding/actor/idle_steps/total",
+}
+"""Their values: test_mixin.py, in the tests whose names say that something is timed, or that steps are counted."""
+OF_CLOCKS = {
+    f"padding/{call}/{name}": value
+    for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
+    # Rank 0 computes 3 and 2 seconds, rank 1 computes 1 and 2, and waits for 2.
+    for name, value in (("measured_imbalance", 5 / 4), ("waited_seconds", 1.0), ("prediction_error", 0.0))
+}
+
+
+def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
+    layouts = {
+        call: Layout(
+            n_rows=len(TOKENS), cells=cells, micro_batch_rows=MICRO_BATCH_ROWS[call] if packer == "plan" else None
+        )
+        for call, cells in CELLS.items()
+    }
+    figures = {
+        call: judge(
+            layout,
+            Prices(
+                call=CALLS[call],
+                tokens_R=np.array(TOKENS),
+                cost_model=COST_MODELS["tokens"],
+                pad_tokens=PAD_TOKENS,
+                chain_R=None if chains is None else np.array(chains),
+            ),
+        )
+        for call, layout in layouts.items()
+    }
+    sharing = "off" if chains is None else "chains"
+    return BatchPlan(n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures)
+
+
+@pytest.mark.parametrize(("packer", "want"), [("verl", OF_THE_PLAN), ("plan", OF_THE_PLAN | OF_ITS_MICRO_BATCHES)])
+def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
+    told = plan_metrics(hand_made(packer), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
+    assert told == pytest.approx(want, rel=1e-12)
+
+
+def test_what_is_shared_is_counted_by_micro_batch():
+    told = plan_metrics(hand_made("plan", CHAINS), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
+    assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
+
+
+def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
+    metrics = {
+        "actor/padding/micro_batches": 3.0,
+        "actor/padding/packing_efficiency": 0.75,
+        "actor/perf/max_memory_allocated_gb": 1.5,
+        "actor/perf/max_memory_reserved_gb": 2.5,
+        "actor/lr": 0.1,
+        "critic/padding/micro_batches": 4.0,
+        "critic/padding/packing_efficiency": 0.5,
+        "critic/perf/max_memory_allocated_gb": 3.5,
+        "critic/perf/max_memory_reserved_gb": 4.5,
+    }
+    # A second local update: verl's timers hold the first one's seconds as well.
+    before = {"update_actor": 2.0, "old_log_prob": 1.0, "gen": 30.0}
+    after = before | {"update_actor": 5.0, "old_log_prob": 2.25, "ref": 2.25, "values": 4.5, "update_critic": 0.5}
+    assert worker_metrics(metrics, before, after) == pytest.approx(OF_THE_WORKERS, rel=1e-12)
+    assert sorted(metrics) == sorted(
+        [
+            "actor/lr",
+            *(f"{who}/perf/max_memory_{what}_gb" for who in (ACTOR, CRITIC) for what in ("allocated", "reserved")),
+        ]
+    ), "ours leave verl's metrics, and verl's stay"
+
+
+def test_a_job_that_runs_one_call_tells_of_no_other():
+    assert worker_metrics({"actor/padding/micro_batches": 1.0}, {}, {"update_actor": 2.0}) == {
+        "padding/actor/micro_batches": 1.0,
+        "padding/actor/seconds": 2.0,
+    }
+
+
+def test_what_clocks_say_is_told_of_each_call():
+    calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
+    laps = [replace(lap, call=call) for lap in two_ranks() for call in calls]
+    timed = TimedStep(step=1, keys=[], laps=laps)
+    assert timing_metrics(timed, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
+
+
+def test_each_metric_has_its_value_asserted_for_each_call_that_it_may_be_told_of():
+    constants = [
+        value
+        for value in vars(metric_names).values()
+        if isinstance(value, str) and re.match(r"(timing_s/)?padding/.*", value)
+    ]
+    assert len(constants) >= 17
+    of_plans = OF_THE_PLAN.keys() | OF_ITS_MICRO_BATCHES.keys() | OF_SHARING.keys()
+    told = of_plans | OF_THE_WORKERS.keys() | OF_THE_DRIVER | OF_SESSIONS.keys() | OF_CLOCKS.keys()
+    shown = set()
+    for constant in constants:
+        names = {constant.format(update=call, call=call) for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)}
+        assert names & told, f"{constant}: no value of it is asserted"
+        shown |= names & told
+    assert shown == told

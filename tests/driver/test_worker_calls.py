@@ -1,0 +1,228 @@
+"""The stand-in before a worker group, on the real TransferQueue: whatever a subclass may do with a batch call."""
+
+import copy
+import pickle
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.driver.worker_calls import INFERENCE_CALLS, UPDATE_CALLS, PaddedWorkerGroup
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.pads.columns import IS_PADDING
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
+KL = ["actor_rollout_ref.actor.use_kl_loss=true"]
+CRITIC = ["algorithm.adv_estimator=gae"]
+BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
+
+
+class Workers:
+    """Two ranks that answer for all rows they are sent, and remember them and what the queue says of them."""
+
+    world_size = 2
+
+    def __init__(self):
+        self._dispatch_info = {"actor": [0, 1], "ref": [0, 1], "train": [0, 1]}
+        self.sent = []
+
+    def execute_with_func_generator(self, function):
+        function(None)
+
+    def compute_log_prob(self, data, scale=1.0):
+        return self._answer(data)
+
+    compute_ref_log_prob = update_actor = compute_log_prob
+
+    def infer_batch(self, data):
+        return SimpleNamespace(futures=[ray.put(self._answer(data))])
+
+    train_mini_batch = infer_batch
+
+    def _answer(self, data):
+        content = queue_content()
+        assert set(data.keys) <= set(content), "rows that the workers cannot read"
+        self.sent.append(data)
+        return data
+
+
+@pytest.fixture
+def workers():
+    yield Workers()
+    if left := list(queue_content()):
+        tq.kv_clear(keys=left, partition_id=PARTITION)
+
+
+def trainer_with(workers, *overrides):
+    trainer = padded_trainer(*overrides)
+    trainer.use_critic, trainer.use_reference_policy = CRITIC[0] in overrides, KL[0] in overrides
+    group = PaddedWorkerGroup(workers, lambda: trainer._padded_batch, trainer._planned_apart)
+    trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = group
+    return trainer, group
+
+
+def pads_of(data) -> list[bool]:
+    return [key.startswith("pad") for key in data.keys]
+
+
+def assert_padded(data, batch) -> None:
+    """Each row once, and as many pads as make the ranks' shares equal."""
+    assert Counter(key for key in data.keys if not key.startswith("pad")) == Counter(batch.keys)
+    assert len(data) % 2 == 0
+
+
+@pytest.mark.parametrize("call", [*INFERENCE_CALLS, *UPDATE_CALLS])
+def test_a_call_outside_of_a_step_gets_pads_of_its_own_which_are_gone_afterwards(call, workers):
+    _, group = trainer_with(workers, *(CRITIC if call in ("infer_batch", "train_mini_batch") else KL))
+    batch = put_rows(LENGTHS)
+    content = queue_content()
+    output = getattr(group, call)(batch)
+    [sent] = workers.sent
+    assert_padded(sent, batch)
+    assert any(pads_of(sent))
+    assert queue_content() == content
+    if call.startswith("compute"):
+        assert output.keys == batch.keys
+
+
+@pytest.mark.parametrize("call", ["compute_log_prob", "update_actor"])
+def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, workers):
+    trainer, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    trainer._balance_batch(batch, {})
+    content = queue_content()
+    some = batch.select_keys(batch.keys[:3])
+    getattr(group, call)(some)
+    getattr(group, call)(batch)
+    assert_padded(workers.sent[0], some)
+    assert_padded(workers.sent[1], batch)
+    assert not {key for key in workers.sent[0].keys if key.startswith("pad")} & set(content)
+    assert queue_content() == content, "the step's own pads stay until it ends"
+    if call == "update_actor":
+        assert workers.sent[0].extra_info["num_mini_batch"] <= workers.sent[1].extra_info["num_mini_batch"] == 2
+
+
+def test_a_pass_that_the_steps_do_without_can_be_asked_for(workers):
+    trainer, group = trainer_with(workers, *BYPASS)
+    batch = put_rows(LENGTHS)
+    trainer._balance_batch(batch, {})
+    assert "log_prob" not in trainer._padded_batch.plan.layouts
+    group.compute_log_prob(batch)
+    assert_padded(workers.sent[0], batch)
+
+
+def test_a_call_that_no_worker_of_the_job_can_make_is_refused(workers):
+    _, group = trainer_with(workers)
+    with pytest.raises(PaddingConfigError, match="worker call 'values': this job has no worker for it"):
+        group.infer_batch(put_rows(LENGTHS))
+    assert not workers.sent
+
+
+def test_a_row_that_fits_nowhere_is_refused_by_its_key_and_leaves_no_pad(workers):
+    _, group = trainer_with(workers)
+    batch = put_rows([(5, 3), (60, 5)])
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=rf"row '{batch.keys[1]}' has 65 tokens"):
+        group.compute_log_prob(batch)
+    assert queue_content() == content
+
+
+def test_a_worker_that_fails_leaves_no_pad(workers):
+    _, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    content = queue_content()
+
+    def fail(data):
+        raise RuntimeError("out of memory")
+
+    workers.compute_log_prob = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        group.compute_log_prob(batch)
+    assert queue_content() == content
+
+
+def test_calls_take_what_verls_take(workers):
+    _, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    for output in (
+        group.compute_log_prob(data=batch),
+        group.compute_log_prob(batch, scale=2.0),
+        group.compute_log_prob(batch, 2.0),
+    ):
+        assert output.keys == batch.keys
+    for sent in workers.sent:
+        assert_padded(sent, batch)
+
+
+def test_data_that_is_not_in_transfer_queue_goes_through_as_it_is():
+    data = object()
+    group = PaddedWorkerGroup(SimpleNamespace(compute_log_prob=lambda rows: rows), lambda: None)
+    assert group.compute_log_prob(data) is data
+
+
+@pytest.mark.parametrize("call", [*INFERENCE_CALLS])
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_workers_are_told_which_rows_of_a_pass_are_pads(call, packer, workers):
+    overrides = CRITIC if call == "infer_batch" else KL
+    trainer, group = trainer_with(workers, *overrides, f"padding.packer={packer}")
+    batch = put_rows(LENGTHS)
+    trainer._balance_batch(batch, {})
+    getattr(group, call)(batch)
+    [sent] = workers.sent
+    assert sum(pads_of(sent)) == len(sent) - len(LENGTHS) > 0
+    data = tq.kv_batch_get(keys=sent.keys, partition_id=PARTITION, select_fields=[IS_PADDING])
+    assert data[IS_PADDING].tolist() == pads_of(sent)
+
+
+def test_what_verl_tells_a_reference_without_its_adapter_does_not_reach_the_critic(workers):
+    trainer, _ = trainer_with(workers, *CRITIC)
+    trainer.ref_in_actor = True
+    answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
+    batch = put_rows(LENGTHS, log_probs=answers, values=answers)
+    trainer._balance_batch(batch, {})
+    trainer._padded_batch._timed = True
+    trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
+    reference, values = (sent.extra_info for sent in workers.sent)
+    assert (reference["no_lora_adapter"], reference["timed_call"]) == (True, "ref")
+    assert ("no_lora_adapter" in values, values["timed_call"]) == (False, "values")
+    # Once verl takes it back by itself, _compute_ref_log_prob of the mixin can go.
+    assert get_trainer_cls("sync")._compute_ref_log_prob(trainer, batch, {}).extra_info["no_lora_adapter"]
+
+
+def test_a_call_with_a_selection_of_fields_selects_the_column_too(workers):
+    trainer, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    trainer._balance_batch(batch, {})
+    batch.fields = ["input_ids", "position_ids"]
+    group.compute_log_prob(batch)
+    assert workers.sent[0].fields == ["input_ids", "position_ids", IS_PADDING]
+
+
+def test_copies_stand_before_the_same_workers_and_plan_with_the_same_trainer(workers):
+    trainer, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    for other in (copy.copy(group), copy.deepcopy(group)):
+        assert other.world_size == 2
+        other.compute_log_prob(batch)
+    assert copy.copy(group)._worker_group is workers
+    assert copy.deepcopy(group)._worker_group is not workers
+    assert_padded(workers.sent[0], batch)
+    assert trainer._padded_batch is None
+
+
+def test_in_another_process_everything_works_but_what_the_trainer_must_plan(workers):
+    _, group = trainer_with(workers)
+    there = pickle.loads(pickle.dumps(group))
+    assert there.world_size == 2
+    batch = KVBatchMeta(keys=["a_0_0"], tags=[{"seq_len": 3}], partition_id=PARTITION)
+    with pytest.raises(PaddingDataError, match=r"'compute_log_prob' with 1 row \(the first: \['a_0_0'\]\)"):
+        there.compute_log_prob(batch)

@@ -1,0 +1,895 @@
+"""What is read from a verl config, and which jobs are refused before any worker starts."""
+
+import json
+from contextlib import nullcontext
+from itertools import chain, product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers
+import verl
+from verl.trainer.ppo import v1
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.equivalence.loss_comparisons import POLICY_LOSSES
+from tests.support.losses_on_rows import MODES
+from tests.support.verl_config import SEPARATE, compose_job
+from verl_padding.config import PaddingConfig
+from verl_padding.entry.hydra_callback import CheckJobBeforeStart
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.job.model_cost import has_experts
+from verl_padding.job.summary import planned_job, summary
+from verl_padding.job.weighings import refuse_equal_sessions, weighings
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.pads.weighing import TOKEN_MODES
+from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
+from verl_padding.plan.planner import update_taken
+
+DYNAMIC = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+    "algorithm.adv_estimator=grpo",
+)
+FIXED = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
+    "algorithm.adv_estimator=grpo",
+)
+
+
+def job_of(*overrides, updates_actor=True):
+    config = compose_job("+padding=prompt", *overrides)
+    reader = JobReader(config, check_job(config))
+    return reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=updates_actor, seed=0)
+
+
+@pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
+def test_one_flag_fills_the_section_and_leaves_the_mode_to_the_job(strategy):
+    config = compose_job(f"+padding={strategy}", *DYNAMIC)
+    assert config.trainer.v1 == compose_job().trainer.v1
+    assert config.padding.strategy == strategy
+    assert check_job(config).strategy == strategy
+
+
+@pytest.mark.parametrize(("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})])
+def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_98_rows):
+    config = compose_job(
+        "+padding=lcm",
+        *DYNAMIC,
+        "algorithm.adv_estimator=gae",
+        "data.train_batch_size=24",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+        "critic.ppo_mini_batch_size=2",
+        f"trainer.critic_warmup={warm_up}",
+    )
+    sizes = {ACTOR: 6, LOG_PROB: 6, CRITIC: 2, VALUES: 2}
+    reader = JobReader(config, PaddingConfig.from_section(config.padding), "sync")
+    job = reader.step_job(dp_sizes=sizes, updates_actor=not warm_up, seed=0)
+    trainer = SimpleNamespace(config=config, use_critic=True, global_steps=1)
+    multiple = get_trainer_cls("sync")._get_required_batch_multiple(trainer, sizes[ACTOR])
+    for n_rows in (98, 24, 97, 144):
+        rows = Rows.from_keys([f"{row}_0_0" for row in range(n_rows)], [8] * n_rows)
+        layouts = plan_batch(rows, job).layouts
+        padded = -(-n_rows // multiple) * multiple
+        steps = {name: padded // job.mini_batch_rows(job.updates[name]) for name in job.updates}
+        assert {name: layouts[name].n_mini_batches for name in job.updates} == steps
+        if n_rows == 98:
+            assert steps == steps_of_98_rows
+
+
+def test_without_the_flag_verls_config_is_its_own():
+    config = compose_job()
+    assert config.trainer.v1.trainer_mode == "sync"
+    assert "padding" not in config
+
+
+@pytest.mark.parametrize("mode", ["padded_sync", "padded_colocate_async", "padded_separate_async"])
+def test_the_trainer_mode_alone_works_with_the_defaults(mode):
+    assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).strategy == "prompt"
+
+
+def test_settings_of_a_padded_trainers_own_name_are_refused():
+    message = r"^trainer.v1.{}.{}: verl does not read this.* Set trainer.v1.separate_async.{} instead"
+    for name, setting in (("padded_separate_async", "rows"), ("mine", "parameter_sync_step")):
+        overrides = [f"trainer.v1.trainer_mode={name}", f"+trainer.v1.{name}.{setting}=4", "+padding=prompt"]
+        with pytest.raises(PaddingConfigError, match=message.format(name, f"{setting}=4", setting)):
+            check_job(compose_job(*overrides, *DYNAMIC), "separate_async")
+
+
+@pytest.mark.parametrize("section", ["+trainer.v1.mine.threshold=0.5", "+trainer.v1.mine=5"])
+def test_a_trainer_of_ones_own_has_settings_of_its_own(section):
+    config = compose_job("trainer.v1.trainer_mode=mine", section, "+padding=prompt", *DYNAMIC)
+    assert check_job(config, "sync").strategy == "prompt"
+
+
+def test_a_refusal_ends_the_command_with_its_message():
+    config = compose_job("+padding=rows", "padding.strategy=row", *DYNAMIC)
+    with pytest.raises(SystemExit, match=r"^verl_padding: padding.strategy='row': not a choice"):
+        CheckJobBeforeStart().on_job_start(config)
+
+
+def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
+    job = job_of(
+        *DYNAMIC,
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=3000",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=5000",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=1",
+    )
+    assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].token_budget) == (4, 2000)
+    assert (job.inference[LOG_PROB].dp_size, job.inference[LOG_PROB].token_budget) == (4, 6000)
+    assert (job.inference[REF].dp_size, job.inference[REF].token_budget) == (8, 5000)
+    assert job.updates[ACTOR].budget_setting == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
+def test_fixed_micro_batches_become_multiples_of_a_cell():
+    job = job_of(*FIXED, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert (job.updates[ACTOR].cell_multiple, job.updates[ACTOR].token_budget) == (4, None)
+    assert job.inference[LOG_PROB] == Pass(dp_size=8, micro_batch_rows=8, as_update=ACTOR)
+    assert job.inference[REF] == Pass(dp_size=8, micro_batch_rows=16, as_update=ACTOR)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "taken"),
+    [
+        ((*DYNAMIC, "padding.packer=plan"), {LOG_PROB: ACTOR, REF: ACTOR, VALUES: None}),
+        (DYNAMIC, {LOG_PROB: None, REF: None, VALUES: None}),  # what verl's packer will do is not known
+        ((*DYNAMIC, "padding.packer=plan", "padding.log_prob_micro_batches=own"), {LOG_PROB: None, REF: None}),
+        (
+            (*DYNAMIC, "padding.packer=plan", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=20000"),
+            {LOG_PROB: None, REF: ACTOR},
+        ),
+        (
+            (*DYNAMIC, "padding.packer=plan", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2"),
+            {LOG_PROB: ACTOR, REF: None},
+        ),
+        (FIXED, {LOG_PROB: None, REF: None}),
+        # Small mini-batches are full of pads, which a pass can do without.
+        ((*FIXED, "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"), {LOG_PROB: None, REF: None}),
+    ],
+)
+def test_a_log_prob_pass_takes_the_updates_micro_batches_where_both_are_cut_alike(overrides, taken):
+    critic = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=4")
+    job = job_of(*overrides, *critic, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert {name: update_taken(job, job.inference[name]) for name in taken} == taken
+    warming_up = job_of(*overrides, *critic, updates_actor=False)
+    assert update_taken(warming_up, warming_up.inference[LOG_PROB]) is None
+
+
+def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():
+    job = job_of(
+        *DYNAMIC,
+        "algorithm.adv_estimator=gae",
+        "critic.ppo_mini_batch_size=128",
+        "critic.ulysses_sequence_parallel_size=4",  # verl hands it to no engine
+    )
+    assert job.updates[CRITIC].prompts_per_mini_batch == 128
+    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (8, 32768)
+    assert job.inference[VALUES].token_budget == 32768
+    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", "critic.fsdp.ulysses_sequence_parallel_size=4")
+    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (2, 4 * 32768)
+    assert job.inference[VALUES].token_budget == 4 * 32768
+
+
+def test_while_the_critic_warms_up_the_actor_is_not_planned():
+    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", updates_actor=False)
+    assert list(job.updates) == [CRITIC]
+
+
+def test_bypass_mode_runs_no_log_prob_pass_unless_the_actor_is_its_own_reference():
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    assert list(job_of(*DYNAMIC, bypass).inference) == []
+    lora = (bypass, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.lora_rank=8")
+    assert list(job_of(*DYNAMIC, *lora).inference) == [LOG_PROB]
+
+
+def test_a_megatron_job_with_a_virtual_pipeline_wants_multiples_of_the_pipeline():
+    job = job_of(
+        "model_engine=megatron",
+        *DYNAMIC,
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
+    )
+    assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].cell_multiple) == (2, 2)
+
+
+def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
+    job = job_of(
+        *DYNAMIC,
+        "trainer.v1.trainer_mode=padded_separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=4",
+        "data.train_batch_size=1024",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    )
+    assert job.prompts == 256
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size=30"],
+            r"^actor_rollout_ref.actor.ppo_mini_batch_size=30 of 'actor' does not divide data.train_batch_size=100: ",
+        ),
+        (
+            ["actor_rollout_ref.actor.strategy=megatron"],
+            r"^actor_rollout_ref.actor.strategy=megatron: the section's engine is a FSDPEngineConfig\. .*=megatron\.$",
+        ),
+        (
+            ["model_engine=megatron", "actor_rollout_ref.actor.strategy=fsdp2"],
+            r"^actor_rollout_ref.actor.strategy=fsdp2: the section's engine is megatron, .* Set it to megatron\.$",
+        ),
+        (
+            [
+                "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+                "actor_rollout_ref.ref.ulysses_sequence_parallel_size=1",
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+            ],
+            r"^actor_rollout_ref.model.override_config.attn_implementation=sdpa: passes by .* the 2 ranks of .*actor",
+        ),
+        (["trainer.use_v1=false"], r"^trainer.use_v1=False: .*Set trainer.use_v1=True\.$"),
+        (
+            ["trainer.v1.trainer_mode=async"],
+            r"^trainer.v1.trainer_mode='async': not a trainer that can be padded. Choices: sync, colocate_async,",
+        ),
+        (
+            ["trainer.v1.trainer_mode=padded_separate_async", "trainer.v1.separate_async.parameter_sync_step=0"],
+            r"^trainer.v1.separate_async.parameter_sync_step=0: a global step has a local update or more\. Set it to 1",
+        ),
+        (
+            ["trainer.v1.trainer_mode=padded_separate_async", "data.train_batch_size=1022"],
+            r"^data.train_batch_size=1022: not a multiple of trainer.v1.separate_async.parameter_sync_step=4\. Set",
+        ),
+        (
+            ["algorithm.adv_estimator=gae", "+critic.fsdp.use_dynamic_bsz=false"],
+            r"^\+critic.fsdp.micro_batch_size_per_gpu=None: without dynamic batch sizes the rows .* must be set\.$",
+        ),
+        (
+            ["++trainer.v1.sync.parameter_sync_step=2"],
+            r"^trainer.v1.sync.parameter_sync_step=2: this mode's rollout sleeps .*trainer_mode=separate_async\.$",
+        ),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+            r"^actor_rollout_ref.actor.loss_scale_factor=None: .*Set actor_rollout_ref.actor.loss_scale_factor",
+        ),
+        (
+            ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false"],
+            r"log_prob_use_dynamic_bsz=False: differs from actor_rollout_ref.actor.use_dynamic_bsz=True",
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null"],
+            r"^actor_rollout_ref.actor.ppo_max_token_len_per_gpu=None: dynamic batch sizes need a token budget",
+        ),
+        (
+            [
+                "actor_rollout_ref.actor.use_dynamic_bsz=false",
+                "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+            ],
+            r"^actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=None: without dynamic batch sizes",
+        ),
+        (
+            ["padding.strategy=lcm", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.train_batch_size=16"],
+            r"^padding.strategy='lcm'.* = 2 rows, not a multiple of 8 data-parallel ranks",
+        ),
+        (["padding.sharing=chains"], r"^padding.sharing='chains': only the plan keeps .*Set padding.packer=plan\.$"),
+        (
+            ["padding.sharing=chains", "padding.packer=plan", "model_engine=megatron"],
+            r"^padding.sharing='chains': the engine of actor_rollout_ref.actor is megatron.*Set padding.sharing=off\.$",
+        ),
+        (
+            ["padding.sharing=chains", "padding.packer=plan", "model_engine=veomni"],
+            r"^padding.sharing='chains': the engine of actor_rollout_ref.actor is veomni.*Set padding.sharing=off\.$",
+        ),
+        (
+            ["padding.sharing=chains", "padding.packer=plan", "actor_rollout_ref.model.use_remove_padding=false"],
+            r"^padding.sharing='chains': actor_rollout_ref.model.use_remove_padding=False pads rows",
+        ),
+        (
+            [
+                "padding.sharing=chains",
+                "padding.packer=plan",
+                "algorithm.adv_estimator=gae",
+                "critic.use_dynamic_bsz=false",
+                "critic.ppo_micro_batch_size_per_gpu=2",
+                "+critic.fsdp.use_dynamic_bsz=false",
+                "+critic.fsdp.micro_batch_size_per_gpu=2",
+                "+critic.fsdp.infer_micro_batch_size_per_gpu=2",
+            ],
+            r"^padding.sharing='chains': critic.use_dynamic_bsz=False cuts micro-batches by rows",
+        ),
+        (
+            [
+                "padding.sharing=chains",
+                "padding.packer=plan",
+                "actor_rollout_ref.actor.use_kl_loss=true",
+                "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=false",
+                "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
+            ],
+            r"^padding.sharing='chains': actor_rollout_ref.ref.log_prob_use_dynamic_bsz=False cuts micro-batches by ",
+        ),
+        (
+            ["padding.pad_length=9", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8"],
+            r"^padding.pad_length=9: a pad does not fit",
+        ),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_with_the_setting_its_value_and_the_fix(overrides, message):
+    config = compose_job("+padding=prompt", *DYNAMIC, *overrides)
+    with pytest.raises(PaddingConfigError, match=message):
+        check_job(config)
+
+
+def test_the_plan_cuts_micro_batches_where_the_config_says_so_and_ranks_meet_where_the_engine_does():
+    assert job_of(*DYNAMIC).packer == "verl"
+    job = job_of(*DYNAMIC, "padding.packer=plan")
+    assert job.packer == "plan"
+    assert job.updates[ACTOR].ranks_meet == "micro_batch"
+    megatron = job_of("model_engine=megatron", *DYNAMIC, "padding.packer=plan")
+    assert {call.ranks_meet for _, call in megatron.calls()} == {"mini_batch"}
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_where_each_rank_holds_all_parameters_passes_take_the_updates_micro_batches_and_chains_are_shared(synchronous):
+    actor = "actor_rollout_ref.actor.fsdp_config"
+    job = job_of(
+        *DYNAMIC,
+        "padding.packer=plan",
+        "padding.sharing=chains",
+        f"{actor}.fsdp_size=1",
+        f"{actor}.use_no_sync_for_gradient_accumulation={not synchronous}",
+    )
+    assert job.inference[LOG_PROB].ranks_meet == "mini_batch"
+    assert update_taken(job, job.inference[LOG_PROB]) == ACTOR
+    keys = [f"p{prompt}_0_{turn}" for prompt in range(32) for turn in range(3)]
+    extends = [None if row % 3 == 0 else row - 1 for row in range(96)]
+    plan = plan_batch(Rows.from_keys(keys, [100, 200, 300] * 32, extends), job)
+    assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {ACTOR: 2, LOG_PROB: 2}
+
+
+@pytest.mark.parametrize(
+    "attention", ["flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2", "a/vllm-flash-attn3"]
+)
+def test_the_flash_attentions_of_transformers_and_of_the_hub_are_exchanged(attention):
+    attention = f"+actor_rollout_ref.model.override_config.attn_implementation={attention}"
+    job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", attention)
+
+
+@pytest.mark.parametrize("attention", ["null", "{text_config: sdpa}"])
+def test_where_transformers_is_to_choose_the_attention_a_row_stays_on_one_rank(attention):
+    chosen = f"+actor_rollout_ref.model.override_config.attn_implementation={attention}"
+    job_of(*DYNAMIC, chosen)
+    with pytest.raises(PaddingConfigError, match=r"attn_implementation=.*: passes by"):
+        job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", chosen)
+
+
+def test_a_function_of_a_hub_kernel_is_called_past_the_exchange_and_refused():
+    attention = "+actor_rollout_ref.model.override_config.attn_implementation='a/flash-attn:fn'"
+    with pytest.raises(PaddingConfigError, match=r"attn_implementation=a/flash-attn:fn: passes by"):
+        job_of(*DYNAMIC, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", attention)
+
+
+VEOMNI_BY_TWO = ("model_engine=veomni", "actor_rollout_ref.actor.veomni.ulysses_parallel_size=2")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "paged|sdpa", "native-sparse", "kernels-community/flash-attn2"])
+def test_an_attention_that_is_not_veomnis_own_is_called_past_its_exchange_and_refused(attention):
+    chosen = f"actor_rollout_ref.actor.veomni.attn_implementation='{attention}'"
+    with pytest.raises(
+        PaddingConfigError, match=r"veomni\.attn_implementation=.*: passes by .* to flash_attention_2, or"
+    ):
+        job_of(*DYNAMIC, *VEOMNI_BY_TWO, chosen)
+    job_of(*DYNAMIC, "model_engine=veomni", chosen)
+
+
+@pytest.mark.parametrize(
+    "attention", ["flash_attention_3", "veomni_flash_attention_4_with_sp", "flex_attention", "magi_attention"]
+)
+def test_the_attentions_of_veomni_are_exchanged(attention):
+    job_of(*DYNAMIC, *VEOMNI_BY_TWO, f"actor_rollout_ref.actor.veomni.attn_implementation={attention}")
+
+
+def test_a_critic_of_veomni_that_attends_by_its_models_own_code_is_refused():
+    critic = ("algorithm.adv_estimator=gae", "critic.veomni.ulysses_parallel_size=2")
+    with pytest.raises(PaddingConfigError, match=r"^critic\.veomni\.attn_implementation=eager: passes by"):
+        job_of(*DYNAMIC, *VEOMNI_BY_TWO, *critic, "critic.veomni.attn_implementation=eager")
+
+
+def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
+    with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
+        job_of(
+            "model_engine=megatron",
+            *DYNAMIC,
+            "padding.packer=plan",
+            "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true",
+            "actor_rollout_ref.actor.megatron.max_seqlen_per_dp_cp_rank=16384",
+        )
+    monkeypatch.setattr("verl.__version__", "0.10.0")
+    with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
+        job_of(*DYNAMIC, "padding.packer=plan")
+    assert job_of(*DYNAMIC).packer == "verl"
+
+
+def test_the_cost_of_a_row_is_that_of_its_roles_model(tmp_path):
+    actor, critic = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen3_moe", tmp_path)
+    job = job_of(
+        *DYNAMIC,
+        "padding.cost_model=model",
+        "algorithm.adv_estimator=gae",
+        f"actor_rollout_ref.model.path={actor}",
+        f"critic.model.path={critic}",
+    )
+    of_actor = TransformerCost.from_config(json.loads((actor / "config.json").read_text()))
+    assert job.cost_model_of(job.updates[ACTOR]) == of_actor
+    assert job.cost_model_of(job.inference[LOG_PROB]) == of_actor
+    of_critic = TransformerCost.from_config(json.loads((critic / "config.json").read_text()), lm_head=False)
+    assert job.cost_model_of(job.updates[CRITIC]) == of_critic != of_actor
+
+
+def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    for path, message in (
+        (tmp_path / "nothing", rf"the config of actor_rollout_ref.model.path={tmp_path}/nothing cannot be read"),
+        (tmp_path, rf"hidden_size is missing.*cost_model=attention \(actor_rollout_ref.model.path={tmp_path}\)"),
+    ):
+        with pytest.raises(PaddingConfigError, match=rf"^padding.cost_model='model': .*{message}"):
+            job_of(*DYNAMIC, "padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",), "loss_mode=geo_mean is a mean over rows"),
+        (
+            ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
+            "loss_mode=sapo is a mean over rows",
+        ),
+        (
+            (
+                "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            ),
+            "loss_mode=geo_mean is a mean over rows",
+        ),
+        (("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov",), "loss_mode=clip_cov chooses tokens"),
+        (("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",), "loss_mode=kl_cov chooses tokens"),
+        (
+            (
+                "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+                "+actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_batch_normalize=true",
+            ),
+            "rollout_is_batch_normalize=True divides by the mean",
+        ),
+    ],
+)
+def test_equal_sessions_are_refused_where_a_loss_is_no_sum_over_rows_or_tokens(overrides, told):
+    config = compose_job("+padding=prompt", *DYNAMIC, "padding.weighting=session", *overrides)
+    padding = PaddingConfig.from_section(config.padding)
+    with pytest.raises(PaddingConfigError, match=rf"^padding.weighting='session': .*{told}"):
+        refuse_equal_sessions(config, padding)
+    # What only the driver reads is no part of the loss.
+    config = compose_job("+padding=prompt", *DYNAMIC, "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
+    refuse_equal_sessions(config, padding)
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_weights_are_refused_by_the_loss_whatever_the_trainer_the_packer_and_the_denominator(mode, packer):
+    """Which losses that are is held against their gradients in tests/equivalence/test_row_weights.py."""
+    job = ("+padding=prompt", f"trainer.v1.trainer_mode={mode}", f"padding.packer={packer}", *DYNAMIC, *SEPARATE)
+    config, found = compose_job(*job), {}
+    actor = config.actor_rollout_ref.actor
+    actor.loss_scale_factor = 8
+    for loss, agg_mode, denominator in product(POLICY_LOSSES, MODES, ("rows", "nominal")):
+        actor.policy_loss.loss_mode, actor.loss_agg_mode, config.padding.denominator = loss, agg_mode, denominator
+        config.padding.weighting = "row"
+        (of_rows,) = weighings(config, check_job(config))  # where only rows could bring weights, each loss runs
+        config.padding.weighting = "session"
+        (of_sessions,) = weighings(config, PaddingConfig.from_section(config.padding))
+        with pytest.raises(PaddingConfigError, match=r"^padding\.weighting=") if of_sessions.refusal else nullcontext():
+            check_job(config)
+        refused = (bool(of_rows.refusal), bool(of_sessions.refusal))
+        assert found.setdefault((loss, agg_mode), refused) == refused, "the denominator was not meant to matter"
+
+    def refused_in(agg_mode, *, of_sessions: bool) -> list[str]:
+        return [name for name in POLICY_LOSSES if found[name, agg_mode][of_sessions]]
+
+    choose_tokens, means = ["clip_cov", "kl_cov"], ["clip_cov", "geo_mean", "kl_cov", "sapo"]
+    for agg_mode in MODES:
+        assert refused_in(agg_mode, of_sessions=False) == (means if agg_mode in TOKEN_MODES else choose_tokens)
+        mean_of_tokens = agg_mode == "seq-mean-token-mean"
+        assert refused_in(agg_mode, of_sessions=True) == (choose_tokens if mean_of_tokens else means)
+
+
+CORRECTION, OF_LOSS = "algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss.rollout_correction"
+BYPASS = (f"{CORRECTION}.bypass_mode=true",)
+BYPASS_LOSS = (*BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode")
+
+
+@pytest.mark.parametrize("given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"])
+def test_a_correction_that_no_loss_reads_is_refused_with_the_setting_and_the_one_that_is_read(given):
+    message = rf"^{CORRECTION}.{given}: .*Set .*loss_mode=bypass_mode and \+{OF_LOSS}.{given}, or leave it out\.$"
+    beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if given == 'rollout_is=token' else 'rollout_is=sequence'}"
+    for lost in (BYPASS, BYPASS_LOSS, (*BYPASS_LOSS, beside)):
+        with pytest.raises(PaddingConfigError, match=message):
+            job_of(*DYNAMIC, *lost, f"{CORRECTION}.{given}")
+    job_of(*DYNAMIC, f"{CORRECTION}.{given}")  # which verl's trainer does, or leaves as it is
+    job_of(*DYNAMIC, *BYPASS_LOSS, f"{CORRECTION}.{given}", f"+{OF_LOSS}.{given}")
+    job_of(*DYNAMIC, *BYPASS_LOSS, f"+{OF_LOSS}.{given}")
+    job_of(*DYNAMIC, *BYPASS)
+
+
+def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
+    # If this fails, verl's v1 trainer completes the loss's section, and the refusal of such corrections can go.
+    files = (Path(v1.__file__).parent.glob("*.py"), Path(verl.__file__).parent.glob("workers/*.py"))
+    assert not [path for path in chain(*files) if "apply_bypass_mode" in path.read_text()]
+
+
+def test_sessions_weigh_the_same_where_the_job_says_so():
+    critic = ("algorithm.adv_estimator=gae", "critic.loss_agg_mode=seq-mean-token-mean")
+    for where, calls in (("actor", [ACTOR]), ("all", [ACTOR, CRITIC])):
+        overrides = ("padding.weighting=session", f"padding.weighted_losses={where}", "padding.denominator=nominal")
+        config = compose_job("+padding=prompt", *DYNAMIC, *critic, *overrides)
+        found = weighings(config, check_job(config))
+        assert [weighing.call for weighing in found] == calls
+        assert [weighing.mode for weighing in found] == ["token-mean", "seq-mean-token-mean"][: len(calls)]
+        assert all(weighing.by_session and not weighing.by_rows and not weighing.refusal for weighing in found)
+    config = compose_job("+padding=prompt", *DYNAMIC, "padding.weighted_losses=all")
+    assert [weighing.call for weighing in weighings(config, check_job(config))] == [ACTOR], "there is no critic"
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (transformers.Qwen3MoeConfig(num_experts=6), 6),
+        (transformers.MixtralConfig(num_local_experts=5), 5),
+        (transformers.DeepseekV3Config(n_routed_experts=8), 8),
+        (transformers.Qwen2Config(), None),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_the_experts_of_a_mixture_are_counted_from_its_config(config, experts, tmp_path):
+    config.save_pretrained(tmp_path)
+    job = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}", "+padding=prompt")
+    assert JobReader(job, check_job(job)).n_experts == experts
+
+
+def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):
+    transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
+    override = "+actor_rollout_ref.model.override_config"
+    overrides = (*DYNAMIC, "+padding=prompt", f"actor_rollout_ref.model.path={tmp_path}")
+    job = compose_job(*overrides, f"{override}.vision_config.initializer_range=0.01")
+    vision = JobReader(job, check_job(job)).model_config["vision_config"]
+    assert vision["initializer_range"] == 0.01
+    assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
+    for wrong in ("no_such_config.layers=1", "text_config.num_hidden_layers=abc"):
+        job = compose_job(*overrides, f"{override}.{wrong}")
+        with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.override_config=.*Correct it"):
+            check_job(job)
+
+
+@pytest.mark.parametrize("storage", ["RayStore", "MooncakeStore", "Yuanrong"])
+def test_a_storage_that_verls_prompts_cannot_be_cleared_from_is_refused(storage):
+    setting = "transfer_queue.backend.storage_backend"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}={storage}: .* Set it to SimpleStorage\.$"):
+        job_of(*DYNAMIC, f"{setting}={storage}")
+    assert job_of(*DYNAMIC, f"{setting}=SimpleStorage")
+
+
+def test_a_pad_is_as_long_as_the_engines_ask_that_there_are():
+    """An adapter without itself is its own reference, whatever the section of one says."""
+    sizes = "megatron.tensor_model_parallel_size"
+    job = (*DYNAMIC, "model_engine=megatron", "actor_rollout_ref.actor.use_kl_loss=true")
+    job += (f"actor_rollout_ref.actor.{sizes}=2", f"actor_rollout_ref.ref.{sizes}=8")
+    assert job_of(*job, "actor_rollout_ref.model.lora.rank=8").pad_tokens == 2
+
+
+@pytest.mark.parametrize("choice", ["auto", "minimal"])
+def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_start(choice, tmp_path):
+    transformers.MllamaConfig().save_pretrained(tmp_path)
+    overrides = (*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}")
+    with pytest.raises(PaddingConfigError, match=rf"^padding.multimodal='{choice}': .* type 'mllama' must .*=empty"):
+        job_of(*overrides, f"padding.multimodal={choice}")
+    assert job_of(*overrides, "padding.multimodal=empty")
+
+
+@pytest.mark.parametrize("section", ["actor_rollout_ref", "critic"])
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "default"])
+def test_rows_do_not_share_where_a_model_turns_positions_by_the_length_of_its_input(rope_type, section, tmp_path):
+    other, model = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen2", tmp_path / section)
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0} | (
+        {"short_factor": [1.0] * 16, "long_factor": [1.0] * 16} if rope_type == "longrope" else {}
+    )
+    (model / "config.json").write_text(json.dumps(config))
+    sharing = ("padding.packer=plan", "padding.sharing=chains")
+    job = [f"actor_rollout_ref.model.path={other}", f"critic.model.path={other}", f"{section}.model.path={model}"]
+    job += ["+padding=prompt", *DYNAMIC, "algorithm.adv_estimator=gae"]
+    check_job(compose_job(*job))
+    if rope_type == "default":
+        check_job(compose_job(*job, *sharing))
+        return
+    with pytest.raises(PaddingConfigError, match=rf"^padding.sharing='chains': .*rope_type='{rope_type}'.*sharing=off"):
+        check_job(compose_job(*job, *sharing))
+
+
+def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_before(tmp_path, monkeypatch):
+    actor, critic = make_tiny_model("qwen2", tmp_path / "actor"), make_tiny_model("qwen2", tmp_path / "critic")
+    config = json.loads((critic / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (critic / "config.json").write_text(json.dumps(config))
+    fetched = {"hdfs://models/critic": str(critic), "hdfs://models/nothing": str(tmp_path / "nothing")}
+    monkeypatch.setattr("verl.utils.fs.copy_to_local", lambda path: fetched.get(path, path))
+    overrides = ["+padding=prompt", *DYNAMIC, "algorithm.adv_estimator=gae", f"actor_rollout_ref.model.path={actor}"]
+    shares = ("padding.packer=plan", "padding.sharing=chains")
+    for path, settings, message in (
+        ("hdfs://models/critic", shares, r"the model of critic turns positions.*rope_type='dynamic'"),
+        ("hdfs://models/critic", ("+local=cpu_megatron",), r"^critic.model.path=.*: on a CPU, .*rope_type='dynamic'"),
+        ("hdfs://models/critic", ("critic.fsdp.ulysses_sequence_parallel_size=8",), r"^ulysses_.*=8: .* of critic"),
+        ("hdfs://models/nothing", (), r"^the config of critic.model.path=hdfs://models/nothing cannot be read"),
+    ):
+        job = compose_job(*overrides, f"critic.model.path={path}", *settings)
+        padding = check_job(job)
+        with pytest.raises(PaddingConfigError, match=message):
+            JobReader(job, padding).refuse_models()
+    fits = compose_job(*overrides, "critic.model.path=hdfs://models/critic")
+    JobReader(fits, check_job(fits)).refuse_models()
+
+
+@pytest.mark.parametrize(
+    ("sees", "refused"),
+    [
+        ({"is_causal": False}, "is_causal=False"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ({"use_bidirectional_attention": "vision", "is_causal": True}, None),
+    ],
+)
+def test_rows_do_not_share_where_tokens_of_a_model_see_later_ones(sees, refused, tmp_path):
+    model = make_tiny_model("qwen2", tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | sees))
+    job = [f"actor_rollout_ref.model.path={model}", "+padding=prompt", *DYNAMIC]
+    sharing = ("padding.packer=plan", "padding.sharing=chains")
+    check_job(compose_job(*job))
+    if refused is None:
+        check_job(compose_job(*job, *sharing))
+        return
+    with pytest.raises(PaddingConfigError, match=rf"^padding.sharing='chains': .*\({refused}\).*sharing=off"):
+        check_job(compose_job(*job, *sharing))
+
+
+def test_the_summary_tells_each_engine_its_shape_and_what_that_asks_of_pads_and_micro_batches():
+    shape = {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}
+    sizes = [f"actor_rollout_ref.{role}.megatron.{name}_model_parallel_size={size}"
+             for role in ("actor", "ref") for name, size in shape.items()]  # fmt: skip
+    config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *sizes)
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == (
+        "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks; micro-batches in "
+        "multiples of 2, for the virtual pipeline (pipeline 2); rows rounded up to multiples of 2 tokens (tensor 2)"
+    )
+    assert told["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
+    config = compose_job("+padding=prompt", *DYNAMIC, "actor_rollout_ref.actor.use_kl_loss=true")
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the ref"] == "fsdp, 8 ranks"
+    config = compose_job("+padding=prompt", *DYNAMIC, "model_engine=megatron", "padding.pad_length=6")
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == "megatron, 8 ranks"
+    assert told["pads"].startswith("6 tokens each, as padding.pad_length=6 says; the denominator")
+
+
+def test_the_summary_tells_who_cuts_the_micro_batches_of_ranks_that_share_rows_as_they_like():
+    roles = [f"actor_rollout_ref.{role}.megatron" for role in ("actor", "ref")]
+    scheduler = [f"{role}.{setting}" for role in roles for setting in (
+        "dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=4096", "context_parallel_size=2"
+    )]  # fmt: skip
+    config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *scheduler)
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == (
+        "megatron, 8 ranks: context 2, so 1 data-parallel rank; rows rounded up to multiples of 4 tokens "
+        "(twice context 2); Megatron's scheduler cuts the micro-batches of all ranks"
+    )
+
+
+def test_the_summary_of_veomni_on_a_cpu_tells_the_same_and_its_pads_are_not_rounded_up():
+    ranks = ("actor_rollout_ref.actor.veomni.ulysses_parallel_size=2", "trainer.n_gpus_per_node=4")
+    config = compose_job("+local=cpu_veomni", "+padding=prompt", *DYNAMIC, *ranks)
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told["engine of the actor"] == "veomni, 4 ranks: Ulysses 2, so 2 data-parallel ranks"
+    assert told["pads"].startswith("2 tokens each, the fewest that a pad has; the denominator")
+
+
+def test_the_summary_says_which_passes_have_the_updates_micro_batches():
+    config = compose_job("+padding=prompt", *DYNAMIC, "padding.packer=plan", "actor_rollout_ref.actor.use_kl_loss=true")
+    config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = 20000
+    told = dict(summary(config, planned_job(config, "sync")))
+    assert told[LOG_PROB] == "8 data-parallel ranks, micro-batches of the update of the actor"
+    assert told[REF] == "8 data-parallel ranks"
+
+
+ADAPTER = "actor_rollout_ref.model"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("model_engine=megatron", f"{ADAPTER}.lora_rank=8"),
+            "lora_rank=8: .* megatron .*model.lora.rank to its rank",
+        ),
+        (
+            ("model_engine=megatron", f"{ADAPTER}.lora_adapter_path=/adapter"),
+            r"lora_adapter_path=/adapter: .*Set it to null, .*model\.lora\.adapter_path to .*model\.lora\.rank to",
+        ),
+        (
+            ("model_engine=megatron", f"{ADAPTER}.lora.rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"),
+            r"lora_adapter_path=/adapter: .*Set it to null, .*model\.lora\.adapter_path to .*model\.lora\.rank to",
+        ),
+        (("model_engine=veomni", f"{ADAPTER}.lora_rank=8"), "lora_rank=8: verl's veomni engine .* Set it to 0"),
+        (
+            ("model_engine=veomni", f"{ADAPTER}.lora_adapter_path=/adapter"),
+            "lora_adapter_path=/adapter: verl's veomni engine .* Set it to null",
+        ),
+        ((f"{ADAPTER}.lora.rank=8",), "lora.rank=8: verl's fsdp engine .*model.lora_rank to its rank"),
+        (
+            (f"{ADAPTER}.lora_adapter_path=/adapter",),
+            "lora_adapter_path=/adapter: .* fsdp .*model.lora_rank to its rank",
+        ),
+        (
+            (
+                "model_engine=megatron",
+                f"{ADAPTER}.lora.rank=8",
+                "actor_rollout_ref.actor.megatron.vanilla_mbridge=true",
+                "actor_rollout_ref.ref.megatron.vanilla_mbridge=true",
+            ),
+            "lora.rank=8: Megatron-Bridge makes .* Set it to 0, or actor_rollout_ref.actor.megatron.vanilla_mbridge",
+        ),
+    ],
+)
+def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, told):
+    with pytest.raises(PaddingConfigError, match=rf"^actor_rollout_ref\.model\.{told}"):
+        job_of(*DYNAMIC, *overrides)
+
+
+def test_so_is_that_of_a_critic():
+    critic = (*DYNAMIC, "algorithm.adv_estimator=gae")
+    with pytest.raises(
+        PaddingConfigError, match=r"^critic\.model\.lora_rank=8: verl's megatron engine makes no adapter"
+    ):
+        job_of(*critic, "model_engine=megatron", "critic.model.lora_rank=8")
+    job_of(*critic, "critic.model.lora_rank=8")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"),
+        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora.merge=true"),
+        ("model_engine=megatron", f"{ADAPTER}.lora.rank=8", f"{ADAPTER}.lora_rank=8"),
+    ],
+)
+def test_an_adapter_that_the_engine_makes_is_not(overrides):
+    job_of(*DYNAMIC, *overrides)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+@pytest.mark.parametrize("local", [(), ("+local=cpu",), ("+local=cpu_vllm",)], ids=str)
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        (f"{ADAPTER}.lora_rank=8",),
+        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"),
+        ("model_engine=megatron", f"{ADAPTER}.lora.rank=8"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_would_not_reach_the_rollout_is_refused_unless_it_is_merged(mode, local, adapter):
+    if local and "model_engine=megatron" in adapter:
+        return  # it has no adapters on a CPU
+    job = (*local, *DYNAMIC, *adapter, f"trainer.v1.trainer_mode={mode}")
+    if local or mode == "separate_async":
+        with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref\.model\.lora\.merge=False: "):
+            job_of(*job)
+    else:
+        job_of(*job)
+    job_of(*job, f"{ADAPTER}.lora.merge=true")
+
+
+SEPARATE_ASYNC = (*DYNAMIC, "trainer.v1.trainer_mode=separate_async")
+
+
+def test_weights_that_verl_would_keep_in_pinned_memory_are_refused_on_a_cpu_with_megatron_alone():
+    keeps = (*SEPARATE_ASYNC, "+local=cpu_megatron")
+    with pytest.raises(
+        PaddingConfigError, match=r"^trainer\.v1\.trainer_mode=separate_async: on a CPU, .*bypass_mode=True, or"
+    ):
+        job_of(*keeps)
+    job_of(*keeps, "algorithm.rollout_correction.bypass_mode=true")
+    job_of(*DYNAMIC, "+local=cpu_megatron")
+    job_of(*SEPARATE_ASYNC, "+local=cpu")
+    job_of(*SEPARATE_ASYNC, "model_engine=megatron")
+
+
+@pytest.mark.parametrize("section", ["actor_rollout_ref.actor", "critic"])
+def test_an_optimizer_that_megatron_would_offload_is_refused_on_a_cpu(section):
+    setting = f"{section}.optim.override_optimizer_config.optimizer_cpu_offload"
+    job = (*DYNAMIC, "algorithm.adv_estimator=gae")
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=True: on a CPU, .* Leave it out\.$"):
+        job_of(*job, "+local=cpu_megatron", f"+{setting}=true")
+    job_of(*job, "+local=cpu_megatron", f"+{setting}=false")
+    job_of(*job, "model_engine=megatron", f"+{setting}=true")
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    """The setting of a model with experts, of which there is a config alone."""
+    transformers.Qwen3MoeConfig(num_experts=6).save_pretrained(tmp_path / "mixture")
+    return f"actor_rollout_ref.model.path={tmp_path / 'mixture'}"
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni"])
+def test_a_replay_of_routes_that_nothing_records_is_refused(engine, mixture, monkeypatch):
+    monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
+    setting = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
+    job = (*DYNAMIC, f"model_engine={engine}", f"{ROLLOUT}.name=vllm", mixture)
+    replays, records = f"{setting}=R3", f"{ROLLOUT}.enable_rollout_routing_replay=true"
+    told = rf"^{setting}=R3: .*{ROLLOUT}\.name={{}} with enable_rollout_routing_replay={{}} records none\. Set the mode"
+    with pytest.raises(PaddingConfigError, match=told.format("vllm", False) + " to R2"):
+        job_of(*job, replays)
+    with pytest.raises(PaddingConfigError, match=told.format("transformers", True)):
+        job_of(*job, replays, records, f"{ROLLOUT}.name=transformers")
+    job_of(*job, replays, records)
+    job_of(*job, f"{setting}=R2")
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=R2: .*bypass_mode=True. Set that to False, or the mode"):
+        job_of(*job, f"{setting}=R2", bypass)
+    with pytest.raises(PaddingConfigError, match=told.format("vllm", False) + " to disabled"):
+        job_of(*job, replays, bypass)
+    job_of(*job, replays, records, bypass)
+
+
+@pytest.mark.parametrize("kind", ["ernie4_5_moe", "dbrx", "aria", "qwen3_omni_moe"])
+def test_experts_are_found_by_whatever_name_they_have(kind):
+    assert has_experts(transformers.CONFIG_MAPPING[kind]().to_dict())
+    assert not has_experts(transformers.Qwen3Config().to_dict())
+
+
+def test_a_model_without_experts_has_no_routes_to_replay(tmp_path):
+    transformers.Qwen3Config().save_pretrained(tmp_path)
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    for engine, mode in product(("megatron", "veomni"), ("R2", "R3")):
+        setting = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
+        job = (*DYNAMIC, f"model_engine={engine}", f"{ROLLOUT}.name=vllm", model, f"{setting}={mode}")
+        if (engine, mode) == ("megatron", "R3"):  # it does not look for them
+            job_of(*job)
+            continue
+        with pytest.raises(
+            PaddingConfigError, match=rf"^{setting}={mode}: the model has no experts, .* to disabled\.$"
+        ):
+            job_of(*job)
+
+
+@pytest.mark.parametrize(
+    "brings",
+    [
+        f"{ROLLOUT}.name=mine",
+        f"{ROLLOUT}.agent.agent_loop_config_path=loops.yaml",
+        f"{ROLLOUT}.agent.default_agent_loop=mine",
+        "+actor_rollout_ref.model.external_lib=mine",
+        None,
+    ],
+)
+def test_code_of_ones_own_may_bring_routes(brings, mixture, monkeypatch):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "" if brings else "mine")
+    replays = "actor_rollout_ref.actor.megatron.router_replay.mode=R3"
+    job_of(*DYNAMIC, "model_engine=megatron", f"{ROLLOUT}.name=vllm", mixture, replays, *filter(None, [brings]))

@@ -1,0 +1,489 @@
+"""The engine of a role on the driver is the one that verl's own code makes in a worker."""
+
+import re
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pytest
+from verl.trainer.ppo.v1 import trainer_base
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from tests.support.verl_config import compose_job
+from verl_padding.config import PaddingConfig
+from verl_padding.driver.engine_check import check_engines
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job import engines_on_cpu
+from verl_padding.job.engine_refusals import refuse_untried_versions
+from verl_padding.job.job_reader import JobReader
+from verl_padding.job.role_engine import RoleEngine
+from verl_padding.local.tiny_models import make_tiny_model
+
+ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
+DYNAMIC = (f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.use_kl_loss=true", "algorithm.adv_estimator=gae")
+ROLE, FSDP = "ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"
+JOBS = {
+    "fsdp": (),
+    "the role's Ulysses size alone": (f"{ACTOR}.{ROLE}=2", f"{CRITIC}.{ROLE}=4"),
+    "the engine's Ulysses size alone": (f"{ACTOR}.{FSDP}=2", f"{CRITIC}.fsdp.{ROLE}=4"),
+    "both": (f"{ACTOR}.{ROLE}=2", f"{ACTOR}.{FSDP}=4", f"{CRITIC}.{ROLE}=2", f"{CRITIC}.fsdp.{ROLE}=4"),
+    "budgets": (
+        f"{ACTOR}.strategy=fsdp2",
+        f"{CRITIC}.strategy=fsdp2",
+        f"{ACTOR}.ppo_max_token_len_per_gpu=1000",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=2000",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=3000",
+        "+critic.ppo_infer_max_token_len_per_gpu=4000",
+        "critic.ppo_max_token_len_per_gpu=5000",
+        "actor_rollout_ref.model.use_remove_padding=false",
+    ),
+    "fixed rows": (
+        f"{ACTOR}.use_dynamic_bsz=false",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=3",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+        "critic.ppo_micro_batch_size_per_gpu=5",
+        "+critic.fsdp.use_dynamic_bsz=false",
+        "+critic.fsdp.micro_batch_size_per_gpu=6",
+        "+critic.fsdp.infer_micro_batch_size_per_gpu=7",
+    ),
+    "megatron": (
+        "model_engine=megatron",
+        f"{ACTOR}.megatron.tensor_model_parallel_size=2",
+        f"{ACTOR}.megatron.context_parallel_size=2",
+        f"{CRITIC}.megatron.tensor_model_parallel_size=2",
+        f"{CRITIC}.megatron.context_parallel_size=2",
+    ),
+    "veomni": (
+        "model_engine=veomni",
+        f"{ACTOR}.veomni.ulysses_parallel_size=2",
+        f"{ACTOR}.pad_to_length=true",
+        f"{CRITIC}.veomni.ulysses_parallel_size=2",
+    ),
+}
+
+VEOMNI_ON_A_CPU = ("model_engine=veomni", "trainer.device=cpu")
+TWO_TO_A_ROW = ("model_engine=veomni", *(f"{role}.veomni.ulysses_parallel_size=2" for role in (ACTOR, CRITIC)))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+class EnoughError(Exception):
+    """Enough was seen of verl's code."""
+
+
+def engine_in_verls_worker(config, role, monkeypatch):
+    """The config that verl's worker makes a training worker of, for actor or reference."""
+    made = []
+
+    class Recorder:
+        def __init__(self, config):
+            made.append(config)
+            raise EnoughError
+
+    class Worker(ActorRolloutRefWorker):
+        actor_worker_cls = ref_worker_cls = Recorder
+
+        def __init__(self):
+            self.config, self.role = deepcopy(config.actor_rollout_ref), role
+            self.distillation_enabled, self._omega_profiler_config = False, {}
+
+    with pytest.raises(EnoughError):
+        Worker().init_model()
+    return made[0]
+
+
+def engine_in_verls_trainer(config, monkeypatch):
+    """The config that verl's trainer hands the critic's workers."""
+    made = []
+
+    def record(cls, config, **_):
+        if isinstance(config, TrainingWorkerConfig):
+            made.append(config)
+            raise EnoughError
+
+    class Trainer(trainer_base.PPOTrainer):
+        def __init__(self):
+            self.config, self.use_critic, self.use_reference_policy = deepcopy(config), True, True
+
+        def _init_tokenizer(self):
+            pass
+
+        _init_dataloader = _init_dump_executor = on_step_end = on_sample_end = _init_tokenizer
+
+        def _init_resource_pool_mgr(self):
+            super()._init_resource_pool_mgr()
+            self.resource_pool_manager = SimpleNamespace(
+                create_resource_pool=lambda: None,
+                resource_pool_dict={"global_pool": "global_pool"},
+                get_resource_pool=lambda role: "global_pool",
+            )
+
+    monkeypatch.setattr(trainer_base, "RayClassWithInitArgs", record)
+    with pytest.raises(EnoughError):
+        Trainer()._setup()
+    return made[0]
+
+
+@pytest.mark.parametrize("overrides", JOBS.values(), ids=JOBS)
+def test_engines_are_those_that_verls_own_code_makes(overrides, model, monkeypatch):
+    config = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={model}", f"critic.model.path={model}", *overrides)
+    packer = "plan" if "actor_rollout_ref.model.use_remove_padding=false" in overrides else "verl"
+    engines = JobReader(config, PaddingConfig(packer=packer), "sync").engines
+    assert list(engines) == ["critic", "ref", "actor"]
+    for role, engine in engines.items():
+        theirs = (
+            engine_in_verls_trainer(config, monkeypatch)
+            if role == "critic"
+            else engine_in_verls_worker(config, role, monkeypatch)
+        )
+        # What verl's TrainingWorker does first.
+        theirs.engine_config.use_remove_padding = theirs.model_config.get("use_remove_padding", False)
+        theirs.engine_config.use_fused_kernels = theirs.model_config.get("use_fused_kernels", False)
+        assert engine.config == theirs.engine_config
+        worker = SimpleNamespace(engine_config=theirs.engine_config)
+        if role != "critic":
+            worker = SimpleNamespace(**{role: worker})
+        check_engines({name: each.config for name, each in engines.items()})(worker)
+
+
+def test_a_fused_forward_that_megatrons_engine_turns_off_is_no_other_engine():
+    overrides = ("model_engine=megatron", "actor_rollout_ref.model.use_fused_kernels=true")
+    engines = JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(), "sync").engines
+    check = check_engines({role: engine.config for role, engine in engines.items()})
+    made = deepcopy(engines["actor"].config)
+    assert made.use_fused_kernels
+    made.use_fused_kernels = False  # as verl does for critics, and with MTP
+    check(SimpleNamespace(actor=SimpleNamespace(engine_config=made)))
+
+
+def test_an_engine_that_was_made_otherwise_ends_the_job():
+    engines = JobReader(compose_job(*DYNAMIC), PaddingConfig(), "sync").engines
+    check = check_engines({role: engine.config for role, engine in engines.items()})
+    other = deepcopy(engines["ref"].config)
+    other.infer_max_token_len_per_gpu = 7
+    with pytest.raises(PaddingConfigError, match=r"engine of ref .*infer_max_token_len_per_gpu=7 \(planned: 16384\)"):
+        check(SimpleNamespace(ref=SimpleNamespace(engine_config=other)))
+
+
+def engine_of(role, *overrides, packer="verl") -> RoleEngine:
+    return JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer=packer), "sync").engines[role]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "training", "inference"),
+    [
+        ((), "micro_batch", "micro_batch"),
+        ((f"{ACTOR}.fsdp_config.fsdp_size=1",), "micro_batch", "mini_batch"),
+        (
+            (f"{ACTOR}.fsdp_config.fsdp_size=1", f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=true"),
+            "mini_batch",
+            "mini_batch",
+        ),
+        (("model_engine=megatron",), "mini_batch", "mini_batch"),
+        (
+            (
+                "model_engine=megatron",
+                f"{ACTOR}.megatron.expert_model_parallel_size=2",
+                f"{CRITIC}.megatron.expert_model_parallel_size=2",
+            ),
+            "micro_batch",
+            "micro_batch",
+        ),
+        (("model_engine=megatron", f"{ACTOR}.megatron.use_megatron_fsdp=true"), "micro_batch", "micro_batch"),
+        (("model_engine=veomni",), "micro_batch", "micro_batch"),
+    ],
+)
+def test_ranks_meet_where_the_engine_has_them_wait(overrides, training, inference):
+    engine = engine_of("actor", *overrides)
+    assert engine.pass_fields(8, training=True)["ranks_meet"] == training
+    assert engine.pass_fields(8, training=False)["ranks_meet"] == inference
+
+
+NOT_PACKED = ("actor_rollout_ref.model.use_remove_padding=false", "critic.model.use_remove_padding=false")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "actor", "critic"),
+    [
+        ((), "row", "row"),
+        (NOT_PACKED, "micro_batch", "micro_batch"),
+        (NOT_PACKED[1:], "row", "micro_batch"),
+        (("model_engine=veomni", *NOT_PACKED), "micro_batch", "micro_batch"),
+        (("model_engine=megatron", *NOT_PACKED), "cell", "cell"),
+        (
+            ("model_engine=megatron", *NOT_PACKED, f"{ACTOR}.megatron.pad_bshd_to_minibatch_max=false"),
+            "micro_batch",
+            "cell",
+        ),
+        # verl's engine turns Megatron's fused forward off where rows are not packed.
+        (("model_engine=megatron", *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"), "cell", "cell"),
+    ],
+)
+def test_rows_are_padded_to_what_the_engine_pads_them_to(overrides, actor, critic):
+    engines = JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer="plan"), "sync").engines
+    assert engines["actor"].pass_fields(8, training=True)["padded_to"] == actor
+    assert engines["critic"].pass_fields(8, training=True)["padded_to"] == critic
+
+
+def test_rows_that_are_rounded_up_to_a_bucket_say_so():
+    bucket = (f"{ACTOR}.pad_to_length=true", f"{ACTOR}.fsdp_config.pad_to_length_bucket=512")
+    assert engine_of("actor", *bucket).pass_fields(8, training=True)["bucket_tokens"] == 512
+    assert engine_of("critic", *bucket).pass_fields(8, training=True).get("bucket_tokens", 1) == 1
+
+
+@pytest.mark.parametrize(("override", "multiple"), [("null", 4), ("2", 2)])
+def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(override, multiple):
+    sizes = {"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2}
+    overrides = [f"{role}.megatron.{name}={size}" for role in (ACTOR, CRITIC) for name, size in sizes.items()]
+    group = f"+{ACTOR}.megatron.override_transformer_config.microbatch_group_size_per_vp_stage={override}"
+    fields = engine_of("actor", "model_engine=megatron", *overrides, group).pass_fields(2, training=True)
+    assert fields["micro_batch_multiple"] == multiple
+    one = [f"{role}.megatron.virtual_pipeline_model_parallel_size=1" for role in (ACTOR, CRITIC)]
+    fields = engine_of("actor", "model_engine=megatron", *overrides, *one).pass_fields(2, training=True)
+    assert fields["micro_batch_multiple"] == 1
+
+
+SCHEDULER = (
+    "model_engine=megatron",
+    "algorithm.adv_estimator=grpo",
+    *(
+        f"actor_rollout_ref.{role}.megatron.{setting}"
+        for role in ("actor", "ref")
+        for setting in ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=16384")
+    ),
+)
+
+
+def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
+    tensor = [f"actor_rollout_ref.{role}.megatron.tensor_model_parallel_size=2" for role in ("actor", "ref")]
+    for role in ("actor", "ref"):
+        engine = engine_of(role, *SCHEDULER, *tensor)
+        assert engine.dp_size == 1
+        fields = engine.pass_fields(1, training=role == "actor")
+        assert fields["token_budget"] == 4 * 16384
+        assert fields["budget_setting"] == f"actor_rollout_ref.{role}.megatron.max_seqlen_per_dp_cp_rank"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "packer", "message"),
+    [
+        (SCHEDULER, "plan", r"^actor_rollout_ref.ref.megatron.dynamic_context_parallel=True: .*padding.packer=verl"),
+        (
+            (*SCHEDULER, NOT_PACKED[0]),
+            "verl",
+            r"^actor_rollout_ref.model.use_remove_padding=False: .*dynamic_context_parallel=True needs packed rows",
+        ),
+        (
+            ("model_engine=megatron", f"{CRITIC}.megatron.tensor_model_parallel_size=2"),
+            "verl",
+            r"^actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2\.",
+        ),
+        (
+            ("model_engine=veomni", f"{CRITIC}.veomni.ulysses_parallel_size=2"),
+            "verl",
+            r"^actor_rollout_ref.ref.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2\.",
+        ),
+        (
+            (*TWO_TO_A_ROW, f"{ACTOR}.veomni.attn_implementation=sdpa"),
+            "verl",
+            r"^actor_rollout_ref.ref.veomni.attn_implementation=sdpa: passes by .* the 2 ranks .* to "
+            r"flash_attention_2, or ulysses_parallel_size to 1\.$",
+        ),
+        (
+            (*TWO_TO_A_ROW, "trainer.device=cpu"),
+            "verl",
+            r"^critic.veomni.attn_implementation=veomni_flash_attention_2_with_sp: passes by .* to sdpa, or",
+        ),
+        (
+            (
+                *VEOMNI_ON_A_CPU,
+                *(f"{role}.veomni.expert_parallel_size=2" for role in (ACTOR, "actor_rollout_ref.ref", CRITIC)),
+            ),
+            "verl",
+            r"^critic\.veomni\.expert_parallel_size=2: on a CPU, .* all experts\. Set it to 1\.$",
+        ),
+        (
+            (*VEOMNI_ON_A_CPU, "trainer.n_gpus_per_node=1"),
+            "verl",
+            r"^trainer\.n_gpus_per_node=1: on a CPU, VeOmni loads .* Set it to 2\.$",
+        ),
+        (NOT_PACKED[:1], "verl", r"^actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan"),
+        (NOT_PACKED[1:], "verl", r"^critic.model.use_remove_padding=False: .*padding.packer=plan"),
+        (
+            (NOT_PACKED[0], f"{ACTOR}.{ROLE}=2"),
+            "plan",
+            r"^actor_rollout_ref.model.use_remove_padding=False: the 2 ranks that share a row",
+        ),
+        (
+            ("model_engine=megatron", f"+{ACTOR}.optim.min_lr_ratio=0.1", f"+{ACTOR}.optim.lr_scheduler_type=cosine"),
+            "verl",
+            rf"^{ACTOR}.optim.min_lr_ratio, {ACTOR}.optim.lr_scheduler_type: McoreOptimizerConfig of verl has no such "
+            rf"setting. Leave it out \(~{ACTOR}.optim.min_lr_ratio ~{ACTOR}.optim.lr_scheduler_type\).$",
+        ),
+        ((f"{ACTOR}.optim._target_=no.Such",), "verl", rf"^{ACTOR}: verl refuses this section "),
+        (
+            (f"{ACTOR}.loss_agg_mode=nonsense",),
+            "verl",
+            r"^actor_rollout_ref.actor: verl refuses this section \(Invalid loss_agg_mode: nonsense\). "
+            r"Correct actor_rollout_ref.actor.loss_agg_mode=nonsense.$",
+        ),
+        (
+            (f"{ACTOR}.optim.lr_scheduler_type=linear",),
+            "verl",
+            r"^actor_rollout_ref.actor: verl .* Correct actor_rollout_ref.actor.optim.lr_scheduler_type=linear.$",
+        ),
+    ],
+)
+def test_engines_that_cannot_be_planned_for_are_refused(overrides, packer, message):
+    with pytest.raises(PaddingConfigError, match=message):
+        engine_of("actor", *overrides, packer=packer)
+
+
+def test_experts_are_cut_by_the_tensor_parallel_size_where_no_other_is_set():
+    """As Megatron-Core reads it (``parallel_state.py``)."""
+    explicit = f"{ACTOR}.megatron.expert_tensor_parallel_size"
+    engine_of("actor", "model_engine=megatron", f"{explicit}=1")
+    with pytest.raises(PaddingConfigError, match=r"expert_tensor_parallel_size"):
+        engine_of("actor", "model_engine=megatron", f"{explicit}=2")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "works"),
+    [
+        ("moe_implementation", "fused", "eager"),
+        ("rms_norm_implementation", "triton", "eager"),
+        ("qat_implementation", "fp8_blockwise", "none"),
+        ("attn_implementation", "veomni_flash_attention_2_with_sp", "sdpa"),
+        ("enable_fsdp_offload", True, False),
+        ("init_device", "cuda", "meta"),
+    ],
+)
+def test_what_veomni_cannot_do_on_a_cpu_is_refused_there_with_the_value_that_works(setting, value, works):
+    key = f"{CRITIC}.veomni.{setting}"
+    with pytest.raises(PaddingConfigError, match=rf"^{key}={value}: on a CPU, .*\. Set it to {works}\.$"):
+        engine_of("critic", "+local=cpu_veomni", f"{key}={value}")
+    engine_of("critic", "+local=cpu_veomni", f"{key}={works}")
+    engine_of("critic", "model_engine=veomni", f"{key}={value}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "works"),
+    [
+        ("critic.megatron.vanilla_mbridge", "False", "True"),
+        ("critic.model.use_remove_padding", "False", "True"),
+        ("critic.model.use_fused_kernels", "True", "False"),
+        ("critic.megatron.param_offload", "True", "False"),
+        ("critic.megatron.dist_ckpt_optim_fully_reshardable", "True", "False"),
+        ("+critic.megatron.override_transformer_config.window_size", "[8, 0]", "null"),
+        ("+critic.megatron.override_transformer_config.softmax_type", "learnable", "vanilla"),
+        ("+critic.megatron.override_transformer_config.attention_dropout", "0.1", "0"),
+        ("+critic.megatron.override_transformer_config.normalization", "LayerNorm", "RMSNorm"),
+        ("+critic.megatron.override_transformer_config.layernorm_zero_centered_gamma", "True", "false"),
+        ("+critic.megatron.override_transformer_config.apply_query_key_layer_scaling", "True", "false"),
+        ("+critic.megatron.override_transformer_config.fp8", "hybrid", "false"),
+        ("+critic.megatron.override_transformer_config.fp4", "e2m1", "null"),
+    ],
+)
+def test_what_megatron_cannot_do_on_a_cpu_is_refused_there(setting, value, works):
+    name = re.escape(f"{setting.removeprefix('+')}={value}")
+    with pytest.raises(PaddingConfigError, match=rf"^{name}: on a CPU, .* Set it to "):
+        engine_of("critic", "+local=cpu_megatron", f"{setting}={value}", packer="plan")
+    engine_of("critic", "+local=cpu_megatron", f"{setting}={works}", packer="plan")
+    engine_of("critic", "model_engine=megatron", f"{setting}={value}", packer="plan")
+
+
+@pytest.mark.parametrize("explicit", ["null", "2"])
+def test_experts_that_are_dealt_out_and_cut_are_refused_on_a_cpu(explicit):
+    def check(local, cut):
+        sizes = ("tensor_model_parallel_size=2", "expert_model_parallel_size=2", f"expert_tensor_parallel_size={cut}")
+        roles = (ACTOR, "actor_rollout_ref.ref", CRITIC)
+        settings = (f"{section}.megatron.{size}" for section in roles for size in sizes)
+        engine_of("actor", local, "trainer.n_gpus_per_node=4", *settings)
+
+    setting = r"\.megatron\.expert_tensor_parallel_size=" + ("None" if explicit == "null" else explicit)
+    with pytest.raises(PaddingConfigError, match=rf"{setting}: on a CPU, gloo .* Set it to 1\.$"):
+        check("+local=cpu_megatron", explicit)
+    check("+local=cpu_megatron", 1)
+    check("model_engine=megatron", explicit)
+
+
+def test_a_scheduler_that_megatron_on_a_cpu_lacks_is_refused():
+    with pytest.raises(
+        PaddingConfigError, match=r"ref\.megatron\.dynamic_context_parallel=True: on a CPU, .* to False"
+    ):
+        engine_of("actor", "+local=cpu_megatron", *SCHEDULER[1:])
+
+
+def test_another_version_of_an_engine_on_a_cpu_is_refused_on_the_driver(monkeypatch):
+    monkeypatch.setattr(engines_on_cpu, "version", lambda package: "9.9")
+    for strategy, package in (("megatron", "megatron-core"), ("veomni", "veomni")):
+        with pytest.raises(
+            PaddingConfigError, match=rf"^{package} 9\.9: on a CPU, .* pip install --no-deps {package}=="
+        ):
+            refuse_untried_versions([engine_of("critic", f"+local=cpu_{strategy}")])
+        refuse_untried_versions([engine_of("critic", f"model_engine={strategy}")])
+
+
+def of_all_roles(strategy, *settings):
+    """Settings of the engines of all roles, which share their groups."""
+    roles = (ACTOR, "actor_rollout_ref.ref", CRITIC)
+    return [f"model_engine={strategy}", *(f"{role}.{strategy}.{setting}" for role in roles for setting in settings)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (
+            of_all_roles("megatron", "expert_model_parallel_size=3"),
+            "megatron.expert_model_parallel_size=3: .* the 8 that",
+        ),
+        (
+            of_all_roles("megatron", "expert_model_parallel_size=4", "expert_tensor_parallel_size=4"),
+            "megatron.expert_model_parallel_size=4: .* expert_tensor_parallel_size=4 x .* the 8 that",
+        ),
+        (of_all_roles("veomni", "expert_parallel_size=3"), "veomni.expert_parallel_size=3: .* the 8 that"),
+        (
+            of_all_roles("veomni", "expert_parallel_size=4", "fsdp_size=2", "ulysses_parallel_size=1"),
+            "veomni.expert_parallel_size=4: .* the 2 that",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_dealt_out_to_the_ranks_are_refused(overrides, setting):
+    with pytest.raises(PaddingConfigError, match=rf"^critic\.{setting} share them\. Set these sizes"):
+        engine_of("critic", *overrides)
+
+
+def test_veomnis_engines_share_the_ranks_that_share_weights():
+    with pytest.raises(PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4\."):
+        engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=4")
+    engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
+
+
+@pytest.mark.parametrize(("sharing", "size"), [(1, 3), (1, 0), (2, 3)])
+def test_groups_of_veomni_that_do_not_share_out_all_ranks_are_refused(sharing, size):
+    def critic_of(fsdp_size):
+        return engine_of(
+            "critic", *of_all_roles("veomni", f"ulysses_parallel_size={sharing}", f"fsdp_size={fsdp_size}")
+        )
+
+    ranks = 8 // sharing
+    told = rf"^critic\.veomni\.fsdp_size={size}: groups .* the {ranks} that rows .* a divisor of {ranks}, or to -1 "
+    with pytest.raises(PaddingConfigError, match=told):
+        critic_of(size)
+    for fitting in (-1, 2, ranks, 9):
+        critic_of(fitting)
+
+
+def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
+    fixed = (*NOT_PACKED, *JOBS["fixed rows"])
+    assert engine_of("actor", *fixed).pass_fields(8, training=True) == {
+        "dp_size": 8,
+        "micro_batch_multiple": 1,
+        "micro_batch_rows": 2,
+        "ranks_meet": "micro_batch",
+        "padded_to": "micro_batch",
+    }

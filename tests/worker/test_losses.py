@@ -1,0 +1,137 @@
+"""A loss that is handed real rows only gives the gradient and the metrics of a batch without pads."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
+
+from tests.support.losses_on_rows import (
+    LAYOUTS,
+    MODES,
+    PAD,
+    SPREAD,
+    Rows,
+    critic_loss,
+    nested,
+    policy_loss,
+    run_as_verl_does,
+)
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
+
+LOSSES = {"log_probs": policy_loss, "values": critic_loss}
+"""Model output -> verl's loss on it."""
+
+
+@LAYOUTS
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("output_name", ["log_probs", "values"])
+def test_gradients_and_metrics_are_those_of_the_real_rows_on_one_rank(mode, output_name, layout):
+    rows, loss = Rows(), LOSSES[output_name](mode)
+    want_grads, want_metrics = run_as_verl_does(
+        RealRowsLoss(loss, "rows"), rows, [[list(range(rows.n_real))]], output_name
+    )
+    got_grads, got_metrics = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
+    assert any(grad.abs().max() > 0 for grad in want_grads)
+    for got, want in zip(got_grads, want_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=RELATIVE_FLOAT64, atol=1e-15)
+    assert got_metrics.keys() == want_metrics.keys()
+    assert (want_metrics.pop(MICRO_BATCHES), got_metrics[MICRO_BATCHES]) == (1, len(layout[0]))
+    assert len(want_metrics) >= 3
+    for name, want in want_metrics.items():
+        assert math.isclose(got_metrics[name], want, rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_rank_of_real_rows_is_verls_own_loss_with_their_number_as_batch_size(mode):
+    rows, loss = Rows(), policy_loss(mode)
+    leaves = rows.leaves()
+    output, data = rows.micro_batch(range(5), leaves, "log_probs", dp_size=1, real_rows=5, reporting_ranks=1, nominal=5)
+    want, want_metrics = loss(model_output=output, data=data, dp_group=None)
+    want.backward()
+    grads, metrics = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, [[list(range(5))]], "log_probs")
+    for got, leaf in zip(grads, leaves, strict=True):
+        torch.testing.assert_close(got, leaf.grad, rtol=RELATIVE_FLOAT64, atol=1e-15)
+    for name, value in want_metrics.items():
+        number = value.aggregate() if isinstance(value, Metric) else value
+        assert math.isclose(metrics[name], number, rel_tol=RELATIVE_FLOAT32), name
+
+
+def test_the_nominal_denominator_is_the_one_that_verl_sends():
+    rows, loss = Rows(), critic_loss("seq-mean-token-sum")
+    by_rows, _ = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, SPREAD, "values")
+    nominal, _ = run_as_verl_does(RealRowsLoss(loss, "nominal"), rows, SPREAD, "values")
+    for a, b in zip(by_rows, nominal, strict=True):
+        torch.testing.assert_close(a * 5, b * 7, rtol=RELATIVE_FLOAT64, atol=1e-15)
+
+
+def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
+    def forbidden(**kwargs):
+        raise AssertionError("called")
+
+    rows = Rows()
+    output, data = rows.micro_batch([PAD, PAD], [], "log_probs", dp_size=2, real_rows=5, reporting_ranks=1)
+    loss, metrics = RealRowsLoss(forbidden, "rows")(model_output=output, data=data)
+    assert loss.item() == 0.0
+    assert loss.requires_grad
+    assert list(metrics) == [MICRO_BATCHES]
+    loss.backward()
+
+
+@pytest.mark.parametrize(("held", "tokens"), [([0, 2, PAD], 7 + 8), ([1], 6), ([PAD, PAD], 0)])
+def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, tokens):
+    rows = Rows()
+    output, data = rows.micro_batch(held, rows.leaves(), "log_probs", dp_size=2, real_rows=5, reporting_ranks=1)
+    lengths = [len(p) + len(r) for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)]
+    data["input_ids"] = nested(torch.ones(length, dtype=torch.int64) for length in lengths)
+    # Ulysses: two GPUs share a row, and so do they a budget of 10 tokens each.
+    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=10, sp_size=2)
+    _, metrics = RealRowsLoss(policy_loss("token-mean"), "rows")(model_output=output, data=data)
+    told = {name: metrics[name] for name in (MICRO_BATCHES, PACKING_EFFICIENCY)}
+    assert {name: (metric.aggregation, metric.values) for name, metric in told.items()} == {
+        MICRO_BATCHES: (AggregationType.SUM, [1.0]),
+        PACKING_EFFICIENCY: (AggregationType.MEAN, [tokens / 20]),
+    }
+
+
+class RowsWithRejectedTokens(Rows):
+    """Rows of which rejection sampling kept some tokens: verl then writes response masks anew, and no loss masks."""
+
+    KEPT = ((0, 1, 1, 0), (0,), (1, 1, 1, 1, 0, 0), (0, 1), (1, 0, 1))
+
+    def __init__(self):
+        super().__init__()
+        for row, kept in zip(self.fields, self.KEPT, strict=True):
+            row["response_mask"] = torch.tensor(kept)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("output_name", ["log_probs", "values"])
+def test_after_rejection_sampling_the_kept_tokens_weigh_in_a_metric(output_name, layout):
+    rows, loss = RowsWithRejectedTokens(), LOSSES[output_name]("token-mean")
+    n = rows.n_real
+    output, data = rows.micro_batch(
+        range(n), rows.leaves(), output_name, dp_size=1, real_rows=n, reporting_ranks=1, nominal=n
+    )
+    want = loss(model_output=output, data=data, dp_group=None)[1]
+    _, got = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
+    for name, value in want.items():
+        number = value.aggregate() if isinstance(value, Metric) else value
+        assert math.isclose(got[name], number, rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), name
+
+
+def test_a_batch_without_the_columns_reaches_the_inner_loss_untouched():
+    seen = {}
+    data = TensorDict({"x": torch.zeros(2)}, batch_size=2)
+    RealRowsLoss(lambda **kwargs: seen.update(kwargs), "rows")(model_output={}, data=data, dp_group=None)
+    assert seen["data"] is data
+
+
+def test_top_k_distillation_is_asked_for_its_token_values_first():
+    seen = {}
+    RealRowsLoss(lambda **kwargs: seen.update(kwargs), "rows")(student_logits="logits", data="data")
+    assert seen["student_logits"] == "logits"
+    assert seen["data"] == "data"

@@ -1,0 +1,232 @@
+"""The clock on an engine of verl's kind, with the events of a device that only counts."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
+from verl_padding.worker import micro_batch_clock
+from verl_padding.worker.micro_batch_clock import MicroBatchClock
+from verl_padding.worker.shared_prefixes import TIPS
+
+
+class Device:
+    """Events a second apart; it counts how often it is waited for."""
+
+    def __init__(self):
+        self.waited = self.marks = 0
+
+    def synchronize(self):
+        self.waited += 1
+
+    def max_memory_reserved(self):
+        return 7
+
+    def max_memory_allocated(self):
+        return 5
+
+    def Event(self, enable_timing):
+        assert enable_timing
+        device = self
+
+        class Event:
+            def record(self):
+                device.marks += 1
+                self.at = device.marks
+
+            def elapsed_time(self, later):
+                return 1000.0 * (later.at - self.at)
+
+        return Event()
+
+
+class Engine:
+    """Runs each row as a micro-batch, as FSDP's engine does, or from an iterator, as Megatron's."""
+
+    def __init__(self, *, iterates: bool = False, pipeline: int = 1):
+        self.engine_config = SimpleNamespace(pipeline_model_parallel_size=pipeline)
+        self.iterates = iterates
+
+    def get_data_parallel_rank(self):
+        return 3
+
+    def forward_backward_batch(self, data, loss_function, forward_only=False):
+        outputs = []
+        for row in range(len(data)):
+            held = tu.index_select_tensor_dict(data, [row])
+            outputs.append(self.forward_step(iter([held]) if self.iterates else held))
+        return outputs
+
+    def forward_step(self, micro_batch):
+        held = next(micro_batch) if self.iterates else micro_batch
+        return held["input_ids"].offsets().diff().tolist()
+
+
+def data(*lengths: int, timed: bool = True) -> TensorDict:
+    rows = torch.nested.as_nested_tensor([torch.zeros(n, dtype=torch.int64) for n in lengths], layout=torch.jagged)
+    made = TensorDict(
+        {"input_ids": rows, BATCH_ROW: torch.tensor([*range(len(lengths) - 1), -1])}, batch_size=len(lengths)
+    )
+    if timed:
+        tu.assign_non_tensor(made, **{TIMED_CALL: "actor"})
+    return made
+
+
+@pytest.fixture
+def device(monkeypatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(micro_batch_clock, "get_torch_device", lambda: made)
+    monkeypatch.setattr(micro_batch_clock, "get_device_name", lambda: "cuda")
+    return made
+
+
+@pytest.mark.parametrize("iterates", [False, True], ids=["a micro-batch", "an iterator"])
+def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, iterates):
+    engine = Engine(iterates=iterates)
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    assert engine.forward_backward_batch(data(5, 9, 2), None) == [[5], [9], [2]]
+    assert engine.forward_backward_batch(data(4, 2), None) == [[4], [2]]
+    assert device.waited == 0
+    laps = clock.read()
+    assert device.waited == 1
+    assert [(lap.mini_batch, lap.micro_batch, lap.computed_tokens, lap.rows, lap.pads) for lap in laps] == [
+        (0, 0, (5,), (0,), 0),
+        (0, 1, (9,), (1,), 0),
+        (0, 2, (2,), (), 1),
+        (1, 0, (4,), (0,), 0),
+        (1, 1, (2,), (), 1),
+    ]
+    # Three marks are two seconds: where a micro-batch begins, where its forward pass ends, where the next one begins.
+    assert {(lap.call, lap.rank, lap.seconds, lap.forward_s, lap.busy_s) for lap in laps} == {
+        ("actor", 3, 2.0, 1.0, None)
+    }
+    assert {(lap.reserved_bytes, lap.allocated_bytes) for lap in laps} == {(7, 5)}
+    assert clock.read() == []
+
+
+def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
+    engine = Engine(pipeline=2)
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    engine.forward_backward_batch(data(5, 9, 2), None)
+    (lap,) = clock.read()
+    assert (lap.computed_tokens, lap.rows, lap.pads) == ((5, 9, 2), (0, 1), 1)
+    assert lap.forward_s is None
+
+
+def test_calls_that_are_not_timed_leave_no_mark(device):
+    engine = Engine()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    assert engine.forward_backward_batch(data(5, 2, timed=False), None) == [[5], [2]]
+    assert device.marks == 0
+    assert clock.read() == []
+
+
+def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
+    class InOne(Engine):
+        def forward_backward_batch(self, data, loss_function, forward_only=False):
+            return [self.forward_step(data)]
+
+    engine = InOne()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    shared = data(5, 9, 4, 2)
+    tu.assign_non_tensor(shared, **{TIPS: (1, 1, 2, 3)})
+    engine.forward_backward_batch(shared, None)
+    (lap,) = clock.read()
+    assert (lap.computed_tokens, lap.rows, lap.pads) == ((9, 4, 2), (0, 1, 2), 1)
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of torch's threads."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+WAIT = 0.5
+"""Seconds."""
+
+
+class WaitsThenComputes(Engine):
+    """Sleeps for the first row, as a rank that waits for others; computes for the second; and holds memory."""
+
+    def forward_step(self, micro_batch):
+        if self.waits:
+            time.sleep(WAIT)
+        else:
+            until = time.process_time() + WAIT
+            while time.process_time() < until:
+                pass
+        self.waits = False
+        held = torch.ones(1 << 24)
+        self.resident = resident_bytes()
+        return len(held)
+
+    waits = True
+
+
+def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_waits(threads):
+    threads(1)
+    engine = WaitsThenComputes()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    began = time.time()
+    engine.forward_backward_batch(data(5, 9), None)
+    ended = time.time()
+    waited, computed = clock.read()
+    assert waited.seconds >= WAIT
+    assert waited.busy_s is not None
+    assert computed.busy_s is not None
+    # Not a matter of speed: other threads of this process, and the memory that is held, take some, too.
+    assert waited.busy_s < waited.seconds / 2 < WAIT <= computed.busy_s
+    assert waited.start_s + waited.seconds == pytest.approx(computed.start_s)
+    assert began - 0.05 < waited.start_s < computed.start_s + computed.seconds < ended + 0.05
+    assert waited.reserved_bytes == computed.reserved_bytes
+    # Linux counts pages in batches.
+    assert 0.9 * engine.resident < computed.reserved_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert computed.allocated_bytes is None
+
+
+class SlowBackward(Engine):
+    """A forward pass of a tenth of a second and a backward pass of three, as FSDP's engine makes them."""
+
+    def forward_backward_batch(self, data, loss_function, forward_only=False):
+        for row in range(len(data)):
+            self.forward_step(tu.index_select_tensor_dict(data, [row]))
+            time.sleep(0.3)
+
+    def forward_step(self, micro_batch):
+        time.sleep(0.1)
+
+
+def test_the_seconds_of_the_forward_pass_are_told_apart():
+    engine = SlowBackward()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    engine.forward_backward_batch(data(5, 9), None)
+    for lap in clock.read():
+        assert 0.1 <= lap.forward_s < lap.seconds - 0.3 + 0.05
+        assert lap.seconds >= 0.4
+
+
+def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):
+    threads(2)
+    engine = WaitsThenComputes()
+    clock = MicroBatchClock(engine)
+    clock.wrap()
+    engine.forward_backward_batch(data(5, 9), None)
+    assert [lap.busy_s for lap in clock.read()] == [None, None]

@@ -1,0 +1,125 @@
+"""The plan's micro-batches in place of verl's packer."""
+
+import inspect
+import json
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
+
+from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.pads.columns import MICRO_BATCH
+from verl_padding.worker.plan_packer import PATCHED, follow_plan, install
+
+LENGTHS = [9, 4, 7, 2, 2, 6]
+MICRO_BATCHES = [0, 0, 1, 1, 1, 2]
+
+
+def cell(*, budget: int = 16, dynamic: bool = True, numbers=MICRO_BATCHES) -> TensorDict:
+    rows = [torch.arange(length) + 100 * row for row, length in enumerate(LENGTHS)]
+    data = TensorDict({"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(rows))
+    if numbers is not None:
+        data[MICRO_BATCH] = torch.tensor(numbers)
+    tu.assign_non_tensor(
+        data, use_dynamic_bsz=dynamic, max_token_len_per_gpu=budget, micro_batch_size_per_gpu=2, sp_size=1
+    )
+    return data
+
+
+def rows_of(micro_batches) -> list[list[int]]:
+    return [[int(row[0]) // 100 for row in micro_batch["input_ids"].unbind()] for micro_batch in micro_batches]
+
+
+def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypatch):
+    for name in ("all_reduce", "all_gather", "broadcast"):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, **__: pytest.fail("a collective"))
+    micro_batches, indices = follow_plan(prepare_micro_batches)(cell(), dp_group=object(), same_micro_num_in_dp=True)
+    assert rows_of(micro_batches) == [[0, 1], [2, 3, 4], [5]]
+    assert indices == [[0, 1], [2, 3, 4], [5]]
+    assert tu.get_non_tensor_data(micro_batches[0], "use_dynamic_bsz", None) is True
+
+
+def test_rows_that_no_plan_has_cut_and_fixed_micro_batches_go_to_verls_packer():
+    for data in (cell(numbers=None, budget=30), cell(dynamic=False)):
+        want, want_indices = prepare_micro_batches(data)
+        got, indices = follow_plan(prepare_micro_batches)(data)
+        assert rows_of(got) == rows_of(want)
+        assert indices == want_indices
+
+
+def test_outputs_come_back_in_row_order_and_a_lost_one_is_an_error_with_both_counts():
+    data = cell()
+    micro_batches, indices = follow_plan(prepare_micro_batches)(data)
+    outputs = [{"model_output": {"log_probs": micro_batch["input_ids"].float()}} for micro_batch in micro_batches]
+    restored = postprocess_batch_func(outputs, indices, data)["model_output"]["log_probs"]
+    for got, want in zip(restored.unbind(), data["input_ids"].unbind(), strict=True):
+        assert torch.equal(got, want.float())
+    with pytest.raises(AssertionError, match=r"6 vs\. 5"):
+        postprocess_batch_func(outputs[:2], indices, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (cell(budget=12), r"micro-batch of 13 tokens, more than the 12"),
+        (cell(numbers=[0, 0, 2, 2, 2, 1]), r"not in the plan's order"),
+        (cell(numbers=[1, 1, 2, 2, 2, 3]), r"not in the plan's order"),
+    ],
+)
+def test_rows_that_are_not_as_planned_are_refused(data, message):
+    with pytest.raises(PaddingDataError, match=message):
+        follow_plan(prepare_micro_batches)(data)
+
+
+def test_a_pipeline_that_needs_another_number_of_micro_batches_is_refused():
+    with pytest.raises(PaddingDataError, match="3 micro-batches: the engine's schedule needs a multiple of 2"):
+        follow_plan(prepare_micro_batches)(cell(), num_batches_divided_by=2)
+
+
+class EngineWithoutModel(FSDPEngine):
+    """verl's engine, before it has anything to run."""
+
+    def __init__(self):
+        pass
+
+
+def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(monkeypatch):
+    module = sys.modules[FSDPEngine.__module__]
+    monkeypatch.setattr(module, PATCHED, prepare_micro_batches)
+    worker = ModuleType("worker")
+    worker.engine = EngineWithoutModel()
+    install()(worker)
+    first = module.prepare_micro_batches
+    install()(worker)
+    assert module.prepare_micro_batches is first
+    assert inspect.unwrap(first) is prepare_micro_batches
+    assert sys.modules["verl.workers.engine.utils"].prepare_micro_batches is prepare_micro_batches
+
+
+def test_an_engine_that_cuts_in_another_way_is_refused():
+    worker = ModuleType("worker")
+    worker.engine = type("Engine", (), {"forward_backward_batch": json.dumps})()
+    with pytest.raises(PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"):
+        install()(worker)
+
+
+def test_verl_still_needs_the_patch():
+    # When this fails, verl's packer has changed: see whether it takes micro-batches that are already cut. If so, hand
+    # them over and delete worker/plan_packer.py.
+    assert list(inspect.signature(prepare_micro_batches).parameters) == [
+        "data",
+        "dp_group",
+        "num_batches_divided_by",
+        "same_micro_num_in_dp",
+        "min_num_micro_batch",
+        "use_dynamic_bsz_balance",
+    ]
+    source = inspect.getsource(prepare_micro_batches)
+    asked_for = {"use_dynamic_bsz", "sp_size", "force_group_size", "max_token_len_per_gpu", "micro_batch_size_per_gpu"}
+    assert all(f'"{key}"' in source for key in asked_for)
+    assert source.count("get_non_tensor_data") == 3

@@ -1,0 +1,308 @@
+"""Tips of micro-batches, and outputs expanded to all rows; on verl's engine, before it has anything to run."""
+
+import functools
+import inspect
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.engine.fsdp.fsdp_turbo_impl import FSDPTurboEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.utils import prepare_micro_batches
+
+from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.pads.columns import CHAIN as CHAIN_COLUMN
+from verl_padding.pads.columns import MICRO_BATCH
+from verl_padding.worker.plan_packer import follow_plan
+from verl_padding.worker.shared_prefixes import SHARES, TIPS, share_in, tips_of
+
+CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
+"""Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
+
+
+def rows_of(tokens: list[list[int]], chain: list[int] | None = None, **fields: list) -> TensorDict:
+    """Rows of one micro-batch, by default of one chain as the plan has it."""
+    rows = []
+    for number, row in enumerate(tokens):
+        ids = torch.tensor(row)
+        rows.append(
+            {"input_ids": ids, "position_ids": torch.arange(len(row))}
+            | {name: values[number] for name, values in fields.items()}
+        )
+    data = list_of_dict_to_tensordict(rows)
+    data[CHAIN_COLUMN] = torch.tensor(chain or [0] * len(tokens))
+    return data
+
+
+def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it():
+    assert tips_of(rows_of(CHAIN, [0, 1, 0, 0, 4])) == (3, 1, 3, 3, 4)
+
+
+def test_equal_rows_are_computed_once_and_only_rows_of_one_chain_share():
+    assert tips_of(rows_of([[1, 2], [1, 2], [1, 2]])) == (2, 2, 2)
+    assert tips_of(rows_of([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2])) == (1, 1, 2)
+    assert tips_of(rows_of([[1, 2], [1, 2, 3]], [0, 1])) == (0, 1), "of another session"
+    data = rows_of([[1, 2], [1, 2]])
+    del data[CHAIN_COLUMN]
+    assert tips_of(data) == (0, 1)
+
+
+def test_a_chain_that_is_none_costs_time_and_nothing_else():
+    assert tips_of(rows_of([[1, 2], [1, 3, 4], [1, 3, 4, 5]])) == (0, 2, 2)
+
+
+def test_a_token_is_told_from_the_bytes_of_others():
+    assert tips_of(rows_of([[1], [257], [65536, 1]])) == (0, 1, 2)
+
+
+def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
+    data = rows_of([[3, 3], [3, 3], [3, 3, 4]], [-1, -1, 0])
+    assert tips_of(data) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_ids": [torch.arange(3) + 1, torch.arange(5)]},
+        {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1) + 1]},
+        {"routed_experts": [torch.zeros(3, 2, 2, dtype=torch.int64), torch.ones(5, 2, 2, dtype=torch.int64)]},
+        {"teacher_ids": [torch.zeros(3, 4, dtype=torch.int64), torch.ones(5, 4, dtype=torch.int64)]},
+        {"teacher_logprobs": [torch.zeros(3, 4), torch.ones(5, 4)]},
+        {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {"pixel_values": torch.ones(2, 4)}]},
+        {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {}]},
+        {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(1.0)}]},
+        {"multi_modal_inputs": [{"boxes": [1]}, {"boxes": [1]}]},
+        {"multi_modal_inputs": [{}, {"scale": torch.tensor(2.0)}]},
+        {"multi_modal_inputs": [{}, {"boxes": [1]}]},
+        {"temperature": [torch.tensor(1.0), torch.tensor(0.5)]},
+        {"temperature": [1.0, 0.5]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields):
+    tokens = [[5, 6, 7], [5, 6, 7, 8, 5]]
+    assert tips_of(rows_of(tokens)) == (1, 1)
+    assert tips_of(rows_of(tokens, **fields)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1)]},
+        {"routed_experts": [torch.ones(3, 2, 2, dtype=torch.int64), torch.ones(5, 2, 2, dtype=torch.int64)]},
+        # verl ends each row's with a line of zeros.
+        {"teacher_logprobs": [torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]])]},
+        {"multi_modal_inputs": [{"pixel_values": torch.ones(2, 4)}, {"pixel_values": torch.ones(6, 4)}]},
+        {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
+        {"multi_modal_inputs": [{"mm_token_type_ids": None}, {"mm_token_type_ids": None}]},
+        {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(2.0)}]},
+        {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4), "mm_token_type_ids": None}]},
+        {"temperature": [torch.tensor(0.5), torch.tensor(0.5)]},
+        {"temperature": [0.5, 0.5]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
+    assert tips_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
+
+
+def test_they_share_under_a_temperature_of_the_whole_call():
+    for temperature in (0.5, torch.tensor(0.5)):
+        data = rows_of([[5, 6, 7], [5, 6, 7, 8, 5]])
+        tu.assign_non_tensor(data, temperature=temperature)
+        assert tips_of(data) == (1, 1)
+
+
+instead_of_verls_inputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
+instead_of_verls_outputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_outputs)
+
+
+class Engine(FSDPEngineWithLMHead):
+    """verl's engine whose model says of each token its own number."""
+
+    def __init__(self):
+        self.seen: list[TensorDict] = []
+
+    @instead_of_verls_inputs
+    def prepare_model_inputs(self, micro_batch):
+        self.seen.append(micro_batch)
+        return {}, {}
+
+    @instead_of_verls_outputs
+    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+        self.seen.append(micro_batch)
+        ids = micro_batch["input_ids"]
+        weight = output
+        return {
+            "log_probs": torch.nested.nested_tensor_from_jagged(ids.values() * weight, ids.offsets()),
+            "values": torch.nested.nested_tensor_from_jagged(ids.values() + 0.5, ids.offsets()),
+            "log_probs_of_nothing": None,
+        }
+
+
+def cell(tokens: list[list[int]], *, budget: int, packed: bool = True) -> TensorDict:
+    data = rows_of(tokens, [0, 1, 0, 0, 4][: len(tokens)])
+    data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
+    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
+    return data
+
+
+def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_gradient():
+    engine = Engine()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
+    weight = torch.tensor(2.0, requires_grad=True)
+    outputs = engine.prepare_model_outputs(
+        output=weight, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
+    )
+    of_inputs, of_outputs = engine.seen
+    assert of_inputs is of_outputs, "selecting rows takes as long as the loss"
+    assert [row.tolist() for row in of_inputs["input_ids"].unbind()] == [CHAIN[1], CHAIN[3], CHAIN[4]]
+    assert [row.tolist() for row in outputs["log_probs"].unbind()] == [[2.0 * id for id in row] for row in CHAIN]
+    assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
+    assert outputs["log_probs_of_nothing"] is None
+    outputs["log_probs"].values().sum().backward()
+    assert weight.grad == sum(map(sum, CHAIN))
+    assert torch.equal(outputs["log_probs"].offsets(), micro_batch["input_ids"].offsets())
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (torch.ones(3), r"has the shape \(3,\)"),
+        (torch.ones(3, 8), r"has the shape \(3, 8\)"),
+        (torch.tensor(0.5), r"has the shape \(\)"),
+        ([1.0, 2.0, 3.0], "is of type list"),
+        (torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged), r"has rows of \[1, 1, 1\] values"),
+    ],
+    ids=["a value per row", "values per row", "one value", "a list", "responses alone"],
+)
+def test_an_output_that_is_not_one_value_per_token_is_refused(output, told):
+    class Scoring(Engine):
+        @instead_of_verls_outputs
+        def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+            return {"scores": output}
+
+    engine = Scoring()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
+    rest = {"output_args": output_args, "micro_batch": micro_batch, "logits_processor_func": None}
+    with pytest.raises(PaddingError, match=rf"Scoring's 'scores' {told}, .* rows that are computed \(\[2, 6, 4\]\)"):
+        engine.prepare_model_outputs(output=output, **rest)
+
+
+@pytest.mark.parametrize("first", ["actor", "critic"])
+def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
+    def own(method):
+        return inspect.unwrap(method, stop=lambda inner: not hasattr(inner, SHARES))
+
+    class OwnEngine(Engine):
+        prepare_model_inputs = own(Engine.prepare_model_inputs)
+        prepare_model_outputs = own(Engine.prepare_model_outputs)
+
+    class OwnCritic(OwnEngine):
+        @instead_of_verls_outputs
+        def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+            outputs = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+            return {"values": outputs["values"]}
+
+    actor, critic = OwnEngine(), OwnCritic()
+    for engine in (actor, critic) if first == "actor" else (critic, actor):
+        share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    for engine in (actor, critic):
+        _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
+        outputs = engine.prepare_model_outputs(
+            output=torch.tensor(1.0), output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
+        )
+        assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
+
+
+def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
+    engine = Engine()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN[:2], budget=12))
+    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+    engine.prepare_model_inputs(micro_batch=micro_batch)
+    assert engine.seen == [micro_batch]
+
+
+def test_the_budget_counts_computed_tokens(caplog):
+    follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    assert caplog.text == ""
+    with pytest.raises(PaddingDataError, match="12 tokens, more than the 11 of this call"):
+        follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=11))
+    unshared = cell(CHAIN, budget=18)
+    del unshared[CHAIN_COLUMN]
+    with pytest.raises(PaddingDataError, match="20 tokens, more than the 18 of this call"):
+        follow_plan(prepare_micro_batches, sharing="off")(unshared)
+
+
+def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog):
+    wrong = cell([[1, 2, 3], [1, 2, 4], [1, 2, 5, 6]], budget=7)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(wrong)
+    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+    assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 3, 4]
+    assert "a micro-batch computes 10 tokens, where 7 were planned and the budget is 7: its rows do not" in caplog.text
+
+
+def test_rows_that_are_not_packed_do_not_share():
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=20, packed=False))
+    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+
+
+def test_a_method_that_somebody_else_has_wrapped_is_wrapped_too():
+    class Profiled(Engine):
+        @functools.wraps(Engine.prepare_model_inputs)
+        def prepare_model_inputs(self, micro_batch):
+            return super().prepare_model_inputs(micro_batch=micro_batch)
+
+    engine = Profiled()
+    share_in(engine)
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    engine.prepare_model_inputs(micro_batch=micro_batch)
+    assert [len(row) for row in engine.seen[-1]["input_ids"].unbind()] == [2, 6, 4]
+
+
+def test_it_is_installed_once_and_refuses_other_engines():
+    engine = Engine()
+    share_in(engine)
+    once = Engine.prepare_model_inputs
+    share_in(engine)
+    assert Engine.prepare_model_inputs is once
+    with pytest.raises(
+        PaddingError,
+        match=r"chains': object is not one of the FSDP engines of .*Set padding.sharing=off",
+    ):
+        share_in(object())
+
+
+@pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
+def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
+    def with_adapters(self, *args, **kwargs):
+        raise NotImplementedError
+
+    refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
+    with pytest.raises(PaddingError, match=rf"WithAdapters has a {name} of its own, .* or set padding\.sharing=off\.$"):
+        share_in(object.__new__(refused))
+    assert getattr(refused, name) is with_adapters
+    verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
+    share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})))
+
+
+@pytest.mark.parametrize("engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead])
+def test_verls_own_engines_are_not(engine):
+    share_in(object.__new__(type("Subclass", (engine,), {})))
+
+
+def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():
+    """When this fails: see whether verl shares prefixes by itself by now; then delete worker/shared_prefixes.py."""
+    for engine in (FSDPEngineWithLMHead, FSDPEngineWithValueHead):
+        inputs = inspect.signature(inspect.unwrap(engine.prepare_model_inputs)).parameters
+        outputs = inspect.signature(inspect.unwrap(engine.prepare_model_outputs)).parameters
+        assert list(inputs) == ["self", "micro_batch"]
+        assert list(outputs) == ["self", "output", "output_args", "micro_batch", "logits_processor_func"]

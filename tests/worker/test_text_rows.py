@@ -1,0 +1,63 @@
+"""Text alone on models of the Qwen2-VL kind: their embeddings, and what verl's own function still does with it."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from verl.models.transformers import qwen2_vl
+
+from tests.support.vision_rows import make_vision_model
+from verl_padding.errors import PaddingError
+from verl_padding.worker import text_rows
+
+IDS = torch.arange(5, 12)[None]
+
+
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl"])
+def model(request, tmp_path_factory):
+    folder = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
+    auto = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    # As verl's forward passes have it: embeddings and vision tower of one object.
+    return auto.model
+
+
+def test_text_gets_the_embeddings_of_its_tokens_and_the_tower_a_gradient_of_zero(model):
+    embeds = text_rows.embeds_of_text(model, IDS)
+    assert torch.equal(embeds, model.get_input_embeddings()(IDS))
+    embeds.sum().backward()
+    gradients = [parameter.grad for parameter in model.visual.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients), "the tower did not run"
+    model.zero_grad()
+
+
+def test_verls_own_function_still_stops_at_text_alone(model):
+    # When this fails, verl runs on text alone: take the replacement out.
+    with pytest.raises(AttributeError, match="mean"):
+        qwen2_vl._get_input_embeds(model, IDS)
+
+
+def test_an_image_goes_to_verls_own_function_and_a_second_install_changes_nothing(monkeypatch):
+    calls = []
+    module = ModuleType(text_rows.MODULE)
+    module._get_input_embeds = lambda *args, **kwargs: calls.append((args, kwargs)) or "verl's"
+    monkeypatch.setitem(sys.modules, text_rows.MODULE, module)
+    text_rows.install_in_worker(SimpleNamespace())
+    installed = module._get_input_embeds
+    text_rows.install_in_worker(SimpleNamespace())
+    assert module._get_input_embeds is installed
+    assert installed("model", IDS, None, "pixels", None, image_grid_thw="grid") == "verl's"
+    assert calls == [(("model", IDS, None, "pixels", None), {"image_grid_thw": "grid"})]
+
+
+def test_another_version_of_verl_is_refused_only_where_such_a_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(text_rows.verl, "__version__", "0.10.0")
+    monkeypatch.setitem(sys.modules, text_rows.MODULE, ModuleType(text_rows.MODULE))
+    with pytest.raises(
+        PaddingError,
+        match=r"verl 0\.10\.0: .*_get_input_embeds of verl 0\.9\.x fails .*that of this version is not known",
+    ):
+        text_rows.install_in_worker(SimpleNamespace())
+    monkeypatch.delitem(sys.modules, text_rows.MODULE)
+    text_rows.install_in_worker(SimpleNamespace())

@@ -1,0 +1,45 @@
+"""verl's check that its ranks can share the rows of a batch evenly, lifted for jobs whose batches are padded.
+
+With fixed micro-batches ``validate_config`` of verl 0.9 wants train_batch_size x n to be a multiple of what its ranks
+take at once. Pads always make it one. The check stands in the middle of others, so verl's function is shown a batch
+that is changed for this check only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+from wrapt import wrap_function_wrapper
+
+from verl_padding.job.known_verl import is_known
+
+
+def lift_check_of_rows(module: ModuleType, is_padded: Callable[[Any], bool]) -> None:
+    """Wraps ``validate_config`` of verl.utils.config; jobs that do not ask for padding pass through untouched.
+
+    Args:
+        is_padded: says whether the job of a config asks for padding; called when verl checks a config.
+    """
+
+    def lifted(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import verl  # here: the module is wrapped while verl is being imported, and does not know its version yet
+
+        config = kwargs.pop("config") if "config" in kwargs else args[0]
+        if is_known(verl.__version__) and is_padded(config):
+            config = _with_rows_for_all(config)
+        validate(config, *args[1:], **kwargs)
+
+    wrap_function_wrapper(module, "validate_config", lifted)
+
+
+def _with_rows_for_all(config: Any) -> Any:
+    actor = config.actor_rollout_ref.actor
+    view = deepcopy(config)
+    # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks the prompts further.
+    view.actor_rollout_ref.rollout.n *= (
+        config.trainer.n_gpus_per_node * config.trainer.nnodes * (actor.ppo_micro_batch_size_per_gpu or 1)
+    )
+    return view

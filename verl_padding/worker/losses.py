@@ -1,0 +1,165 @@
+"""A loss that sees only rows that train: it wraps whatever loss a worker has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
+
+from verl_padding.config import Denominator
+from verl_padding.pads.columns import (
+    IS_PADDING,
+    LOSS_FACTOR,
+    LOSS_TOKENS,
+    REAL_ROWS,
+    REPORTING_RANKS,
+    TIPS,
+    TRAINED_ROWS,
+    WEIGHS_ROWS,
+    read_column,
+)
+from verl_padding.worker.loss_metrics import MicroBatchShare, names_of_sums, share_metrics, zeros
+from verl_padding.worker.row_means import over_the_mini_batch
+
+Loss = Callable[..., Any]
+
+MICRO_BATCHES = "padding/micro_batches"
+"""Metric of a worker: micro-batches of a mini-batch."""
+PACKING_EFFICIENCY = "padding/packing_efficiency"
+"""Metric of a worker: computed tokens of real rows over the token budget, as a mean over its micro-batches."""
+
+
+class RealRowsLoss:
+    """Hands ``inner`` the real rows of a micro-batch that have a trained token, with its mini-batch's denominators.
+
+    Pads have none, and neither have real rows whose ``response_mask`` is all 0. Such real rows stay in the
+    denominators. A micro-batch without a trained token gets a zero that depends on the model's output, so that its
+    backward runs the same collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics,
+    every micro-batch reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for
+    each loss that ``inner`` has reported before.
+
+    Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.weighing`), by which the gradient of their
+    outputs is multiplied. Loss and metrics are those of rows that weigh the same.
+
+    Args:
+        inner: verl's loss (actor, critic or distillation), or a user's.
+        denominator: what seq-mean modes divide by, see :class:`~verl_padding.config.PaddingConfig`.
+    """
+
+    def __init__(self, inner: Loss, denominator: Denominator):
+        self.inner = over_the_mini_batch(inner)
+        self.denominator = denominator
+        self._losses: set[str] = set()
+
+    def __call__(
+        self,
+        model_output: dict[str, Any] | None = None,
+        data: TensorDict = None,
+        dp_group: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
+        if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
+            # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
+            return self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
+        real = (~read_column(data, IS_PADDING).bool()).nonzero().flatten().tolist()
+        trained = _trained_rows(data, real)
+        packing = _packing_metrics(data, real)
+        if not trained:
+            # Where some rank trains, it alone reports the mini-batch's metrics.
+            idle = int(read_column(data, REPORTING_RANKS)[0]) == 0
+            return _connected_zero(model_output), packing | (zeros(self._losses) if idle else {})
+        if len(trained) < len(data):
+            model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
+            data = tu.index_select_tensor_dict(data, trained)
+        if self.denominator == "rows":
+            tu.assign_non_tensor(data, global_batch_size=int(read_column(data, REAL_ROWS)[0]))
+        if tu.get_non_tensor_data(data=data, key=WEIGHS_ROWS, default=False):
+            factor_R = read_column(data, LOSS_FACTOR)
+            model_output = {name: weighed_output(value, factor_R) for name, value in model_output.items()}
+        loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
+        self._losses.update(names_of_sums(metrics))
+        return loss, share_metrics(metrics, _share_of(data)) | packing
+
+
+def _trained_rows(data: TensorDict, real: list[int]) -> list[int]:
+    mask_R = data["response_mask"].unbind()
+    trained = torch.stack([mask_R[row].any() for row in real]).tolist() if real else []
+    return [row for row, has_token in zip(real, trained, strict=True) if has_token]
+
+
+def _share_of(data: TensorDict) -> MicroBatchShare:
+    return MicroBatchShare(
+        tokens=int(data["response_mask"].sum()),
+        mini_batch_tokens=int(read_column(data, LOSS_TOKENS)[0]),
+        rows=len(data),
+        mini_batch_rows=int(read_column(data, TRAINED_ROWS)[0]),
+        reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
+        dp_size=int(data["dp_size"]),
+    )
+
+
+def _packing_metrics(data: TensorDict, real: list[int]) -> dict[str, Metric]:
+    # Plain metrics, one value a micro-batch: every rank has as many.
+    metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
+        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
+        tokens_R = data["input_ids"].offsets().diff()
+        tip_R = tu.get_non_tensor_data(data=data, key=TIPS, default=None)
+        computed = real if tip_R is None else sorted({tip_R[row] for row in real})
+        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, int(tokens_R[computed].sum()) / budget)
+    return metrics
+
+
+def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
+    grads = [v for v in model_output.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+    assert grads, f"no model output with a gradient among {sorted(model_output)}"
+    # One is enough: every output comes from the same forward pass.
+    values = grads[0].values() if grads[0].is_nested else grads[0]
+    # The sum of no values, not of all values times zero: that would be NaN if a pad's output is not finite.
+    return values.flatten()[:0].sum()
+
+
+def _select(value: Any, rows: list[int], n_rows: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_nested:
+        parts = value.unbind()
+        return torch.nested.as_nested_tensor([parts[row] for row in rows], layout=torch.jagged)
+    assert value.shape[0] == n_rows, f"model output of shape {tuple(value.shape)} for {n_rows} rows"
+    return value[rows]
+
+
+def weighed_output(value: Any, factor_R: torch.Tensor) -> Any:
+    """The same output, of which the gradient of row r is multiplied by ``factor_R[r]``."""
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return value
+    if value.is_nested:
+        flat, offsets = value.values(), value.offsets()
+        factors = factor_R.repeat_interleave(offsets.diff())
+    else:
+        flat, offsets, factors = value.view_as(value), None, factor_R
+    # In bfloat16 a factor of 1/3 would be 0.2 % off.
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    factors = factors.to(device=flat.device, dtype=dtype).reshape(-1, *[1] * (flat.ndim - 1))
+    # A row that weighs nothing adds nothing, even if its gradient is not finite.
+    flat.register_hook(lambda gradient: torch.where(factors == 0, 0.0, gradient * factors).to(gradient.dtype))
+    return flat if offsets is None else torch.nested.nested_tensor_from_jagged(flat, offsets)
+
+
+def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
+    """Makes a function for verl's ``execute_with_func_generator`` that wraps each worker's loss, in the worker."""
+
+    def wrap(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        trainee = getattr(worker, "actor", worker)  # ActorRolloutRefWorker holds its TrainingWorker as `actor`
+        assert trainee.loss_fn is not None, "the worker has no loss yet"
+        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
+        return DataProto()
+
+    return wrap

@@ -1,0 +1,132 @@
+"""The plan's micro-batches in verl's workers, instead of those of verl's packer.
+
+verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
+no setting or registry avoids it. If ``padding.packer=plan`` asks for it, this module replaces that name in the module
+of a worker's engine, and patches nothing else of verl. It can go when verl takes micro-batches that are already cut;
+tests/worker/test_plan_packer.py says when to look.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.job.known_verl import KNOWN_VERL
+from verl_padding.pads.columns import MICRO_BATCH, TIPS, read_column
+from verl_padding.pads.lineage import EXTENDS
+from verl_padding.plan import Sharing
+from verl_padding.plan.counted import counted
+from verl_padding.worker.shared_prefixes import computed_tokens, planned_tokens, share_in, tips_of
+
+logger = logging.getLogger(__name__)
+
+PATCHED = "prepare_micro_batches"
+FOLLOWS_PLAN = "_verl_padding_follows_plan"
+"""Attribute of a function that stands in the place of verl's: what it shares."""
+PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
+
+
+def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
+    """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
+
+    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. With
+    ``chains`` each of them also says which rows are computed (:mod:`~verl_padding.worker.shared_prefixes`).
+    """
+
+    @functools.wraps(prepare)
+    def prepare_micro_batches(
+        data: TensorDict, dp_group: Any = None, num_batches_divided_by: int | None = None, **kwargs: Any
+    ) -> tuple[list[TensorDict], list[list[int]] | None]:
+        by_rows = not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
+        if by_rows or MICRO_BATCH not in data.keys():  # noqa: SIM118  (a TensorDict)
+            return prepare(data, dp_group=dp_group, num_batches_divided_by=num_batches_divided_by, **kwargs)
+        number_R = read_column(data, MICRO_BATCH).tolist()
+        indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
+        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
+        _check(data, indices, number_R, num_batches_divided_by)
+        micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
+        packed = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
+        for micro_batch in micro_batches:
+            tip_R = tips_of(micro_batch) if sharing == "chains" and packed else tuple(range(len(micro_batch)))
+            _check_tokens(computed_tokens(micro_batch, tip_R), planned_tokens(micro_batch), budget)
+            if len(set(tip_R)) < len(tip_R):
+                tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
+        return micro_batches, indices
+
+    setattr(prepare_micro_batches, FOLLOWS_PLAN, sharing)
+    return prepare_micro_batches
+
+
+def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], multiple: int | None) -> None:
+    if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
+        raise PaddingDataError(
+            f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "
+            "Set padding.packer=verl to train without that order."
+        )
+    if multiple is not None and len(indices) % multiple:
+        raise PaddingDataError(
+            f"{counted(len(indices), 'micro-batch')}: the engine's schedule needs a multiple of {multiple}. Set "
+            "padding.packer=verl."
+        )
+
+
+def _check_tokens(computed: int, planned: int, budget: int) -> None:
+    """Refuses a micro-batch that was not planned like this, and warns of chains that are none.
+
+    A chain that an agent loop has named wrongly costs time and memory, and changes nothing.
+    """
+    if planned > budget:
+        raise PaddingDataError(
+            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
+            " Set padding.packer=verl to have the workers cut them anew."
+        )
+    if computed > planned:
+        logger.warning(
+            "verl_padding: a micro-batch computes %d tokens, where %d were planned and the budget is %d: its rows do "
+            "not extend each other as planned. Correct extra_fields[%r] of the agent loop, or set padding.sharing=off.",
+            computed,
+            planned,
+            budget,
+            EXTENDS,
+        )
+
+
+def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: makes the engines of a worker follow the plan.
+
+    The function that it returns raises a PaddingError if an engine does not cut its micro-batches with
+    ``prepare_micro_batches``, or cannot share.
+    """
+
+    def install_in_worker(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        trainees = [getattr(worker, name, None) for name in ("actor", "ref")]  # of an ActorRolloutRefWorker
+        for trainee in [trainee for trainee in trainees if trainee is not None] or [worker]:
+            _patch(trainee.engine, sharing)
+            if sharing == "chains":
+                share_in(trainee.engine)
+        return DataProto()
+
+    return install_in_worker
+
+
+def _patch(engine: Any, sharing: Sharing) -> None:
+    module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
+    prepare = module.get(PATCHED)
+    if prepare is None:
+        raise PaddingError(
+            f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
+            f"verl {KNOWN_VERL} do. Set padding.packer=verl."
+        )
+    shares = getattr(prepare, FOLLOWS_PLAN, None)
+    if shares != sharing:
+        module[PATCHED] = follow_plan(prepare if shares is None else prepare.__wrapped__, sharing=sharing)
