@@ -26,7 +26,6 @@ extensions = [
     "sphinx_copybutton",
     "padding_commands",
     "padding_settings",
-    "verl_settings",
 ]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}

@@ -47,7 +47,7 @@ def assert_still(fault: bool, what: str) -> None:
     """Fails the day verl mends a fault."""
     assert fault, (
         f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
-        "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.quotes --write`, and delete this test."
+        "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."
     )
 
 

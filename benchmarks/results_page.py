@@ -1,0 +1,72 @@
+"""Writes the page of results, docs/results.md, from the figures that benchmarks keep.
+
+    python -m benchmarks.results_page
+
+Words and tables are in the template ``benchmarks/results.md.jinja``; no figure is typed. A test compares the page with
+what this renders.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from benchmarks.relative_errors import shown, worst
+from benchmarks.results import kept, kept_file
+
+PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+
+
+def rendered() -> str:
+    """The page of results, from the kept figures."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters |= {
+        "spread": spread,
+        "ratios": ratios,
+        "span": span,
+        "error": shown,
+        "worst": lambda d: worst([*d.values()]),
+    }
+    return environment.get_template("results.md.jinja").render(kept=kept, measured=measured, median=median)
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Median, least and most: 1.48 (1.23 to 1.72)."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def span(values: list[int]) -> str:
+    """Least and most: 4 to 12, or 4 where all are."""
+    return " to ".join(str(value) for value in sorted({min(values), max(values)}))
+
+
+def ratios(side: list[dict[str, Any]], other: list[dict[str, Any]], name: str = "update") -> list[float]:
+    """Seconds of ``other`` over those of ``side``, round by round: how many times as fast the side is."""
+    return [theirs[name] / its[name] for its, theirs in zip(side, other, strict=True)]
+
+
+def measured(benchmark: str) -> str:
+    """When, where and with which versions a benchmark was run."""
+    told = json.loads(kept_file(benchmark).read_text())
+    machine, versions = told["machine"], told["versions"]
+    busy = machine.get("cores_busy_with_other_work", 0)
+    beside = f", {busy:.1f} of them busy with other work" if busy >= 0.1 else ""
+    return (
+        f"`python -m benchmarks.{benchmark}`, {told['measured']}: {machine['cores']} cores ({machine['processor']})"
+        f"{beside}, Python {machine['python']}, verl {versions['verl']}, torch {versions['torch']}"
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered())
