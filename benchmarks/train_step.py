@@ -296,8 +296,8 @@ def planned_update(
     from tests.support.padded_rows import upsample
     from verl_padding.driver.worker_calls import PaddedWorkerGroup
     from verl_padding.pads.lineage import find_extensions
-    from verl_padding.pads.padded_batch import strip
     from verl_padding.pads.template import PadTemplate
+    from verl_padding.pads.upsampling import strip
     from verl_padding.plan import Job, Rows, Update, plan_batch
 
     assert side.strategy is not None
@@ -326,7 +326,7 @@ def planned_update(
     batch.extra_info.update(size.extra_info())
     output = PaddedWorkerGroup(workers, lambda: padded).update_actor(batch)
     done = time.perf_counter()
-    strip(padded)
+    strip(padded.pads)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
     pad_tokens = plan.layouts["actor"].n_pads * PAD_LENGTH
     return {

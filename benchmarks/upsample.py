@@ -45,11 +45,11 @@ def with_verl(batch: Any, pads: int) -> None:
 
 def with_ours(batch: Any, pads: int) -> None:
     from tests.support.padded_rows import upsample
-    from verl_padding.pads.padded_batch import strip
     from verl_padding.pads.template import PadTemplate
+    from verl_padding.pads.upsampling import strip
 
     plan: Any = SimpleNamespace(n_pads=pads, layouts={}, packer="verl")
-    strip(upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2)))
+    strip(upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=2)).pads)
 
 
 def timed(function: Callable[[Any, int], None], batch: Any, pads: int) -> float:

@@ -1,3 +1,31 @@
-"""Exact and balanced training of multi-trajectory agents with verl, on batches of any size."""
+"""Exact and balanced training of multi-trajectory agents with verl, on batches of any size.
+
+For a trainer of your own: :func:`upsample` appends pads to a batch, :func:`strip` takes them out, :func:`real_rows`
+leaves them out of anything, and :func:`plan_batch` plans which row goes where. They are imported when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from verl_padding.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from verl_padding.pads.real_rows import real_rows
+    from verl_padding.pads.upsampling import strip, upsample
+    from verl_padding.plan import plan_batch
+
+__all__ = ["__version__", "plan_batch", "real_rows", "strip", "upsample"]
+
+_HOME = {
+    "plan_batch": "verl_padding.plan",
+    "real_rows": "verl_padding.pads.real_rows",
+    "strip": "verl_padding.pads.upsampling",
+    "upsample": "verl_padding.pads.upsampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # verl imports this package in every process, mostly for nothing but its hooks: the verbs bring torch and verl.
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,8 @@ from tests.support.ranks_in_process import ANSWER, SHAPES, RanksInProcess
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.columns import IS_PADDING, read_column
-from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan import Job, Layout, Pass, Rows, Update, plan_batch
 
 PROMPTS, MINI, SESSIONS = 64, 16, 4
@@ -160,7 +160,7 @@ def test_so_they_do_with_pads_in_the_real_queue_behind_the_trainers_stand_in(sha
             for name, got in (("log_prob", worker.passes), ("actor", worker.mini_batches)):
                 cells = [ranks_of[dp_rank] for ranks_of in layouts[name].cells]
                 assert got == [[row if row < 70 else None for row in cell] for cell in cells]
-        strip(padded)
+        strip(padded.pads)
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 

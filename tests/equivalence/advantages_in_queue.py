@@ -12,7 +12,7 @@ from verl.trainer.ppo.core_algos import AdaptiveKLController
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.pads.padded_batch import strip
+from verl_padding.pads.upsampling import strip
 
 LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (8, 4), (2, 5)]
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_1_0", "b_1_1", "c_0_0", "c_1_0"]
@@ -57,7 +57,7 @@ def without_and_with_pads(estimator: str, *overrides: str) -> tuple[Outcome, Out
         assert trainer._padded_batch.plan.n_pads > 0
         assert len(queue_content()) > len(LENGTHS)
         with_pads = _computed(trainer, batch)
-        strip(trainer._padded_batch)
+        strip(trainer._padded_batch.pads)
         return without, with_pads
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

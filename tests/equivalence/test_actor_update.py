@@ -32,8 +32,8 @@ from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
-from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.worker.losses import MICRO_BATCHES
 from verl_padding.worker.plan_packer import install
 
@@ -193,7 +193,7 @@ def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(act
     padded_ranks.execute_with_func_generator(hold_half_a_gib_for_a_moment)
     assert peak_gib(update_as_verl) > own + 0.4, "verl tells the highest since the process began"
     assert peak_gib(group.update_actor) < own + 0.1
-    strip(padded)
+    strip(padded.pads)
 
 
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer, actors):
@@ -214,7 +214,7 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer,
     padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
     output = PaddedWorkerGroup(padded_ranks, lambda: padded).compute_log_prob(call(batch, batch.keys, **asked))
     got = log_probs()
-    strip(padded)
+    strip(padded.pads)
 
     assert output.keys == batch.keys
     assert len({len(row) for row in want}) > 5

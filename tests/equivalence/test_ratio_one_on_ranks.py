@@ -15,7 +15,7 @@ from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, queue_content
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.pads.padded_batch import strip
+from verl_padding.pads.upsampling import strip
 from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.plan_packer import install
 
@@ -57,7 +57,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
         updated = group.update_actor(
             call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1, calculate_entropy=False)
         )
-        strip(padded)
+        strip(padded.pads)
         first = {name: updated["metrics"][name][0] for name in EXACT}
         assert first == dict.fromkeys(EXACT, 0.0), sharing
         # The weights have moved then.

@@ -13,7 +13,7 @@ from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF, VALUES
 from verl_padding.job.calls import CRITIC as CRITIC_CALL
-from verl_padding.pads.padded_batch import strip
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -61,7 +61,7 @@ def computed(
         batch = trainer._balance_batch(batch, {})
         assert trainer._padded_batch.plan.n_pads > 0
         trainer._compute_advantage(batch, metrics)
-        strip(trainer._padded_batch)
+        strip(trainer._padded_batch.pads)
         names = ["advantages", "returns"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=names)
         found = {

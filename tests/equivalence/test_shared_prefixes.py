@@ -34,8 +34,8 @@ from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.lineage import find_extensions
-from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
 from verl_padding.worker.plan_packer import install
 
@@ -123,7 +123,7 @@ def test_log_probs_and_entropy_are_those_of_every_row_by_itself(sharing_and_plai
     group = PaddedWorkerGroup(sharing, lambda: padded)
     names = {"calculate_entropy": True, "calculate_sum_pi_squared": True, "compute_loss": False}
     got = read(group.compute_log_prob(call(batch, batch.keys, **names)))
-    strip(padded)
+    strip(padded.pads)
     want = read(one_rank.compute_log_prob(call(batch, batch.keys, **names)))
     assert set(got) == set(want) >= {"log_probs", "entropy"}
     for name in want:

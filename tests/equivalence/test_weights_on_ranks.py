@@ -14,8 +14,9 @@ from tests.support.fsdp2_workers import follow_no_plan, start_over, weights_of
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
-from verl_padding.pads.padded_batch import padded_batch, strip
+from verl_padding.pads.padded_batch import padded_batch
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.pads.weighing import Weighing
 from verl_padding.worker.plan_packer import install
 
@@ -60,7 +61,7 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     before = weights_of(padded_ranks)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     group.update_actor(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1))
-    strip(padded)
+    strip(padded.pads)
     tags = {copy: tag for key, tag in zip(batch.keys, batch.tags, strict=True) for copy in copies[key]}
     for ranks in plan.layouts["actor"].cells:
         rows = [row for cell in ranks for row in cell if row < len(batch)]
@@ -87,7 +88,7 @@ def test_rows_without_a_weight_train_as_if_no_earlier_update_had_weighed_them(ac
     padded.put_pads()
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     group.update_actor(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1))
-    strip(padded)
+    strip(padded.pads)
     start_over(padded_ranks, mode)
     update_both_with(padded_ranks, one_rank, rest, plan_of(rest, "plan"), template)
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

@@ -27,8 +27,9 @@ from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
 from verl_padding.job.pad_length import pad_length
-from verl_padding.pads.padded_batch import PaddedBatch, strip
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
@@ -206,7 +207,7 @@ def update_both_with(
     got = _metrics(
         getattr(group, method)(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=EPOCHS, **said))
     )
-    strip(padded)
+    strip(padded.pads)
 
     want = []
     for _ in range(EPOCHS):

@@ -19,8 +19,9 @@ from verl_padding.pads.columns import (
     REPORTING_RANKS,
     TRAINED_ROWS,
 )
-from verl_padding.pads.padded_batch import padded_batch, strip
+from verl_padding.pads.padded_batch import padded_batch
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.pads.weighing import Weighing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -47,7 +48,8 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
         assert len(added) == plan.n_pads
         assert all(tag["is_padding"] is True for tag in added.values())
         assert plain(padded.batch) == before
-        assert plain(strip(padded)) == before
+        assert strip(padded.pads).keys == []
+        assert plain(padded.batch) == before
         assert queue_content() == content
     finally:
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
@@ -68,7 +70,7 @@ def test_a_worker_call_gets_each_real_row_once_and_the_pads_of_its_layout():
             assert len(rows) % layout.dp_size == 0
         assert padded.plan.n_pads > 0
     finally:
-        strip(padded)
+        strip(padded.pads)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
@@ -96,7 +98,7 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
         assert cells.any()
         assert LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
     finally:
-        strip(padded)
+        strip(padded.pads)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
@@ -124,7 +126,7 @@ def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_th
                 assert {name: int(data[name][place]) for name in want} == want
         assert not torch.equal(data[TRAINED_ROWS], data[REAL_ROWS])
     finally:
-        strip(padded)
+        strip(padded.pads)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
@@ -151,7 +153,7 @@ def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_w
         assert read[0] == read[1]
         assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
     finally:
-        strip(padded)
+        strip(padded.pads)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
@@ -169,7 +171,7 @@ def test_none_reaches_a_worker_call_as_none_in_rows_and_in_pads():
             # A pad is made from one of them: it has nothing, or an empty text.
             assert row["hint"] == hint_of[key] if key in hint_of else row["hint"] in (None, "")
     finally:
-        strip(padded)
+        strip(padded.pads)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
@@ -198,7 +200,7 @@ def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
                 assert data["position_ids"][i].tolist() == [0, 1, 2, 3]
                 assert data["reward_model"][i] == {}
     finally:
-        strip(padded)
+        strip(padded.pads)
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 

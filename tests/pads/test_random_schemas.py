@@ -16,11 +16,11 @@ from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_some_fields, queue_content
 from verl_padding.pads.columns import OWN_COLUMNS
 from verl_padding.pads.neutral_values import empty_value
-from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.roles import FieldRole, Role
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -146,7 +146,7 @@ def test_pads_between_rows_change_no_field_of_any_micro_batch(schema, lengths, d
         for size in (1, 2, 3, 8):
             for start in range(0, len(order), size):
                 check_micro_batch(order[start : start + size], custom, names, alone)
-        strip(padded)
+        strip(padded.pads)
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 

@@ -11,8 +11,8 @@ from verl.utils.veomni.router_replay import VeOmniRouterReplay
 
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
-from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -36,7 +36,7 @@ def micro_batch():
     assert data["is_padding"].any()
     assert not data["is_padding"].all()
     yield data
-    strip(padded)
+    strip(padded.pads)
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 

@@ -14,9 +14,10 @@ from tests.support.padded_rows import plan_for
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
-from verl_padding.pads.padded_batch import padded_batch, strip
+from verl_padding.pads.padded_batch import padded_batch
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.pads.weighing import Weighing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -43,7 +44,7 @@ def sent(batch, *weighings) -> tuple[dict[str, float], list[float], object]:
     padded.put_pads()
     rows = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    strip(padded)
+    strip(padded.pads)
     assert data[IS_PADDING].any()
     if not rows.extra_info.get(WEIGHS_ROWS):
         return {}, [], data

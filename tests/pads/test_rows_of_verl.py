@@ -18,9 +18,9 @@ from tests.support.trainer_without_workers import make_trainer
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.columns import IS_PADDING, OWN_COLUMNS
-from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -171,8 +171,8 @@ def assert_padded(batch):
     """Pads have each field of the rows, and an update reads both together; gives a row and a pad."""
     padded = upsample(batch, plan_for(batch, dp_size=2), PadTemplate(eos_token_id=3, length=2))
     try:
-        assert padded.pad_keys
-        (row,), (pad,) = read_rows(batch.keys[:1], PARTITION), read_rows(padded.pad_keys[:1], PARTITION)
+        assert padded.pads.keys
+        (row,), (pad,) = read_rows(batch.keys[:1], PARTITION), read_rows(padded.pads.keys[:1], PARTITION)
         assert pad.keys() - OWN_COLUMNS == row.keys() - OWN_COLUMNS
         call = padded.update_call("actor", batch)
         data = tq.kv_batch_get(keys=call.keys, partition_id=PARTITION)
@@ -180,7 +180,7 @@ def assert_padded(batch):
         assert set(data.keys()) >= row.keys()
         return row, pad
     finally:
-        strip(padded)
+        strip(padded.pads)
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,10 @@ from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from tests.support.storages import STORAGES, connected_to
 from verl_padding.pads.columns import IS_PADDING, REAL_ROWS, REPORTING_RANKS, read_column
-from verl_padding.pads.padded_batch import strip
 from verl_padding.pads.queue import clear, list_rows, read_rows, set_aside, tokens_of_masks
 from verl_padding.pads.real_rows import real_rows
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -92,11 +92,11 @@ def test_pads_lie_beside_the_rows_with_all_their_fields(kind, storage):
     rows, _ = content_of(batch.keys)
     plan = plan_for(batch, dp_size=4, mini=3)
     padded = upsample(batch, plan, TEMPLATE)
-    assert len(padded.pad_keys) > 0
+    assert len(padded.pads.keys) > 0
     try:
         for got, want in zip(content_of(batch.keys)[0], rows, strict=True):
             assert_same_values(got, want)
-        alone, together = content_of([*batch.keys, *padded.pad_keys])
+        alone, together = content_of([*batch.keys, *padded.pads.keys])
         for one, among_all in zip(alone, together, strict=True):
             assert_same_values(among_all, one)
         for pad in alone[len(batch) :]:
@@ -104,7 +104,7 @@ def test_pads_lie_beside_the_rows_with_all_their_fields(kind, storage):
             assert len(pad["input_ids"]) == 2
             assert not bool(pad["loss_mask"].any())
     finally:
-        strip(padded)
+        strip(padded.pads)
     assert set(queue_content()) == set(batch.keys)
 
 
@@ -124,7 +124,7 @@ def test_a_call_reads_what_it_was_told_of_each_row(call, storage):
         of_row = [m for rank in range(4) for m in range(layout.n_mini_batches) for _ in range(layout.rows_per_cell)]
         assert read_column(data, REAL_ROWS).tolist() == [layout.real_rows_M[m] for m in of_row]
         assert read_column(data, REPORTING_RANKS).tolist() == [layout.reporting_ranks_M[m] for m in of_row]
-    strip(padded)
+    strip(padded.pads)
 
 
 def test_fields_that_workers_put_later_are_read_beside_pads(storage):
@@ -137,7 +137,7 @@ def test_fields_that_workers_put_later_are_read_beside_pads(storage):
     for advantages, response in zip(data["advantages"].unbind(), data["responses"].unbind(), strict=True):
         assert advantages.shape == response.shape
     assert tokens_of_masks(batch, "response_mask") == [response for _, response in LENGTHS]
-    strip(padded)
+    strip(padded.pads)
 
 
 def put_some(batch, **columns):
@@ -163,9 +163,9 @@ def test_rows_with_fields_of_their_own_are_listed_and_their_pads_have_them_all(s
     prompts = dict(zip(batch.keys, [prompt for prompt, _ in LENGTHS], strict=False))
     assert {key: shape[0] for key, shape in listing.shapes["prompts"].items()} == prompts
     padded = upsample(batch, plan_for(batch, dp_size=4, mini=2), TEMPLATE)
-    for pad in read_rows(padded.pad_keys, PARTITION):
+    for pad in read_rows(padded.pads.keys, PARTITION):
         assert {"note", "score"} <= pad.keys()
-    strip(padded)
+    strip(padded.pads)
     for key in batch.keys:  # one by one: see below
         clear([key], PARTITION)
 

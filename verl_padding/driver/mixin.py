@@ -40,12 +40,13 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.weighings import weighings
 from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_continued, find_extensions
-from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip, strip_after_an_error
+from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
 from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
 from verl_padding.worker import plan_packer, position_ids, text_rows
@@ -244,7 +245,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         try:
             padded.put_pads()
             yield padded
-            strip(padded)
+            strip(padded.pads)
         except BaseException:
             self._strip_after_an_error(padded)
             raise
@@ -281,7 +282,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
             assert self._padded_batch is not None, "a step without a plan"
             self._pad_tags += self._padded_batch.pads.tags
-            strip(self._padded_batch)
+            strip(self._padded_batch.pads)
             planned = self._padded_batch.batch.keys
             metrics.update(self._idle_steps(self._padded_batch))
         except BaseException:

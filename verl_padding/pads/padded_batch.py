@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from uuid import uuid4
 
 import torch
 
@@ -21,15 +20,14 @@ from verl_padding.pads.columns import (
     pad_column,
     row_column,
 )
-from verl_padding.pads.queue import KVBatchMeta, clear, put_columns, put_copies, rows_like, tokens_of_masks
+from verl_padding.pads.queue import KVBatchMeta, put_columns, put_copies, rows_like, tokens_of_masks
 from verl_padding.pads.row_weights import read_weights, refuse_misplaced_weight
 from verl_padding.pads.source import SourceRows
-from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import PadFields, PadTemplate
+from verl_padding.pads.upsampling import fields_of_pads, new_pads, put_pads, refuse_pads, strip
 from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.counted import counted
-from verl_padding.plan.row_keys import row_key, uid_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,8 @@ class PaddedBatch:
     """A batch of real rows, its plan, and the pads that wait in TransferQueue for the worker calls.
 
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
-    in which verl deals them out. Made by :func:`padded_batch`, filled by :meth:`put_pads`, undone by :func:`strip`.
+    in which verl deals them out. Made by :func:`padded_batch`, filled by :meth:`put_pads`, undone by :func:`strip` of
+    its pads.
     """
 
     def __init__(
@@ -50,13 +49,12 @@ class PaddedBatch:
         weighings: Sequence[Weighing] = (),
         timed: bool = False,
     ):
-        uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
         self.batch = rows_like(batch, batch.keys, batch.tags, batch.fields, batch.extra_info or {})
         """The real rows as they were planned."""
         self.plan = plan
-        self.pad_keys = [row_key(uid, session, 0) for session in range(plan.n_pads)]
-        self._pad_tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
+        self.pads = new_pads(self.batch, plan.n_pads, template)
+        """All pads of the plan, whether they have been put or not."""
         self._template = template
         self._timed = timed
         self._source = SourceRows(batch)
@@ -96,13 +94,6 @@ class PaddedBatch:
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order."""
         return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
-
-    @property
-    def pads(self) -> KVBatchMeta:
-        """The pads that lie in TransferQueue."""
-        return KVBatchMeta(
-            keys=list(self.pad_keys), tags=[self._pad_tag] * len(self.pad_keys), partition_id=self.batch.partition_id
-        )
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; fields and extra_info are those of ``batch``.
@@ -164,11 +155,10 @@ class PaddedBatch:
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
-        tags = dict(zip(batch.keys, batch.tags, strict=True))
-        keys = [*self.batch.keys, *self.pad_keys]
+        tag_of = dict(zip([*batch.keys, *self.pads.keys], [*batch.tags, *self.pads.tags], strict=True))
+        keys = [*self.batch.keys, *self.pads.keys]
         ordered = [keys[row] for row in layout.order]
-        tags_R = [tags.get(key, self._pad_tag) for key in ordered]
-        return rows_like(batch, ordered, tags_R, batch.fields, batch.extra_info or {})
+        return rows_like(batch, ordered, [tag_of[key] for key in ordered], batch.fields, batch.extra_info or {})
 
     def _complete_pads(self, n_pads: int) -> None:
         """Gives pads the fields that the trainer has added to the real rows since they were made.
@@ -179,13 +169,12 @@ class PaddedBatch:
         if n_pads:
             fields = self._new_fields(n_pads)
             if fields.shared or fields.per_pad:
-                put_copies(self.pad_keys[:n_pads], self.batch.partition_id, fields.shared, per_row=fields.per_pad)
+                put_copies(self.pads.keys[:n_pads], self.pads.partition_id, fields.shared, per_row=fields.per_pad)
 
     def _new_fields(self, n_pads: int) -> PadFields:
         rows = self._source.read()
         refuse_misplaced_weight(rows)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return self._template.fields(rows, [name for name in names if name not in self._made | OWN_COLUMNS], n_pads)
+        return fields_of_pads(rows, self._template, n_pads, leave_out=self._made | OWN_COLUMNS)
 
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put.
@@ -196,20 +185,13 @@ class PaddedBatch:
         Raises:
             PaddingDataError: no pad can be made for a field; nothing is put.
         """
-        if not self.pad_keys:
+        if not self.pads.keys:
             if not self._template.has_met(self._source.names - OWN_COLUMNS):
                 self._new_fields(1)
             return
-        fields = self._new_fields(len(self.pad_keys))
+        fields = self._new_fields(len(self.pads))
         self._made = {*fields.shared, *fields.per_pad}
-        uid = uid_of_key(self.pad_keys[0])
-        put_copies(
-            self.pad_keys,
-            self.batch.partition_id,
-            fields.shared | {"uid": uid},
-            tags=[self._pad_tag] * len(self.pad_keys),
-            per_row=fields.per_pad | {"session_id": list(range(len(self.pad_keys)))},
-        )
+        put_pads(self.pads, fields)
 
 
 def padded_batch(
@@ -230,30 +212,18 @@ def padded_batch(
         PaddingDataError: a real row is tagged as padding, or TransferQueue and the batch disagree about it, see
             :class:`SourceRows`; or the rows cannot weigh what their agent loop says.
     """
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        if is_padding(tag):
-            raise PaddingDataError(
-                f"row {key!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
-                "another padding, is still in TransferQueue: clear it, or take the tag off."
-            )
+    refuse_pads(batch)
     return PaddedBatch(batch, plan, template, weighings=weighings, timed=timed)
-
-
-def strip(padded: PaddedBatch) -> KVBatchMeta:
-    """Takes the pads out of TransferQueue; returns the real rows as they were planned. It may be called again."""
-    clear(padded.pad_keys, padded.batch.partition_id)
-    padded.pad_keys = []
-    return padded.batch
 
 
 def strip_after_an_error(padded: PaddedBatch) -> None:
     """Takes the pads out while an error is on its way; a failure to do so is only logged, and that error goes on."""
     try:
-        strip(padded)
+        strip(padded.pads)
     except Exception:
         logger.exception(
             "verl_padding: %d pads (%s ..) could not be cleared after an error; the next job on this TransferQueue "
             "will clear them",
-            len(padded.pad_keys),
-            padded.pad_keys[0],
+            len(padded.pads),
+            padded.pads.keys[0],
         )

@@ -1,0 +1,60 @@
+"""What users import, call and set: a change here is a change for them, and belongs into the CHANGELOG."""
+
+import inspect
+from dataclasses import fields
+
+import verl_padding
+from verl_padding import plan
+from verl_padding.cli.app import app
+from verl_padding.config import PaddingConfig
+from verl_padding.driver import trainers
+from verl_padding.driver.mixin import PaddedTrainer
+
+VERBS = {
+    "plan_batch": "(rows: 'Rows', job: 'Job') -> 'BatchPlan'",
+    "real_rows": "(batch: 'Any') -> 'Any'",
+    "strip": "(batch: 'KVBatchMeta') -> 'KVBatchMeta'",
+    "upsample": "(batch: 'KVBatchMeta', multiple: 'int', *, eos_token_id: 'int' = 0, length: 'int' = 2, "
+    "roles: 'Mapping[str, FieldRole] | None' = None) -> 'KVBatchMeta'",
+}
+
+
+def test_the_verbs_at_the_top_have_these_signatures():
+    assert verl_padding.__all__ == ["__version__", *VERBS]
+    assert {name: str(inspect.signature(getattr(verl_padding, name))) for name in VERBS} == VERBS
+
+
+SETTINGS = {
+    "strategy": "prompt",
+    "denominator": "rows",
+    "weighting": "row",
+    "weighted_losses": "actor",
+    "advantages": "row",
+    "seed": 0,
+    "pad_length": "auto",
+    "multimodal": "auto",
+    "fields": {},
+    "cost_model": "attention",
+    "packer": "verl",
+    "log_prob_micro_batches": "update",
+    "sharing": "off",
+    "timing": False,
+    "timing_dir": None,
+    "version": verl_padding.__version__,
+}
+
+
+def test_the_settings_have_these_names_and_defaults():
+    assert {field.name: getattr(PaddingConfig(), field.name) for field in fields(PaddingConfig)} == SETTINGS
+
+
+def test_the_choices_and_the_trainers_have_these_names():
+    assert sorted(plan.STRATEGIES) == ["lcm", "prompt", "rows"]
+    assert sorted(plan.COST_MODELS) == ["attention", "tokens"]
+    for name in ("PaddedTrainerSync", "PaddedTrainerColocateAsync", "PaddedTrainerSeparateAsync"):
+        assert issubclass(getattr(trainers, name), PaddedTrainer)
+
+
+def test_the_command_has_these_subcommands():
+    commands = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}
+    assert commands == {"compare", "demo", "doctor", "plan", "timeline", "tiny-model"}
