@@ -2,25 +2,10 @@
 
 from pathlib import Path
 
+import pandas
 import pytest
-from omegaconf import DictConfig, open_dict
 
-from tests.support.jobs_for_doctor import FLAG, Machine, prompts, with_settings
-from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.local.tiny_models import make_tiny_model
-
-
-@pytest.fixture
-def no_ray_cluster(monkeypatch) -> None:
-    """What else runs on this machine is nothing to these jobs."""
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-
-
-@pytest.fixture(autouse=True)
-def time_for_all_prompts(monkeypatch) -> None:
-    """However slow the machine is just now: the doctor tries as many prompts as it has seconds for."""
-    for module in ("chat_templates", "prompts"):
-        monkeypatch.setattr(f"verl_padding.doctor.{module}.SECONDS", 60)
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +18,12 @@ def tiny_model(tmp_path_factory) -> Path:
 def job(tmp_path_factory, tiny_model) -> list[str]:
     """Overrides of a job that can start."""
     folder = tmp_path_factory.mktemp("job")
-    prompts(16).to_parquet(folder / "train.parquet")
+    row = {
+        "prompt": [{"role": "user", "content": "1+1"}],
+        "data_source": "openai/gsm8k",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+    }
+    pandas.DataFrame([row] * 16).to_parquet(folder / "train.parquet")
     return [
         "+local=cpu",
         f"actor_rollout_ref.model.path={tiny_model}",
@@ -44,30 +34,3 @@ def job(tmp_path_factory, tiny_model) -> list[str]:
         "algorithm.adv_estimator=grpo",
         f"trainer.default_local_dir={folder / 'checkpoints'}",
     ]
-
-
-@pytest.fixture(scope="session")
-def composed(job) -> DictConfig:
-    """The config of that job with the flag. Nobody writes into it."""
-    return compose_job(JobArguments(overrides=(*job, FLAG)))
-
-
-@pytest.fixture
-def composed_once(job, composed, monkeypatch) -> None:
-    """Hydra, which takes most of the time of a look at a job, is not asked anew for the job with other values."""
-
-    def compose(arguments: JobArguments) -> DictConfig:
-        assert set(job) <= set(arguments.overrides), "for other jobs, Hydra has to be asked"
-        others = [override for override in arguments.overrides if override not in (*job, FLAG)]
-        config = with_settings(composed, others)
-        if FLAG not in arguments.overrides:
-            with open_dict(config):
-                del config.padding
-        return config
-
-    monkeypatch.setattr("verl_padding.doctor.job.compose_job", compose)
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch, tiny_model) -> Machine:
-    return Machine(tmp_path, monkeypatch, tiny_model)

