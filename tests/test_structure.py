@@ -22,6 +22,7 @@ FLOORS = (
     "stock",
     "runs",
     "local",
+    "rehearsal",
     "entry",
     "doctor",
     "plugin",

@@ -21,6 +21,8 @@ app = typer.Typer(no_args_is_help=True)
 Family = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
 """Families of tiny models. Named here again: the command line must not need what its commands need."""
 
+Act = Literal["all", "sessions", "step"]
+
 BESIDE = ("verl", "TransferQueue", "torch")
 """Packages whose versions a report of a fault should name."""
 
@@ -197,6 +199,48 @@ def tiny_model(
 
 
 @app.command()
+def rehearse(
+    overrides: Annotated[list[str], typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")],
+    config_name: Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")] = PRIMARY,
+    config_path: Annotated[
+        str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
+    ] = CONFIG_PATH,
+    config_dir: Annotated[
+        str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")
+    ] = None,
+    reply: Annotated[
+        list[str] | None, typer.Option(help="A text that the model says, among noise and calls of tools.")
+    ] = None,
+    only: Annotated[Act, typer.Option(help="One of the two acts.")] = "all",
+    without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,
+    without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing in act 1.")] = False,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds that each act may take.")] = 300,
+) -> None:
+    """Runs a job small on this machine's CPU: its sessions on scripted replies, then a step with its model shrunk.
+
+    The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something is wrong.
+    """
+    from rich.console import Console
+
+    from verl_padding.cli.rehearse import rehearse as run
+
+    job = JobArguments(
+        overrides=tuple(overrides), config_name=config_name, config_path=config_path, config_dir=config_dir
+    )
+    sys.exit(
+        run(
+            job,
+            console=Console(file=sys.stdout),
+            replies=reply or [],
+            only=only,
+            with_tools=not without_tools,
+            with_rewards=not without_rewards,
+            timeout_s=timeout,
+        )
+    )
+
+
+@app.command()
 def doctor(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
@@ -208,7 +252,7 @@ def doctor(
     config_dir: Annotated[
         str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that was looked at.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that was checked.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")] = False,
 ) -> None:
     """Checks whether the plug-in works, and whether a job can start on this machine. Ray is not started.

@@ -11,6 +11,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_padding.local.continuous_batch import ContinuousBatch, Generation
+from verl_padding.local.scripted_replies import Replies, scripted_replies
 
 T = TypeVar("T")
 
@@ -53,6 +54,8 @@ class TransformersServer:
         self._work_to_do = asyncio.Event()
         self._model_thread = ThreadPoolExecutor(1)
         self._loop_task: asyncio.Task[None] | None = None
+        self._replies = scripted_replies(self._model_config.tokenizer, config)
+        self._replied = 0
 
     async def ready(self) -> str:
         """Returns: a name for the server, where others have an address."""
@@ -85,6 +88,8 @@ class TransformersServer:
             NotImplementedError: the request holds videos or audio.
             ValueError: a sampling parameter is unknown or out of range.
         """
+        if self._replies is not None:
+            return self._scripted(self._replies, len(prompt_ids), sampling_params, request_id)
         if video_data or audio_data:
             raise NotImplementedError("the transformers rollout generates from text and images only")
         generation = self._generation(list(prompt_ids), sampling_params, request_id, self._images(image_data))
@@ -100,6 +105,15 @@ class TransformersServer:
         self._work_to_do.set()
         step = self._weights_of_step  # read now: once answered, new weights may come before this goes on
         return self._output(generation, await answer, sampling_params, step)
+
+    def _scripted(self, replies: Replies, prompt: int, params: dict[str, Any], request_id: str) -> TokenOutput:
+        """A reply that no model gives; each of its tokens has a log-prob of -1."""
+        self._replied += 1
+        longest = self._config.prompt_length + self._config.response_length - prompt
+        limit = max(1, min(params.get("max_tokens") or self._config.response_length, longest))
+        ids = replies.draw(f"{request_id} {self._replied}", limit)
+        generation = Generation(prompt_ids=[0], max_new_tokens=limit, token_ids=ids, log_probs=[-1.0] * len(ids))
+        return self._output(generation, "completed", params, self._weights_of_step)
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
         """Builds the model from the trainer's weights.

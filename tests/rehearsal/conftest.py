@@ -1,0 +1,27 @@
+"""A tiny model, and a folder of a user's own."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from verl.tools import function_tool
+
+from tests.rehearsal.own_jobs import OwnJob
+from verl_padding.local.tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def own(tmp_path, tiny_model, monkeypatch) -> OwnJob:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
+    before = set(sys.modules)
+    yield OwnJob(tmp_path, tiny_model)
+    for name in set(sys.modules) - before:
+        if name.endswith("_of_mine"):
+            del sys.modules[name]

@@ -1,0 +1,67 @@
+"""What a model says that nobody has trained: scripted replies, a call of each tool, and noise that ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+TEXTS = "VERL_PADDING_REPLIES"
+"""Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers give no others."""
+NOISE = 24
+"""Most tokens of a reply that nobody wrote."""
+EXAMPLES = {"string": "1 + 2", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+"""Type in a tool's schema -> an argument of it."""
+
+
+class Replies:
+    """Replies in turn, drawn by a seed; a model with random weights would call no tool and never end a turn.
+
+    Args:
+        rollout: the job's section ``actor_rollout_ref.rollout``.
+        texts: replies of the user's.
+    """
+
+    def __init__(self, tokenizer: Any, rollout: Any, texts: Sequence[str] = ()):
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_vocab().values()
+        self._ordinary = min([len(tokenizer), *added])  # an image's token in noise would break its position ids
+        self._texts = [None, *texts, *_calls_of_tools(rollout)]
+
+    def draw(self, seed: str, limit: int) -> list[int]:
+        """Token ids of a reply, at most ``limit``; the same for the same seed."""
+        draws = random.Random(seed)
+        text = draws.choice(self._texts)
+        if text is None:
+            ids = [draws.randrange(self._ordinary) for _ in range(draws.randint(2, NOISE))]
+        else:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+        eos = self._tokenizer.eos_token_id
+        return [*ids, *([] if eos is None else [eos])][:limit]
+
+
+def scripted_replies(tokenizer: Any, rollout: Any) -> Replies | None:
+    """The replies that the environment asks for; None where models reply themselves."""
+    texts = os.environ.get(TEXTS)
+    return None if texts is None else Replies(tokenizer, rollout, json.loads(texts))
+
+
+def _calls_of_tools(rollout: Any) -> Iterator[str]:
+    """A call of each tool in the form of verl's parser ``hermes``; other forms take ``--reply``."""
+    turns = rollout.multi_turn
+    if not (turns.tool_config_path or turns.function_tool_path) or turns.format != "hermes":
+        return
+    from verl.tools.tool_registry import load_all_tools
+
+    tools = load_all_tools(tool_config_path=turns.tool_config_path, function_tool_path=turns.function_tool_path)
+    for tool in tools:
+        function = tool.tool_schema.model_dump(exclude_none=True)["function"]
+        schemas = function.get("parameters", {}).get("properties", {})
+        arguments = {name: _example(schema) for name, schema in schemas.items()}
+        yield f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': arguments})}\n</tool_call>"
+
+
+def _example(schema: dict[str, Any]) -> Any:
+    return schema["enum"][0] if schema.get("enum") else EXAMPLES.get(schema.get("type", "string"), "1")

@@ -1,0 +1,156 @@
+"""What ended a rehearsal: the first real exception, the user's own line first, and what it comes from."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from verl_padding.errors import PaddingError
+
+LONGEST = 400
+"""Characters of an exception's message that are shown."""
+LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"])
+PACKAGE = str(Path(__file__).parent.parent) + "/"
+"""Files of others: all but the user's own."""
+HINTS = {
+    r"can't assign a (\w+) to a torch": "a reward is a {0}: return a number, or a dict with the key 'score'",
+    r"KeyError: 'score'": "a reward function that returns a dict needs the key 'score' in it",
+    r"validation errors? for AgentLoopOutput": "what the agent loop returns is no AgentLoopOutput",
+    r"object \w+ can't be used in 'await'": "`run` of an agent loop is an `async def` that returns",
+    r"'NoneType' object has no attribute 'loader'": "tool_config_path names a class of a module that is not there",
+    r"KeyError: 'reward_extra_info'": "a loop of several rows that scores itself sets it in extra_fields",
+    r"cannot pickle": "a row or a result holds what no process can be sent",
+    r"shape mismatch|must match the size of tensor": "an estimator or a loss returns another shape than its rows have",
+    r"Could not find (?:agent_loop|\w+ in) registry|not registered": "the name is not in agent_loop_config_path's file",
+}
+"""What an exception says where it does not speak for itself -> what it means."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    name: str
+    text: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own code, and not a library's, verl's or the plug-in's."""
+        return not any(part in self.file for part in LIBRARIES) and not self.file.startswith(PACKAGE)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.name}" + (f": {self.text}" if self.text else "")
+
+
+@dataclass
+class Failure:
+    """One kind of exception, however often it was raised."""
+
+    kind: str
+    message: str
+    frames: list[Frame] = field(default_factory=list)
+    process: str = ""
+    count: int = 1
+
+    @property
+    def own(self) -> list[Frame]:
+        return [frame for frame in self.frames if frame.is_own]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Of failures that are of one kind."""
+        last = (self.own or self.frames)[-1:]
+        return self.kind, self.message[:60], *((frame.file, frame.line) for frame in last)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """The innermost cause of an exception: verl, Hydra and Ray wrap it."""
+        while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+            error = cause
+        found = traceback.extract_tb(error.__traceback__)
+        frames = [Frame(each.filename, each.lineno or 0, each.name, each.line or "") for each in found]
+        if isinstance(error, SyntaxError) and error.filename:
+            frames.append(Frame(error.filename, error.lineno or 0, "the file", (error.text or "").strip()))
+        return cls(type(error).__name__, " ".join(str(error).split()), frames)
+
+    def lines(self, files: Mapping[str, str]) -> Iterator[str]:
+        """At most ten.
+
+        Args:
+            files: the user's files -> the setting that names them.
+        """
+        told = f"{self.kind}: {self.message}"
+        yield told if len(told) <= LONGEST else f"{told[: LONGEST // 2]} .. {told[-LONGEST // 2 :]}"
+        for frame in self.own[-4:][::-1]:
+            yield f"  {frame}"
+        if self.frames and not self.frames[-1].is_own:
+            yield f"  raised in {self.frames[-1]}"
+        settings = dict.fromkeys(files[frame.file] for frame in self.own if frame.file in files)
+        if settings:
+            yield f"  set by {', '.join(settings)}"
+        for pattern, hint in HINTS.items():
+            if meant := re.search(pattern, told):
+                yield f"  hint: {hint.format(*meant.groups())}"
+        if self.count > 1 or self.process:
+            yield f"  {self.count} times" + (f", in {self.process}" if self.process else "")
+
+
+class RehearsalError(PaddingError):
+    """A rehearsal has ended.
+
+    Args:
+        message: what went wrong, in a line.
+        stage: what the job was doing.
+        failures: the exceptions that were seen, the first one first.
+    """
+
+    def __init__(self, message: str, *, stage: str, failures: Iterable[Failure] = ()):
+        super().__init__(message)
+        self.stage = stage
+        self.failures = list(failures)
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+PREFIX = re.compile(r"^\((?P<process>[\w.:]+)(?: pid=(?P<pid>\d+))?[^)]*\) ?")
+FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
+WRAPPERS = ("ray.exceptions.", "RayTaskError", "ray.")
+
+
+class FailuresOfLog:
+    """The exceptions in the output of a job's processes, read line by line; Ray's own wrappers are left out."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[object, ...], Failure] = {}
+        self._open: dict[str, Failure] = {}
+
+    def read(self, line: str) -> None:
+        line = ANSI.sub("", line.rstrip("\n"))
+        process, text = "the trainer", line
+        if of_ray := PREFIX.match(line):
+            process, text = of_ray["process"], line[of_ray.end() :]
+        if "Traceback (most recent call last)" in text or text.startswith("ray::"):
+            self._open[process] = Failure("", "", process=process)
+            return
+        failure = self._open.get(process)
+        if failure is None:
+            return
+        if frame := FRAME.match(text):
+            failure.frames.append(Frame(frame["file"], int(frame["line"]), frame["name"] or ""))
+        elif failure.frames and text.startswith("    ") and not failure.frames[-1].text and "^" not in text:
+            last = failure.frames[-1]
+            failure.frames[-1] = Frame(last.file, last.line, last.name, text.strip())
+        elif text and not text.startswith(" ") and (raised := RAISED.match(text)):
+            failure.kind, failure.message = raised["kind"].rpartition(".")[2], raised["message"] or ""
+            del self._open[process]
+            if failure.frames and not raised["kind"].startswith(WRAPPERS):
+                known = self._found.setdefault(failure.key, failure)
+                known.count += known is not failure
+
+    def failures(self) -> list[Failure]:
+        """Those with a line of the user's own first, then in the order in which they were raised."""
+        return sorted(self._found.values(), key=lambda failure: not failure.own)

@@ -1,0 +1,124 @@
+"""What the rows of played sessions say: how many a session has, where they part, and what a trainer would miss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingError
+from verl_padding.pads.schema import Schema
+from verl_padding.pads.template import PadTemplate
+from verl_padding.plan.row_keys import session_of_key
+from verl_padding.rehearsal.sessions import TRAIN, VAL, PlayedRow, Sessions
+
+SHOWN = 160
+"""Characters of a text that are shown."""
+AROUND = 8
+"""Tokens that are shown on each side of the place where two rows part."""
+AS_LONG_AS_RESPONSES = ("response_mask", "rollout_log_probs", "rm_scores")
+
+
+def description(played: Sessions) -> Iterator[str]:
+    """Lines that say what the sessions are like."""
+    rows = played.of(TRAIN)
+    sessions = Counter(session_of_key(row.key) for row in rows)
+    per_session = sorted(Counter(sessions.values()).items())
+    yield (
+        f"{len(rows)} rows of {len(sessions)} sessions ({played.replies} replies); rows a session: "
+        + ", ".join(f"{size} ({count} sessions)" for size, count in per_session)
+    )
+    if not rows:
+        return
+    lengths = [(len(row.fields["prompts"]), len(row.fields["responses"])) for row in rows]
+    trained = sum(int(row.fields["response_mask"].sum()) for row in rows)
+    prompt_tokens, response_tokens = (sorted(of) for of in zip(*lengths, strict=True))
+    yield (
+        f"tokens: prompts {prompt_tokens[0]} to {prompt_tokens[-1]}, responses {response_tokens[0]} to "
+        f"{response_tokens[-1]}, {trained} of {sum(response_tokens)} response tokens are trained"
+    )
+    rewards = Counter(round(float(row.fields["rm_scores"].sum()), 3) for row in rows if "rm_scores" in row.fields)
+    yield "rewards: " + ", ".join(f"{reward:g} ({count} rows)" for reward, count in sorted(rewards.items()))
+    if validated := played.of(VAL):
+        yield f"validation: {len(validated)} rows"
+    for field in ("prompts", "responses"):
+        text = played.tokenizer.decode(rows[0].fields[field])
+        text = text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} .. {text[-SHOWN // 2 :]}"
+        yield f"first {field[:-1]}: {text!r}"
+    yield from _partings(rows, played.tokenizer)
+
+
+def _partings(rows: Sequence[PlayedRow], tokenizer: Any) -> Iterator[str]:
+    """Where rows of a session that could go on from each other do not, once for each kind of place."""
+    seen: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for one, other in pairwise(rows):
+        if session_of_key(one.key) != session_of_key(other.key):
+            continue
+        a, b = (row.fields["input_ids"].tolist() for row in (one, other))
+        shared = next((place for place, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None)
+        if shared is None:
+            seen["begins with all of the row before it"] += 1
+            continue
+        where = "prompt" if shared < len(one.fields["prompts"]) else "response"
+        kind = f"parts from the row before it in that one's {where}"
+        seen[kind] += 1
+        texts = (repr(tokenizer.decode(ids[max(0, shared - AROUND) : shared + AROUND])) for ids in (a, b))
+        example.setdefault(kind, f" (row {other.key.rpartition('_')[2]}, token {shared}: {' / '.join(texts)})")
+    for kind, count in seen.items():
+        yield f"{count} rows: a row {kind}{example.get(kind, '')}"
+
+
+def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
+    """What the rest of a job reads of rows and would not find, or would silently misread."""
+    rows = played.of(TRAIN)
+    found: Counter[str] = Counter()
+    needed = {"rm_scores", "responses", "response_mask", "num_turns"}
+    if config.actor_rollout_ref.rollout.calculate_log_probs:
+        needed.add("rollout_log_probs")
+    for row in rows:
+        for name in sorted(needed - row.fields.keys()):
+            found[f"rows have no {name}, which verl's trainer reads"] += 1
+        if row.tag["min_global_steps"] is None:
+            found["rows have no extra_fields['min_global_steps'], by which verl's trainer tells their age"] += 1
+        length = len(row.fields["responses"])
+        for name in AS_LONG_AS_RESPONSES:
+            value = row.fields.get(name)
+            if isinstance(value, torch.Tensor) and len(value) != length:
+                found[f"rows have a {name} of {len(value)} tokens beside a response of {length}"] += 1
+    for message, count in found.items():
+        yield f"{count} of {len(rows)} {message}"
+    if _template_renders_nothing(rows, played.tokenizer):
+        yield "the chat template renders different messages to the same prompt: their content does not reach the model"
+    yield from _fields_without_role(rows, config, played.tokenizer)
+
+
+def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool:
+    """Whether the template makes the same of different messages, which nothing else would report."""
+    messages = [row.fields.get("raw_prompt") for row in rows if row.key.endswith("_0")]
+    prompts = {tuple(row.fields["prompts"].tolist()) for row in rows if row.key.endswith("_0")}
+    asked = {str(each) for each in messages}
+    if len(prompts) > 1 or len(asked) < 2 or not tokenizer.chat_template:
+        return False
+    return (
+        len({tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages}) == 1
+    )
+
+
+def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:
+    """What a padded job would refuse: a field that no pad can be made for."""
+    if config.get("padding") is None or not rows:
+        return
+    padding = PaddingConfig.from_section(config.padding)
+    template = PadTemplate(eos_token_id=tokenizer.eos_token_id or 0, length=8, schema=Schema(padding.fields))
+    for name in dict.fromkeys(name for row in rows for name in row.fields):
+        having = [row.fields for row in rows if name in row.fields]
+        try:
+            template.fields(having, [name])
+        except PaddingError as refusal:
+            yield str(refusal)

@@ -1,0 +1,241 @@
+"""Act 1: sessions of the job in this process, by verl's own classes. No Ray, no model: replies are scripted.
+
+The user's own data set, chat template, agent loop, tools and rewards run, with the job's config; only numbers of
+prompts and sessions are cut. Rows come out as TransferQueue would get them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+from uuid import uuid4
+
+from omegaconf import DictConfig, open_dict
+
+from verl_padding.local.scripted_replies import Replies
+from verl_padding.rehearsal.failure import Failure, RehearsalError
+
+TRAIN, VAL = "train", "val"
+TOOLS = ("tool_config_path", "function_tool_path")
+ALREADY_SHOWN = "Error in _run_prompt"
+"""What verl logs of a session that has failed."""
+
+
+@dataclass(frozen=True)
+class PlayedRow:
+    """A row as TransferQueue would get it."""
+
+    key: str
+    fields: dict[str, Any]
+    tag: dict[str, Any]
+    partition: str
+
+
+@dataclass
+class Sessions:
+    """What came of them."""
+
+    rows: list[PlayedRow] = field(default_factory=list)
+    failures: dict[tuple[object, ...], Failure] = field(default_factory=dict)
+    """One for each kind, with how often it was raised; verl goes on without such a session."""
+    logged: Counter[str] = field(default_factory=Counter)
+    """Warnings and errors that verl, or code of the user's own, has logged and gone on."""
+    replies: int = 0
+    tokenizer: Any = None
+
+    def of(self, partition: str) -> list[PlayedRow]:
+        return [row for row in self.rows if row.partition == partition]
+
+
+def play_sessions(
+    config: DictConfig,
+    *,
+    replies: Sequence[str] = (),
+    prompts: int = 4,
+    n: int = 2,
+    with_tools: bool = True,
+    with_rewards: bool = True,
+) -> Sessions:
+    """Plays sessions of the first prompts, and of validation if the job validates.
+
+    Args:
+        config: of the job; it is changed.
+        replies: texts that the model says, among others.
+        n: sessions of a prompt at most.
+
+    Raises:
+        RehearsalError: no session can begin.
+    """
+    played = Sessions()
+    with open_dict(config):
+        config.actor_rollout_ref.rollout.n = min(n, config.actor_rollout_ref.rollout.n)
+        config.actor_rollout_ref.rollout.val_kwargs.n = 1
+        config.data.filter_overlong_prompts_workers = 1
+        for key in TOOLS if not with_tools else ():
+            config.actor_rollout_ref.rollout.multi_turn[key] = None
+    handler = _Count(played.logged)
+    verls = logging.getLogger("verl")
+    level = verls.level
+    logging.getLogger().addHandler(handler)
+    verls.setLevel(logging.WARNING)
+    try:
+        asyncio.run(_play(config, played, replies, prompts, with_rewards=with_rewards))
+    except RehearsalError:
+        raise
+    except Exception as error:
+        failure = Failure.of(error)
+        raise RehearsalError(f"{failure.kind}: {failure.message}", stage="sessions", failures=[failure]) from error
+    finally:
+        logging.getLogger().removeHandler(handler)
+        verls.setLevel(level)
+    return played
+
+
+async def _play(
+    config: DictConfig, played: Sessions, replies: Sequence[str], prompts: int, *, with_rewards: bool
+) -> None:
+    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+    from verl.trainer.ppo.v1 import agent_loop_tq
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
+
+    class Worker(PaddedAgentLoopWorker):
+        async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return await super()._run_agent_loop(*args, **kwargs)
+            except Exception as error:
+                failure = Failure.of(error)
+                known = played.failures.setdefault(failure.key, failure)
+                known.count += known is not failure
+                raise
+
+    model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    played.tokenizer = model.tokenizer
+    rewards = _RewardsHandle(RewardLoopWorker(config).compute_score if with_rewards else _no_reward)
+    with mock.patch.object(agent_loop_tq, "tq", _Queue(played)):
+        worker = Worker(config, _ScriptedServer(model, config, played, replies), None, [rewards])
+        for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
+            batch = _batch(config, model, setting, prompts, is_train=is_train)
+            if batch is not None:
+                await worker.generate_sequences(batch)
+                await asyncio.gather(*worker.background_tasks)
+    if not played.of(TRAIN) and played.of(VAL):
+        raise RehearsalError(
+            "data.train_files: verl takes a prompt with a column `validate` for one of a validation, and would wait "
+            "for ever for one to train on. Leave that column out.",
+            stage="sessions",
+        )
+
+
+def _batch(config: DictConfig, model: Any, setting: str, prompts: int, *, is_train: bool) -> Any:
+    """Prompts as verl's trainer hands them to its agent loop workers; None for a validation that the job has not."""
+    import numpy as np
+    from ray import cloudpickle
+    from torch.utils.data import DataLoader
+    from verl.trainer.ppo.utils import create_rl_dataset
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    files = config.data.train_files if is_train else config.data.val_files
+    data = create_rl_dataset(
+        files, config.data, model.tokenizer, model.processor, is_train=is_train, max_samples=8 * prompts
+    )
+    if not len(data):
+        message = f"{setting}: no prompt is left of the first {8 * prompts}. Look at its filter."
+        raise RehearsalError(message, stage="data")
+    if not is_train and not (config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0):
+        return None
+    columns = next(iter(DataLoader(data, batch_size=min(prompts, len(data)), collate_fn=collate_fn)))
+    columns["uid"] = np.array([str(uuid4()) for _ in columns["raw_prompt"]], dtype=object)
+    batch = tu.get_tensordict(columns)
+    tu.assign_non_tensor_data(batch, "global_steps", 1)
+    if not is_train:
+        tu.assign_non_tensor_data(batch, "validate", True)
+    # As Ray hands it to another process: what cannot be pickled ends here too, and lazily opened images are read once.
+    return cloudpickle.loads(cloudpickle.dumps(batch))
+
+
+class _Queue:
+    """In the place of TransferQueue: keeps what the worker puts."""
+
+    def __init__(self, played: Sessions):
+        self._played = played
+
+    def init(self, *_: Any, **__: Any) -> None: ...
+
+    async def async_kv_put(self, **_: Any) -> None: ...
+
+    async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
+        for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
+            row = {name: fields[name][place] for name in fields.keys()}  # noqa: SIM118  (a TensorDict)
+            bare = {name: getattr(value, "data", value) if _is_wrapped(value) else value for name, value in row.items()}
+            self._played.rows.append(PlayedRow(key, bare, tag, partition_id))
+
+
+def _is_wrapped(value: Any) -> bool:
+    return type(value).__name__ == "NonTensorData"
+
+
+class _ScriptedServer:
+    """In the place of verl's client of rollout servers."""
+
+    def __init__(self, model: Any, config: DictConfig, played: Sessions, texts: Sequence[str]):
+        rollout = config.actor_rollout_ref.rollout
+        self.tokenizer = model.tokenizer
+        self._played = played
+        self._longest = rollout.prompt_length + rollout.response_length
+        self._response = rollout.response_length
+        self._vocabulary = model.hf_config.get_text_config().vocab_size
+        self._replies = Replies(model.tokenizer, rollout, texts)
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        if not isinstance(prompt_ids, list) or not all(isinstance(token, int) for token in prompt_ids):
+            raise TypeError(f"prompt_ids: a list of token ids is needed, not {type(prompt_ids).__name__}")
+        if prompt_ids and max(prompt_ids) >= self._vocabulary:
+            raise ValueError(f"prompt_ids: token {max(prompt_ids)}, but the model's vocab_size is {self._vocabulary}")
+        self._played.replies += 1
+        limit = min(sampling_params.get("max_tokens") or self._response, self._longest - len(prompt_ids))
+        ids = self._replies.draw(f"{request_id} {self._played.replies}", max(1, limit))
+        steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=[-1.0] * len(ids) if sampling_params.get("logprobs") else None,
+            stop_reason="completed",
+            num_preempted=0,
+            extra_fields=steps,
+        )
+
+
+class _RewardsHandle:
+    """A reward worker of this process, called as Ray's are."""
+
+    def __init__(self, compute_score: Any):
+        self.compute_score = SimpleNamespace(remote=compute_score)
+
+
+async def _no_reward(_: Any) -> dict[str, Any]:
+    return {"reward_score": 0.0, "reward_extra_info": {}}
+
+
+class _Count(logging.Handler):
+    """Counts what is logged; failures of sessions are shown by themselves."""
+
+    def __init__(self, logged: Counter[str]):
+        super().__init__(logging.WARNING)
+        self._logged = logged
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = " ".join(record.getMessage().split())
+        if not message.startswith(ALREADY_SHOWN):
+            self._logged[f"{record.name}: {message[:200]}"] += 1

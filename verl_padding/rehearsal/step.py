@@ -1,0 +1,139 @@
+"""Act 2: a step of the job on this machine's CPU, by verl's trainer, Ray, TransferQueue and FSDP2, its model shrunk."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_padding.local.launch import run_command
+from verl_padding.local.scripted_replies import TEXTS
+from verl_padding.rehearsal.failure import FailuresOfLog, RehearsalError
+from verl_padding.rehearsal.reduced_job import STEPS, reduced
+from verl_padding.rehearsal.shrunk_model import write_shrunk_model
+from verl_padding.runs.report import LOG, METRICS
+
+STAGES = {
+    "Started a local Ray instance": "Ray",
+    "(WorkerDict": "the workers",
+    "(TransformersServer": "the rollout's server",
+    "(AgentLoopWorker": "the agent loops",
+    "step:1": "the first step",
+}
+"""What the log says -> the stage that the job has reached."""
+CALLBACK = {"_target_": "verl_padding.entry.hydra_callback.CheckJobBeforeStart"}
+SHOWN = ("padding/real_rows/total", "padding/pad_rows/total", "actor/grad_norm", "actor/pg_loss", "critic/score/mean")
+LAST = 12
+"""Lines of the log that are shown where no exception is in it."""
+
+
+@dataclass
+class StepReport:
+    """What came of the steps."""
+
+    model: str
+    steps: list[dict[str, Any]]
+    seconds: float
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def not_finite(self) -> list[str]:
+        """Metrics that are no finite number in a step."""
+        return sorted(
+            {
+                name
+                for step in self.steps
+                for name, value in step.items()
+                if isinstance(value, int | float) and not math.isfinite(value)
+            }
+        )
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.model}; {len(self.steps)} step(s) in {self.seconds:.0f} s"
+        for step in self.steps:
+            yield ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if name in step)
+        if self.not_finite:
+            yield f"not finite: {', '.join(self.not_finite)}"
+        for each in self.left_out:
+            yield f"not rehearsed: {each}"
+
+
+def rehearse_step(
+    config: DictConfig,
+    *,
+    folder: Path,
+    timeout_s: float,
+    replies: Sequence[str] = (),
+    on_stage: Callable[[str], object] = lambda _: None,
+) -> StepReport:
+    """Runs one step, and a validation if the job validates.
+
+    Args:
+        config: of the job; it is not changed.
+        folder: an empty folder, into which all is written.
+        replies: texts that the model says, among others.
+        on_stage: is called with each stage that the job reaches.
+
+    Raises:
+        RehearsalError: the job has ended with an error, has not ended in time, or a metric is not finite.
+    """
+    started = time.monotonic()
+    section = config.actor_rollout_ref.model
+    try:
+        model = write_shrunk_model(
+            section.path, folder / "model", hf_config=section.get("hf_config_path"), trust=section.trust_remote_code
+        )
+        small, left_out = reduced(config, model=folder / "model", folder=folder)
+    except Exception as error:
+        raise RehearsalError(
+            f"{type(error).__name__}: {error}: no small model can be made of {section.path}", stage="model"
+        ) from error
+    with open_dict(small):
+        small.hydra = {"run": {"dir": str(folder / "hydra")}}
+        if small.get("padding") is not None:  # which composing has taken out
+            small.hydra.callbacks = {"verl_padding": CALLBACK}
+    (folder / "config").mkdir()
+    OmegaConf.save(small, folder / "config" / "job.yaml")
+    failures, reached = FailuresOfLog(), ["start"]
+
+    def read(line: str) -> None:
+        failures.read(line)
+        for words, stage in STAGES.items():
+            if words in line and stage not in reached:
+                reached.append(stage)
+                on_stage(stage)
+
+    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
+    command += ["--config-path", str(folder / "config"), "--config-name", "job"]
+    with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
+        try:
+            code = run_command(command, folder=folder, on_line=read, timeout_s=timeout_s)
+        except TimeoutError:
+            raise RehearsalError(
+                f"the job has not ended in {timeout_s:.0f} s; it had reached {reached[-1]}",
+                stage="step",
+                failures=failures.failures(),
+            ) from None
+    steps = _metrics(folder / METRICS)
+    report = StepReport(model=model, steps=steps, seconds=time.monotonic() - started, left_out=left_out)
+    if code or len(steps) < STEPS:
+        last = "" if failures.failures() else ": " + " / ".join((folder / LOG).read_text().splitlines()[-LAST:])
+        raise RehearsalError(
+            f"the job has ended (exit code {code}) at {reached[-1]}{last}", stage="step", failures=failures.failures()
+        )
+    if bad := report.not_finite:
+        raise RehearsalError(f"metrics are not finite: {', '.join(bad)}", stage="step", failures=failures.failures())
+    return report
+
+
+def _metrics(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [step["data"] for step in map(json.loads, lines) if step["step"] > 0]
