@@ -117,8 +117,8 @@ def test_one_module_knows_transfer_queue():
     assert importers_of("transfer_queue") == {"pads/queue.py"}
 
 
-def test_one_package_knows_verls_trainers():
-    assert {path.split("/")[0] for path in importers_of("verl.trainer.ppo.v1")} == {"driver"}
+def test_one_package_knows_verls_trainers_and_one_rehearses_them():
+    assert {path.split("/")[0] for path in importers_of("verl.trainer.ppo.v1")} == {"driver", "rehearsal"}
 
 
 @pytest.mark.parametrize("module", ["torch", "verl", "ray", "transfer_queue", "tensordict"])

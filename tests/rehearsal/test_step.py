@@ -1,0 +1,226 @@
+"""Act 2 of a rehearsal: a real step of a job on this machine's CPU, its model shrunk."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Qwen3Config
+
+from tests.rehearsal.own_jobs import OwnJob
+from verl_padding.cli.rehearse import rehearse
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.rehearsal.failure import FailuresOfLog
+from verl_padding.rehearsal.reduced_job import reduced
+from verl_padding.rehearsal.shrunk_model import shrunk
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+
+
+def rehearsed(*overrides: str, timeout_s: float = 280) -> tuple[int, str]:
+    console = Console(width=1000, record=True, file=StringIO())
+    code = rehearse(JobArguments(overrides=overrides), console=console, replies=["2"], only="step", timeout_s=timeout_s)
+    return code, console.export_text()
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text", "olmo2"]
+)
+def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
+    large = CONFIG_MAPPING[family]().to_dict()
+    small = shrunk(large)
+    assert small.keys() <= large.keys()
+    assert small["vocab_size"] == large["vocab_size"]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**small))
+    layers = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
+    assert 0 < layers < 1_000_000
+
+
+def test_a_reduced_job_keeps_the_users_algorithm_and_writes_nothing_of_the_users(own: OwnJob, tmp_path):
+    engine = ["model_engine=megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"]
+    mine = ["actor_rollout_ref.actor.clip_ratio=0.3", "padding.strategy=rows", "trainer.logger=[console,wandb]"]
+    mine += [
+        "trainer.default_local_dir=/mine/checkpoints",
+        "trainer.rollout_data_dir=/mine/rollouts",
+        "trainer.nnodes=2",
+    ]
+    job = [each for each in own.overrides(*engine, *mine) if each != "+local=cpu"]
+    config = compose_job(JobArguments(overrides=(*job, "actor_rollout_ref.rollout.name=vllm")))
+    before = OmegaConf.to_yaml(config)
+    small, left_out = reduced(config, model=tmp_path / "model", folder=tmp_path)
+    assert OmegaConf.to_yaml(config) == before
+    assert (small.actor_rollout_ref.actor.clip_ratio, small.padding.strategy) == (0.3, "rows")
+    assert (small.actor_rollout_ref.actor.strategy, small.trainer.nnodes) == ("fsdp2", 1)
+    assert "/mine" not in OmegaConf.to_yaml(small)
+    assert any("megatron" in each for each in left_out)
+    assert any("vllm" in each for each in left_out)
+
+
+def test_the_first_exception_of_a_log_is_the_users_own_and_not_rays():
+    found = FailuresOfLog()
+    for line in """\
+(TaskRunner pid=1) Traceback (most recent call last):
+(TaskRunner pid=1)   File "/lib/site-packages/verl/trainer/a.py", line 3, in fit
+(TaskRunner pid=1)     step()
+(TaskRunner pid=1) RuntimeError: later
+Traceback (most recent call last):
+  File "/lib/site-packages/ray/worker.py", line 9, in get
+    raise value
+ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunner.run()
+(WorkerDict pid=2) Traceback (most recent call last):
+(WorkerDict pid=2)   File "/lib/site-packages/verl/workers/b.py", line 5, in update
+(WorkerDict pid=2)     loss()
+(WorkerDict pid=2)   File "/home/me/loss.py", line 7, in mine
+(WorkerDict pid=2)     return wrong
+(WorkerDict pid=2) NameError: name 'wrong' is not defined""".splitlines():
+        found.read(line)
+    first, second = found.failures()
+    assert (first.kind, second.kind) == ("NameError", "RuntimeError")
+    lines = list(first.lines({"/home/me/loss.py": "actor_rollout_ref.model.external_lib"}))
+    assert lines[1] == "  /home/me/loss.py:7 in mine: return wrong"
+    assert "actor_rollout_ref.model.external_lib" in " ".join(lines)
+
+
+CRITIC = ("algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=4", "critic.enable=true")
+JOBS = {
+    "grpo": (),
+    "gae": CRITIC,
+    "stock verl": ("~padding",),
+    "lora": ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"),
+    "kl": ("actor_rollout_ref.actor.use_kl_loss=true",),
+    "colocate_async": ("trainer.v1.trainer_mode=colocate_async",),
+    "separate_async": ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+    "validation": ("trainer.test_freq=5",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_a_step_of_a_job_that_can_run_goes_well(job, own):
+    code, said = rehearsed(*own.overrides(*own.loop(), *own.reward(), *JOBS[job]))
+    assert code == 0, said
+    assert "1 step(s)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_vl"])
+def test_so_does_one_of_a_mixture_and_of_a_vision_model(family, own, tmp_path):
+    model = make_tiny_model(family, tmp_path / "models")
+    code, said = rehearsed(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"))
+    assert code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", sorted(RECIPES.glob("*/run_qwen3_4b_*.sh")), ids=lambda path: path.parent.name + path.stem
+)
+def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own, tmp_path):
+    model = make_tiny_model("qwen3", tmp_path / "models")
+    large = Qwen3Config(num_hidden_layers=36, hidden_size=2560, intermediate_size=9728, num_attention_heads=32)
+    config = json.loads((model / "config.json").read_text())
+    wide = large.to_dict() | {key: config[key] for key in ("vocab_size", "eos_token_id", "architectures")}
+    (model / "config.json").write_text(json.dumps(wide | {"dtype": "bfloat16"}, default=str))
+    for name in ("train", "test"):
+        own.data(
+            name=f"{name}.parquet", rows=16, extra_info=lambda row: {"index": row, "answer": "2", "question": "1+1"}
+        )
+    stub = tmp_path / "bin" / "verl-padding"
+    stub.parent.mkdir()
+    stub.write_text(f'#!/bin/bash\nshift; printf "%s\\n" "$@" > {tmp_path}/arguments; exit 3\n')
+    stub.chmod(0o755)
+    paths = f"{stub.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {
+        **os.environ,
+        "PATH": paths,
+        "MODEL": str(model),
+        "DATA": str(own.folder),
+        "OUT": str(tmp_path / "out"),
+    }
+    assert subprocess.run(["bash", script], env=environment, check=False).returncode == 3
+    code, said = rehearsed(*(tmp_path / "arguments").read_text().split("\n")[:-1])
+    assert code == 0, said
+
+
+ESTIMATOR = """
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est
+
+@register_adv_est("mine")
+def mine(token_level_rewards, response_mask, **kwargs):
+    return torch.zeros(3, 3), torch.zeros(3, 3)  # here
+"""
+LOSS = """
+from verl.trainer.ppo.core_algos import register_policy_loss
+
+@register_policy_loss("mine")
+def mine(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, **kwargs):
+    return (log_prob * response_mask).sum() * float("nan"), {}
+"""
+
+
+@pytest.mark.slow
+def test_an_estimator_of_another_shape_ends_the_rehearsal(own, monkeypatch):
+    own.file("estimator_of_mine.py", ESTIMATOR)
+    monkeypatch.setenv("PYTHONPATH", str(own.folder))
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "estimator_of_mine")
+    code, said = rehearsed(*own.overrides(*own.reward(), "algorithm.adv_estimator=mine", "~padding"))
+    assert code == 1, said
+    assert "Error" in said
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_is_told(own, monkeypatch):
+    own.file("loss_of_mine.py", LOSS)
+    monkeypatch.setenv("PYTHONPATH", str(own.folder))
+    own_loss = [
+        "actor_rollout_ref.model.external_lib=loss_of_mine",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=mine",
+    ]
+    code, said = rehearsed(*own.overrides(*own.reward(), *own_loss))
+    assert code == 1, said
+    assert "not finite" in said
+
+
+@pytest.mark.slow
+def test_a_reward_that_raises_in_its_worker_is_told_with_its_line(own):
+    code, said = rehearsed(*own.overrides(*own.reward("def compute_score(**given):\n    raise KeyError('mine')\n")))
+    assert code == 1, said
+    assert "reward_of_mine.py:2" in said
+    assert "reward.custom_reward_function.path" in said
+
+
+@pytest.mark.slow
+def test_a_step_that_takes_too_long_is_ended_with_the_stage_that_it_reached(own):
+    code, said = rehearsed(
+        *own.overrides(*own.reward("import time\n\ndef compute_score(**given):\n    time.sleep(999)\n")), timeout_s=60
+    )
+    assert code == 1
+    assert "has not ended in 60 s" in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_and_no_folder(own, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "verl_padding", "rehearse", "--only", "step", *own.overrides(*own.reward())]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(
+        command, cwd=own.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    ended = time.monotonic() + 120
+    while len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < ended:
+        time.sleep(0.5)
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 4
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert list((tmp_path / "tmp").iterdir()) == []
