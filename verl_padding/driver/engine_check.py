@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.worker.training_workers import training_workers
 
 PLANNED = (
     "strategy",
@@ -45,12 +46,8 @@ def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
     def check(worker: Any) -> Any:
         from verl.protocol import DataProto
 
-        # An ActorRolloutRefWorker holds its TrainingWorkers; a critic is one.
-        trainees = {role: getattr(worker, role, None) for role in ("actor", "ref")}
-        if not any(trainees.values()):
-            trainees = {"critic": worker}
-        for role, trainee in trainees.items():
-            if trainee is not None and role in expected:
+        for role, trainee in training_workers(worker).items():
+            if role in expected:
                 _compare(role, expected[role], trainee.engine_config)
         return DataProto()
 

@@ -42,7 +42,7 @@ from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_continued, find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
-from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
+from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
 from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
@@ -50,6 +50,7 @@ from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
 from verl_padding.worker import plan_packer, position_ids, text_rows
+from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.losses import wrap_worker_loss
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
         self._warned_of_idle_steps = False
+        self._probed = False
         self._fetched = (0, 0)  # step, and prompts fetched in it so far
         super().__init__(config)
 
@@ -170,6 +172,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         Raises:
             PaddingDataError: the rows cannot be planned; none was touched.
         """
+        if not self._probed:
+            self._probe(batch)
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
@@ -204,6 +208,17 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             partitions = np.reshape(balanced.order, (balanced.dp_size, -1)).tolist()
             metrics.update(log_seqlen_unbalance(seqlen_list, partitions, prefix=logging_prefix))
         return batch
+
+    def _probe(self, batch: KVBatchMeta) -> None:
+        """Before the first worker call: each model has to keep packed rows apart."""
+        engines = self._job_reader.engines
+        fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines.items()}
+        (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
+        probe = probe_for_leaks(row["position_ids"].shape[:-1], sharing=self._padding.sharing, fixes=fixes)
+        groups = [getattr(self, name, None) for name in WORKER_GROUPS]
+        for worker_group in {id(group): group for group in groups if group is not None}.values():
+            worker_group.execute_with_func_generator(probe)
+        self._probed = True
 
     def _find_extensions(self, batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | None] | None:
         if self._padding.sharing == "off":

@@ -24,6 +24,7 @@ from verl_padding.pads.columns import (
 )
 from verl_padding.worker.loss_metrics import MicroBatchShare, names_of_sums, share_metrics, zeros
 from verl_padding.worker.row_means import over_the_mini_batch
+from verl_padding.worker.training_workers import training_workers
 
 Loss = Callable[..., Any]
 
@@ -157,7 +158,7 @@ def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
     def wrap(worker: Any) -> Any:
         from verl.protocol import DataProto
 
-        trainee = getattr(worker, "actor", worker)  # ActorRolloutRefWorker holds its TrainingWorker as `actor`
+        trainee = next(iter(training_workers(worker).values()))  # the actor, or the critic
         assert trainee.loss_fn is not None, "the worker has no loss yet"
         trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
         return DataProto()

@@ -23,6 +23,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, TIPS, read_column
 from verl_padding.timing.laps import Lap
+from verl_padding.worker.training_workers import training_workers
 
 CLOCK = "_verl_padding_clock"
 """Attribute of an engine that has a clock."""
@@ -216,5 +217,4 @@ def read_in_worker(worker: Any) -> Any:
 
 
 def _engines(worker: Any) -> list[Any]:
-    trainees = [getattr(worker, name, None) for name in ("actor", "ref")]  # of an ActorRolloutRefWorker
-    return [trainee.engine for trainee in [each for each in trainees if each is not None] or [worker]]
+    return [trainee.engine for trainee in training_workers(worker).values()]

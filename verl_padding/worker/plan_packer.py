@@ -25,6 +25,7 @@ from verl_padding.pads.lineage import EXTENDS
 from verl_padding.plan import Sharing
 from verl_padding.plan.counted import counted
 from verl_padding.worker.shared_prefixes import computed_tokens, planned_tokens, share_in, tips_of
+from verl_padding.worker.training_workers import training_workers
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,7 @@ def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
     def install_in_worker(worker: Any) -> Any:
         from verl.protocol import DataProto
 
-        trainees = [getattr(worker, name, None) for name in ("actor", "ref")]  # of an ActorRolloutRefWorker
-        for trainee in [trainee for trainee in trainees if trainee is not None] or [worker]:
+        for trainee in training_workers(worker).values():
             _patch(trainee.engine, sharing)
             if sharing == "chains":
                 share_in(trainee.engine)

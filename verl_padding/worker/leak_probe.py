@@ -1,0 +1,148 @@
+"""Shows, by computing it, that rows packed beside each other do not see each other: else pads would change real rows.
+
+verl packs rows one behind the other. Whether a model's layers keep them apart depends on the model's code, on the
+attention and the engine; layers that run on from one row into the next, and attention that is not told where a row
+begins, fail in silence. A row is computed between two neighbours, and again between others of the same lengths, at the
+same place: what it gets may differ by rounding only. A third pass changes the row's own first token. In low precision,
+where rounding is as large as many an effect, a leak is what changes outputs by a part of what that token changes.
+
+Each rank computes the same rows, so that all take part in the same collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.plan import Sharing
+from verl_padding.worker.training_workers import training_workers
+
+ROW, NEIGHBOUR, LONGER = 16, 16, 8
+"""Tokens of the row, of each neighbour, and of what a longer row goes on with."""
+ROUNDING = 16
+"""Machine epsilons of the outputs that a difference by rounding has at most: experts get other numbers of tokens."""
+LEAK = 0.02
+"""Part of the effect of a row's first token that a difference by rounding has at most."""
+OUTPUTS = ("log_probs", "values")
+
+
+def probe_for_leaks(axes: Sequence[int], *, sharing: Sharing, fixes: dict[str, str]) -> Callable[[Any], Any]:
+    """Makes a function for verl's ``execute_with_func_generator`` that probes each engine of a worker.
+
+    Args:
+        axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
+        sharing: with chains, a shorter row's outputs have to be those of the longer one's beginning, too.
+        fixes: role -> what to set where rows are not kept apart.
+
+    The function raises a PaddingConfigError: a model does not keep rows apart.
+    """
+
+    def probe(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        for role, trainee in training_workers(worker).items():
+            if role in fixes and trainee.engine_config.use_remove_padding:
+                _probe(role, trainee, tuple(axes), sharing, fixes[role])
+        return DataProto()
+
+    return probe
+
+
+def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix: str) -> None:
+    from verl.utils.torch_dtypes import PrecisionType
+
+    text = trainee.model_config.hf_config.get_text_config()
+    draws = torch.Generator().manual_seed(0)
+    low, high = min(16, text.vocab_size // 4), min(text.vocab_size, 200)  # no token of an image is among these
+
+    def drawn(n: int) -> torch.Tensor:
+        return torch.randint(low, high, (n,), generator=draws)
+
+    row, rest = drawn(ROW), drawn(LONGER)
+    neighbours = [(drawn(NEIGHBOUR), drawn(NEIGHBOUR)) for _ in range(2)]
+    other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
+    passes = [(*neighbours[0], row), (*neighbours[1], row), (*neighbours[0], other)]
+    outputs = []
+    for before, after, each in passes:
+        output = _outputs(trainee, [before, each, after, torch.cat([each, rest])], axes)
+        if output is None:  # this rank has none
+            return
+        outputs.append(output)
+    one, beside_others, changed = outputs
+    epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
+    own = _distance(one[1], changed[1])
+    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), LEAK * own)
+    attention = getattr(text, "_attn_implementation", None)
+    model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
+    leak = _distance(one[1], beside_others[1])
+    if not leak <= rounding:  # nor where it is no number
+        raise PaddingConfigError(
+            f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads would change real rows "
+            f"({model}: other neighbours change a row's outputs by {leak:.2g}, its own first token by {own:.2g}). Set "
+            f"{fix}, or choose another model or attention."
+        )
+    beginning = _distance(one[1], one[3][: len(one[1])])
+    # At another place, the row is computed in another order.
+    if sharing != "off" and not beginning <= max(rounding, LEAK * own):
+        raise PaddingConfigError(
+            f"padding.sharing={sharing!r}: in the {role}, a row's outputs are not those of a longer row's beginning "
+            f"({model}: they differ by {beginning:.2g}, the row's own first token changes {own:.2g}). Set "
+            "padding.sharing=off."
+        )
+
+
+def _outputs(trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...]) -> list[torch.Tensor] | None:
+    """What the engine computes for each row, of all tokens but the last one; None on a rank that has no outputs."""
+    from verl.utils import tensordict_utils as tu
+
+    ones = [torch.ones_like(ids) for ids in rows]
+    places = [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows]
+    data = TensorDict(
+        {
+            "input_ids": _nested(rows),
+            "position_ids": _nested(places) if not axes else _nested_along_tokens(places),
+            "attention_mask": _nested(ones),
+            "loss_mask": _nested([mask[1:] for mask in ones]),
+            "response_mask": _nested([mask[1:] for mask in ones]),
+            "prompts": _nested([ids[:1] for ids in rows]),
+            "responses": _nested([ids[1:] for ids in rows]),
+        },
+        batch_size=len(rows),
+    )
+    tu.assign_non_tensor(
+        data,
+        temperature=1.0,
+        compute_loss=False,
+        calculate_entropy=False,
+        use_dynamic_bsz=False,
+        micro_batch_size_per_gpu=len(rows),
+    )
+    output = trainee.infer_batch(data)
+    if output is None:
+        return None
+    (name,) = [name for name in OUTPUTS if name in output.keys()]  # noqa: SIM118  (a TensorDict)
+    found = output[name]
+    each = found.unbind() if found.is_nested else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
+    return [line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)]
+
+
+def _nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def _nested_along_tokens(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Jagged along the last dimension, as verl's position ids with axes are."""
+    return torch.nested.nested_tensor_from_jagged(
+        torch.cat(list(rows), dim=-1),
+        offsets=torch.tensor([0, *[row.shape[-1] for row in rows]]).cumsum(0),
+        jagged_dim=rows[0].dim(),
+    )
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Mean absolute difference."""
+    return float((a - b).abs().mean())
