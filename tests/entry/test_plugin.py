@@ -225,3 +225,12 @@ def test_without_the_plugin_hydra_takes_the_flag_for_a_plain_string(monkeypatch)
     assert compose_job("+padding=prompt").padding.strategy == "prompt"
     monkeypatch.setattr(VerlPaddingSearchPath, "manipulate_search_path", lambda *_: None)
     assert compose_job("+padding=prompt").padding == "prompt"
+
+
+def test_the_module_of_the_agent_loops_can_be_the_first_that_a_process_imports():
+    # As in an agent loop worker, whose class Ray unpickles: verl's import loads the trainers in the middle of it.
+    code = "import verl_padding.driver.agent_loops as m; print(m.PaddedAgentLoopManager.__name__)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip().endswith("PaddedAgentLoopManager")
+    assert "could not be loaded" not in ended.stderr
+    assert "circular" not in ended.stderr

@@ -1,7 +1,7 @@
 """verl's agent loop manager and its workers, for sessions of several rows and for dispatches of a few prompts.
 
 verl takes the manager by the setting ``+actor_rollout_ref.rollout.agent.agent_loop_manager_class``, which a padded
-trainer sets unless the user has.
+trainer sets unless the user has. No module of the trainers imports this one: a worker's process imports it first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import ray
-from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
@@ -61,11 +60,3 @@ class PaddedAgentLoopManager(AgentLoopManagerTQ):
         workers = self.agent_loop_workers
         served = len(prompts.chunk(len(workers)))
         self.agent_loop_workers = workers[served:] + workers[:served]
-
-
-def use_padded_agent_loops(config: DictConfig) -> None:
-    """Names the manager that ``verl.trainer.main_ppo`` makes next, unless the user has named one."""
-    agent = config.actor_rollout_ref.rollout.agent
-    if not agent.get("agent_loop_manager_class"):
-        with open_dict(agent):
-            agent.agent_loop_manager_class = f"{__name__}.{PaddedAgentLoopManager.__name__}"

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
-from verl_padding.driver.agent_loops import use_padded_agent_loops
 from verl_padding.driver.engine_check import check_engines
 from verl_padding.driver.pad_templates import PadTemplates
 from verl_padding.driver.session_advantages import credit_sessions, mend_untrained_ends
@@ -104,7 +103,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             super()._setup()
             clear_leftovers(TRAIN_PARTITION)
             self._wrap_workers()
-            use_padded_agent_loops(self.config)
+            _use_padded_agent_loops(self.config)
         except BaseException:
             release_queue()
             raise
@@ -362,3 +361,11 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         """A seed that differs in each local update, and is the same in a resumed run."""
         parts = [self._padding.seed, self.global_steps, self.local_trigger_step]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def _use_padded_agent_loops(config: DictConfig) -> None:
+    """Names the manager that ``verl.trainer.main_ppo`` makes next, unless the user has named one."""
+    agent = config.actor_rollout_ref.rollout.agent
+    if not agent.get("agent_loop_manager_class"):
+        with open_dict(agent):
+            agent.agent_loop_manager_class = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"

@@ -63,8 +63,9 @@ def run_command(
     folder: Path,
     on_line: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
+    cwd: Path | None = None,
 ) -> int:
-    """Runs any command with the environment and the guarantees of `run_local_job`."""
+    """Runs any command with the environment and the guarantees of `run_local_job`, in `cwd` instead if it is given."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     timed_out = threading.Event()
@@ -74,7 +75,7 @@ def run_command(
         at_the_end.callback(shutil.rmtree, scratch, ignore_errors=True)
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "verl_padding.local.job_supervisor", str(os.getpid()), scratch, *command],
-            cwd=folder,
+            cwd=cwd or folder,
             env=job_environment(Path(scratch), folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -115,7 +115,7 @@ class RehearsalError(PaddingError):
 
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-PREFIX = re.compile(r"^\((?P<process>[\w.:]+)(?: pid=(?P<pid>\d+))?[^)]*\) ?")
+PREFIX = re.compile(r"^\((?P<process>(?!pid=)[\w.:]+)?(?: ?pid=(?P<pid>\d+))[^)]*\) ?")
 FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
 RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
 WRAPPERS = ("ray.exceptions.", "RayTaskError", "ray.")
@@ -132,7 +132,7 @@ class FailuresOfLog:
         line = ANSI.sub("", line.rstrip("\n"))
         process, text = "the trainer", line
         if of_ray := PREFIX.match(line):
-            process, text = of_ray["process"], line[of_ray.end() :]
+            process, text = of_ray["process"] or f"process {of_ray['pid']}", line[of_ray.end() :]
         if "Traceback (most recent call last)" in text or text.startswith("ray::"):
             self._open[process] = Failure("", "", process=process)
             return

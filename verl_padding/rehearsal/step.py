@@ -115,7 +115,7 @@ def rehearse_step(
     command += ["--config-path", str(folder / "config"), "--config-name", "job"]
     with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
         try:
-            code = run_command(command, folder=folder, on_line=read, timeout_s=timeout_s)
+            code = run_command(command, folder=folder, on_line=read, timeout_s=timeout_s, cwd=Path.cwd())
         except TimeoutError:
             raise RehearsalError(
                 f"the job has not ended in {timeout_s:.0f} s; it had reached {reached[-1]}",
