@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from verl_padding.job.engines_on_cpu import TRIED
+from verl_padding.local.engine_versions import TRIED
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("verl_padding", "recipes", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")

@@ -6,6 +6,7 @@ verl's own methods on the real TransferQueue, the update from verl's engine in t
 
 import json
 import math
+from contextlib import nullcontext
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template, upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.fsdp import transformer_impl
 
 from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
 from benchmarks.zero_effect import error_of_loss, measure_estimator
-from tests.support.engine_in_process import COMMON, Actor, loss_tokens, micro_batch_of, start_engine, trained_rows
+from tests.support.engine_in_process import COMMON, Actor, micro_batch_of, start_engine, trained_rows
 from tests.support.fsdp2_workers import empty_queue
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import PARTITION, put_rows
@@ -97,7 +99,15 @@ def pads_of_verl(row: dict, n: int) -> list[dict]:
     return [{name: pad[name] for name in rollout} | {name: row[name][:1] for name in computed} for _ in range(n)]
 
 
-def test_a_step_of_pads_alone_moves_the_weights():
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone: verl's engine counts the tokens of a mini-batch over all ranks."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_step_of_pads_alone_moves_the_weights(one_rank, monkeypatch):
     rows = list(trained_rows(grown_sessions([3, 2], prompts=2)).values())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -112,17 +122,19 @@ def test_a_step_of_pads_alone_moves_the_weights():
         engine = start_engine(Actor, Qwen2ForCausalLM(config), sharing=False)
     engine.optimizer = torch.optim.AdamW(engine.module.parameters(), lr=1e-3, weight_decay=0.0)
     engine.optimizer_config, engine._qat_enabled = SimpleNamespace(clip_grad=1.0), False
+    engine.ulysses_sequence_parallel_size, engine.get_data_parallel_size = 1, lambda: 1
+    engine._gradient_sync_context, engine.is_mp_src_rank_with_outputs = (lambda **_: nullcontext()), lambda: True
+    monkeypatch.setattr(transformer_impl, "get_device_id", lambda: "cpu")
 
     moves, norms, losses = [], [], []
     for step in (rows, pads_of_verl(rows[0], len(rows))):
         before = torch.cat([weight.detach().clone().flatten() for weight in engine.module.parameters()])
         data = micro_batch_of(step)
-        tu.assign_non_tensor(data, **COMMON, dp_size=1, batch_num_tokens=loss_tokens(step), global_batch_size=len(rows))
-        engine.optimizer_zero_grad()
-        value, _ = engine.forward_step(data, policy_loss("token-mean"), forward_only=False)
-        value.backward()
-        losses.append(float(value))
-        norms.append(engine.optimizer_step())
+        sizes = {"global_batch_size": len(rows), "use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(step)}
+        tu.assign_non_tensor(data, **COMMON | sizes)
+        output = engine.train_batch(data, policy_loss("token-mean"))
+        losses.append(sum(output["loss"]))
+        norms.append(float(output["metrics"]["grad_norm"]))
         after = torch.cat([weight.detach().flatten() for weight in engine.module.parameters()])
         moves.append(float((after - before).norm()))
     assert moves[0] > 0

@@ -174,6 +174,33 @@ def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_an
     assert ours[2][0] != ours[5][0] == ours[6][0] != 0
 
 
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param(([0.6, 1.0], [[1, 1], [0, 0]]), [0.7], id="penalties that differ by row"),
+        pytest.param(([0.0, 1.0], [[1], [0]]), [0.5], id="scores that differ by row"),
+    ],
+)
+def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compares(a, b):
+    """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
+    rewards, masks = (*a[0], *b), [*a[1], [1]]
+    keys = ["p_0_0", "p_0_1", "p_1_0"]
+    fields = {
+        "rm_scores": [torch.tensor([0.0] * (len(m) - 1) + [r]) for r, m in zip(rewards, masks, strict=True)],
+        "old_log_probs": [torch.zeros(len(mask)) for mask in masks],
+        "response_mask": [torch.tensor(mask) for mask in masks],
+    }
+    batch = put_rows([(2, len(mask)) for mask in masks], keys, **fields)
+    try:
+        type(padded_trainer())._compute_advantage(padded_trainer("algorithm.adv_estimator=grpo"), batch, {})
+        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages"])["advantages"].unbind()
+    finally:
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
+    assert data[0].tolist() == pytest.approx([half] * len(masks[0]), abs=1e-4)
+    assert data[2].tolist() == pytest.approx([-half], abs=1e-4)
+
+
 def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
     overrides = ("algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=64")
     (by_row, row_metrics), (by_session, metrics) = (computed(kind, "rloo", *overrides) for kind in ("row", "session"))

@@ -44,14 +44,14 @@ def test_a_router_that_would_learn_from_pads_is_refused(overrides):
 @pytest.mark.parametrize("section", [ACTOR, REF, CRITIC])
 def test_experts_whose_places_pads_would_take_are_refused_in_passes_too(section):
     setting = f"{section}.megatron.override_transformer_config.moe_expert_capacity_factor"
-    with pytest.raises(PaddingConfigError, match=rf"^{setting}=1\.5: an expert .* Leave it out"):
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=1\.5: .*pads would .*Leave it out"):
         check(*([] if section == ACTOR else WITH_ALL), f"+{setting}=1.5")  # a reference has what the actor has
 
 
 @pytest.mark.parametrize("section", [ACTOR, CRITIC])
 def test_routes_that_depend_on_the_other_tokens_of_a_micro_batch_are_refused(section):
     setting = f"{section}.megatron.override_transformer_config.moe_router_load_balancing_type"
-    with pytest.raises(PaddingConfigError, match=rf"^{setting}=sinkhorn: in training, .* Leave it out"):
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=sinkhorn: .* Leave it out"):
         check(*WITH_ALL, f"+{setting}=sinkhorn")
 
 
@@ -87,63 +87,6 @@ def test_a_loss_of_several_predicted_tokens_is_refused_with_megatron_alone():
         check(*MTP)
     check(*MTP[1:])  # without the layer
     check_job(compose_job(*DYNAMIC, "+padding=prompt", *MTP))  # FSDP's engines leave the layer out
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ((f"{ACTOR}.megatron.pad_to_length=true",), r"pad_to_length=True: verl does not run it .* Set it to False"),
-        (
-            [
-                f"{section}.megatron.{name}_model_parallel_size=2"
-                for section in (ACTOR, REF)
-                for name in ("pipeline", "virtual_pipeline")
-            ],
-            r"virtual_pipeline_model_parallel_size=2: verl does not run it .* Set it to None",
-        ),
-        (
-            (f"{OVERRIDE}.fp8=hybrid",),
-            r"override_transformer_config.fp8=hybrid: verl does not run it .* Set it to null",
-        ),
-        (
-            (f"{OVERRIDE}.moe_router_fusion=true", f"{ACTOR}.megatron.router_replay.mode=R3"),
-            r"override_transformer_config.moe_router_fusion=True: verl does not run it .* Set it to False",
-        ),
-        (("trainer.n_gpus_per_node=3",), r"dynamic_context_parallel=True: .* an even number of ranks, .* has 3 for it"),
-        (
-            [f"{section}.megatron.tensor_model_parallel_size=8" for section in (ACTOR, REF)],
-            r"dynamic_context_parallel=True: .* an even number of ranks, .* has 1 for it",
-        ),
-    ],
-)
-def test_what_verls_scheduler_cannot_do_is_refused(overrides, message):
-    check(*SCHEDULER)
-    with pytest.raises(PaddingConfigError, match=rf"\.megatron\.{message}"):
-        check(*SCHEDULER, *overrides)
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_stages_of_no_pipeline_are_refused(stages):
-    sizes = [f"{section}.megatron.virtual_pipeline_model_parallel_size={stages}" for section in (ACTOR, REF)]
-    with pytest.raises(
-        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.virtual_pipeline_model_parallel_size={stages}: .* to null, or"
-    ):
-        check(*sizes)
-    check(*sizes, *(f"{section}.megatron.pipeline_model_parallel_size=2" for section in (ACTOR, REF)))
-
-
-@pytest.mark.parametrize("mode", ["R2", "R3"])
-def test_routes_are_not_replayed_where_rows_are_rounded_up_to_a_bucket(mode):
-    brings = "actor_rollout_ref.rollout.enable_rollout_routing_replay=true"
-    buckets, replays = f"{ACTOR}.megatron.pad_to_length=true", f"{ACTOR}.megatron.router_replay.mode={mode}"
-    with pytest.raises(
-        PaddingConfigError,
-        match=rf"^{ACTOR}\.megatron\.pad_to_length=True: verl does not run it .*router_replay.mode={mode}",
-    ):
-        check(brings, buckets, replays)
-    check(brings, replays)
-    check(buckets)
-    check(brings, buckets, replays, "actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
 
 
 def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
@@ -199,32 +142,6 @@ def test_a_scheduler_without_the_length_of_its_ranks_is_refused_in_verls_words()
 def test_a_precision_that_verl_refuses_is_told_with_its_setting():
     with pytest.raises(PaddingConfigError, match=rf"verl refuses .* Correct {ACTOR}\.megatron\.dtype=float32\.$"):
         check(f"{ACTOR}.megatron.dtype=float32")
-
-
-def test_an_engine_without_a_bridge_is_refused():
-    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.use_mbridge=False: .* Set it to True\.$"):
-        check(f"{ACTOR}.megatron.use_mbridge=false")
-
-
-def test_an_actor_whose_weights_verl_could_not_hand_to_the_rollout_is_refused():
-    off = f"{ACTOR}.megatron.use_distributed_optimizer=false"
-    with pytest.raises(
-        PaddingConfigError, match=rf"^{ACTOR}\.megatron\.use_distributed_optimizer=False: .* to True\.$"
-    ):
-        check(off)
-    check(off, f"{ACTOR}.megatron.use_megatron_fsdp=true")
-    check(off, f"+{ACTOR}.megatron.override_ddp_config.use_distributed_optimizer=true")
-    check(*WITH_ALL, f"{CRITIC}.megatron.use_distributed_optimizer=false")
-
-
-def test_low_precision_of_rows_that_are_not_packed_is_refused():
-    unpacked = ("actor_rollout_ref.model.use_remove_padding=false", "padding.packer=plan")
-    with pytest.raises(PaddingConfigError, match=r"override_transformer_config\.fp8=hybrid: .* or this to null\.$"):
-        check(*unpacked, f"{OVERRIDE}.fp8=hybrid")
-    with pytest.raises(PaddingConfigError, match=r"override_transformer_config\.fp8=False: .* or this to null\.$"):
-        check(*unpacked, f"{OVERRIDE}.fp8=false")
-    check(f"{OVERRIDE}.fp8=hybrid")
-    check(*unpacked)
 
 
 def test_shared_prefixes_are_refused_with_one_message():

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from verl.workers.config import McoreEngineConfig
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job import engines_on_cpu
+from verl_padding.local import engine_versions
 from verl_padding.local.megatron import engines
 
 
@@ -43,10 +43,10 @@ def test_both_kinds_of_models_are_registered_and_nothing_of_cuda_is_changed(regi
     assert torch.cuda.Stream.__module__.startswith("torch")
 
 
-@pytest.mark.parametrize("name", engines_on_cpu.PLAIN)
+@pytest.mark.parametrize("name", engine_versions.PLAIN)
 def test_what_the_layers_for_a_cpu_do_not_have_is_refused(name):
     attention = pytest.importorskip("verl_padding.local.megatron.attention", reason="needs megatron-core")
-    config = SimpleNamespace(**engines_on_cpu.PLAIN | {name: (8, 0)})
+    config = SimpleNamespace(**engine_versions.PLAIN | {name: (8, 0)})
     with pytest.raises(PaddingConfigError, match=rf"^override_transformer_config\.{name}=\(8, 0\): on a CPU"):
         attention.PackedAttention(config)
 
@@ -59,7 +59,7 @@ def test_rows_that_are_not_packed_are_refused_by_its_attention():
 
 
 def test_another_version_is_refused_before_anything_is_changed(registered, monkeypatch):
-    monkeypatch.setattr(engines_on_cpu, "version", lambda package: "9.9")
+    monkeypatch.setattr(engine_versions, "version", lambda package: "9.9")
     with pytest.raises(
         PaddingConfigError, match=r"^megatron-core 9\.9: on a CPU.* pip install --no-deps megatron-core==0\.16\.1$"
     ):
@@ -68,7 +68,7 @@ def test_another_version_is_refused_before_anything_is_changed(registered, monke
 
 
 def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeypatch):
-    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["megatron"].get)
+    monkeypatch.setattr(engine_versions, "version", engine_versions.TRIED["megatron"].get)
     with pytest.raises(PaddingConfigError, match=r"vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge"):
         registered["language_model"](None, SimpleNamespace(vanilla_mbridge=False))
     assert torch.cuda.Stream.__module__.startswith("torch")
@@ -78,7 +78,7 @@ def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeyp
 def test_a_model_that_would_be_computed_without_a_part_is_refused_in_a_job_without_padding_too(
     kind, registered, monkeypatch
 ):
-    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["megatron"].get)
+    monkeypatch.setattr(engine_versions, "version", engine_versions.TRIED["megatron"].get)
     scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192}
     scaled |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = SimpleNamespace(path="a/model", hf_config=LlamaConfig(rope_parameters=scaled))

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job import engines_on_cpu
-from verl_padding.local import veomni_engines
+from verl_padding.local import engine_versions, veomni_engines
 
 
 class Engine:
@@ -53,14 +52,14 @@ def test_both_kinds_of_models_are_registered(module):
 
 
 def test_another_version_is_refused(module, monkeypatch):
-    monkeypatch.setattr(engines_on_cpu, "version", lambda package: "9.9")
+    monkeypatch.setattr(engine_versions, "version", lambda package: "9.9")
     with pytest.raises(PaddingConfigError, match=r"^veomni 9\.9: on a CPU.* pip install --no-deps veomni==0\.1\.12$"):
         module.registered["language_model"](module)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_float32_is_all_that_changes_and_only_while_an_engine_builds_its_model(fails, module, monkeypatch):
-    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["veomni"].get)
+    monkeypatch.setattr(engine_versions, "version", engine_versions.TRIED["veomni"].get)
     engine = module.registered["value_model"](module, fails)
     if fails:
         with pytest.raises(RuntimeError):
@@ -73,7 +72,7 @@ def test_float32_is_all_that_changes_and_only_while_an_engine_builds_its_model(f
 
 
 def test_ranks_that_share_rows_are_known_as_those_of_veomni(module, monkeypatch):
-    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["veomni"].get)
+    monkeypatch.setattr(engine_versions, "version", engine_versions.TRIED["veomni"].get)
     monkeypatch.setattr(veomni_engines, "STRATEGY_OF_GROUP", {})
     module.registered["language_model"](module)
     assert veomni_engines.STRATEGY_OF_GROUP == {}
@@ -82,7 +81,7 @@ def test_ranks_that_share_rows_are_known_as_those_of_veomni(module, monkeypatch)
 
 
 def test_attention_past_the_exchange_is_refused_of_a_job_without_padding_too(module, monkeypatch):
-    monkeypatch.setattr(engines_on_cpu, "version", engines_on_cpu.TRIED["veomni"].get)
+    monkeypatch.setattr(engine_versions, "version", engine_versions.TRIED["veomni"].get)
     monkeypatch.setattr(veomni_engines, "STRATEGY_OF_GROUP", {})
     with pytest.raises(
         PaddingConfigError,

@@ -34,6 +34,7 @@ def padded_trainer(*overrides, dp_size=2):
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
+    trainer._probed = True  # there is no model whose rows could leak
     workers = SimpleNamespace(_dispatch_info={"actor": list(range(dp_size))})
     trainer.actor_rollout_wg = PaddedWorkerGroup(workers, lambda: trainer._padded_batch)
     return trainer

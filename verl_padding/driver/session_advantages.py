@@ -207,7 +207,8 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from them.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
-    0. Here its function sees the last row of each session that has one.
+    0. Here its function sees, of each session, the reward that verl takes (of its last row, with the KL penalty of that
+    row), on the mask of the last row that has a trained token. So all other sessions keep what verl has given them.
 
     Args:
         batch: rows for which verl has computed advantages, row by row.
@@ -223,9 +224,15 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     if not mended:
         return
     reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
-    samples = [{MASK: mask_R[row], REWARDS: reward_R[row]} for row in end_S]
+    rewards = [_at_the_end(mask_R[end], reward_R[of[-1]].sum()) for of, end in zip(sessions, end_S, strict=True)]
+    samples = [{MASK: mask_R[end], REWARDS: reward} for end, reward in zip(end_S, rewards, strict=True)]
     estimated = _estimated(samples, [batch.keys[row] for row in end_S], algorithm)["advantages"]
     advantage_of = {row: estimated[s, mask_R[end_S[s]].argmax()] * mask_R[row] for s in mended for row in sessions[s]}
     column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
     put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))
+
+
+def _at_the_end(mask: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
+    """(tokens of ``mask``,): 0 but for the last one, which has the reward."""
+    return torch.cat([reward.new_zeros(len(mask) - 1), reward[None]])

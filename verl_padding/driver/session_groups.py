@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 
-Buffer = TypeVar("Buffer")
+Buffer = TypeVar("Buffer", bound=Any)
+FILTER = "_dapo_filtered_keys"
+"""verl's method that finds the prompts to filter out."""
 
 
 def count_sessions(buffer: Buffer) -> Buffer:
@@ -20,9 +22,9 @@ def count_sessions(buffer: Buffer) -> Buffer:
     group by itself, and more copies of a reward change whether NumPy finds a standard deviation of exactly 0. So the
     filter sees the last row of each session alone.
     """
-    if not isinstance(buffer, ReplayBuffer) or buffer.filter_groups_metric is None:
+    if getattr(type(buffer), FILTER, None) is not getattr(ReplayBuffer, FILTER) or buffer.filter_groups_metric is None:
         return buffer
-    filter_rows = buffer._dapo_filtered_keys
+    filter_rows = getattr(buffer, FILTER)
 
     def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
         rows = buffer.partitions[partition_id]
@@ -32,7 +34,7 @@ def count_sessions(buffer: Buffer) -> Buffer:
         finally:
             buffer.partitions[partition_id] = rows
 
-    buffer._dapo_filtered_keys = filter_sessions
+    setattr(buffer, FILTER, filter_sessions)
     return buffer
 
 

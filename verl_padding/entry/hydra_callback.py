@@ -9,8 +9,7 @@ from omegaconf import DictConfig
 
 from verl_padding.entry.verl_refusals import refuse_what_verl_refuses
 from verl_padding.errors import PaddingError
-from verl_padding.job.engine_refusals import refuse_untried_versions
-from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.job.job_reader import check_job
 
 
 class CheckJobBeforeStart(Callback):
@@ -31,9 +30,8 @@ def _exit_if_refused(config: DictConfig) -> None:
         from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 
         mode = padded_trainer(config.trainer.v1.trainer_mode).extends
-        padding = check_job(config, mode)
+        check_job(config, mode)
         refuse_mispaired_advantages(config)
-        refuse_untried_versions(JobReader(config, padding, mode).engines.values())
         refuse_what_verl_refuses(config)
     except PaddingError as refusal:
         sys.exit(f"verl_padding: {refusal}")

@@ -36,18 +36,7 @@ def refuse_adapter(config: DictConfig, engine: RoleEngine) -> None:
     section, reads = engine.model_section, READS[engine.strategy]
     asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in ASKS}
     asked = {name: value for name, value in asked.items() if value not in (0, None)}
-    if engine.strategy == "megatron" and READ_BY_FSDP in asked:
-        raise PaddingConfigError(
-            f"{section}.{READ_BY_FSDP}={asked[READ_BY_FSDP]}: verl's megatron engine does not read it, and makes an "
-            f"adapter anew, or none. Set it to null, {section}.lora.adapter_path to an adapter that Megatron-Bridge "
-            f"has saved, and {section}.{reads} to its rank."
-        )
-    if reads in asked:
-        if engine.strategy == "megatron" and engine.config.vanilla_mbridge:
-            raise PaddingConfigError(
-                f"{section}.{reads}={asked[reads]}: Megatron-Bridge makes Megatron's adapters, and the vanilla bridge "
-                f"has none. Set it to 0, or {engine.section}.megatron.vanilla_mbridge to False, which needs GPUs."
-            )
+    if reads in asked and not (engine.strategy == "megatron" and READ_BY_FSDP in asked):
         return
     for name, value in asked.items():
         fix = f"{section}.{reads} to its rank" if reads else f"it to {ASKS[name]}"

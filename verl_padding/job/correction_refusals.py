@@ -32,12 +32,13 @@ def refuse_lost_correction(config: DictConfig) -> None:
     verls = Path(verl.__file__).parent / "trainer" / "config" / "algorithm" / "rollout_correction.yaml"
     defaults = OmegaConf.load(verls)
     try:
-        reached = _read_by_loss(config) if loss == BYPASS else {}
+        reached = (_read_by_loss(config) if loss == BYPASS else None) or {}
     except (ValueError, InstantiationException):  # of which other checks tell
         return
     for name, value in asked_for.items():
         default = defaults.get(name)
-        if name != SWITCH and value not in (default, reached.get(name, default)):
+        # As texts: verl takes a threshold as a number or as the text of one.
+        if name != SWITCH and str(value) not in (str(default), str(reached.get(name, default))):
             raise PaddingConfigError(
                 f"algorithm.rollout_correction.{name}={value}: with bypass_mode=True no loss reads it, since "
                 f"{LOSS_MODE}={loss}"

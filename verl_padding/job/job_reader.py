@@ -23,16 +23,13 @@ from verl_padding.job.adapter_refusals import refuse_adapter, refuse_unmerged_ad
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.correction_refusals import refuse_lost_correction
 from verl_padding.job.engine_refusals import refuse_engines
-from verl_padding.job.engines_on_cpu import refuse_memory_of_a_device
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
-from verl_padding.job.megatron_refusals import refuse_weights_without_buffer
-from verl_padding.job.model_cost import has_experts, has_tower, read_model_config, read_model_cost
+from verl_padding.job.model_cost import has_tower, read_model_config, read_model_cost
 from verl_padding.job.model_refusals import refuse_model
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.pad_length import pad_length
 from verl_padding.job.role_engine import RoleEngine, actor_engine, critic_engine, ref_engine
 from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
-from verl_padding.job.route_refusals import refuse_missing_routes, refuse_routes_of_no_experts
 from verl_padding.job.weighings import refuse_equal_sessions
 from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
@@ -212,11 +209,6 @@ class JobReader:
             if name == "ref":  # it has no adapter, nor an optimizer
                 continue
             refuse_adapter(self._config, engine)
-            if engine.strategy == "megatron" and name == "actor":
-                refuse_weights_without_buffer(engine, self._actor.optim)
-            if engine.strategy == "megatron" and engine.device == "cpu":
-                keeps = name == "actor" and self._mode == SEPARATE_ASYNC and not self._bypasses_log_prob
-                refuse_memory_of_a_device(engine.section, self._config, copies_weights=keeps)
         refuse_unmerged_adapter(self._config, self._mode)
 
     def refuse_models(self, *, fetched: bool = True) -> None:
@@ -234,10 +226,6 @@ class JobReader:
         models = {"actor_rollout_ref": self.model_config}
         if self._uses_critic and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models["critic"] = read_model_config(self._config.critic.model, "critic")
-        if has_experts(models["actor_rollout_ref"]):
-            refuse_missing_routes(self._config, self.engines["actor"], passes=not self._bypasses_log_prob)
-        else:
-            refuse_routes_of_no_experts(self.engines["actor"])
         for section, model in models.items():
             engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]
             engines.reverse()  # the actor's first, whose sizes its reference takes where it has none of its own

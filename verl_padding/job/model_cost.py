@@ -74,22 +74,6 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
     return next((f"{DYNAMIC_NTK}={part[DYNAMIC_NTK]}" for part in _parts(config) if part.get(DYNAMIC_NTK)), None)
 
 
-NOT_CAUSAL = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
-"""Settings of transformers' configs, and the values with which a token sees later ones of its row.
-
-With ``"vision"``, only tokens of one image see each other, and no row ends inside of an image.
-"""
-
-
-def sees_later_tokens(config: Mapping[str, Any]) -> str | None:
-    """The setting by which a model is not causal; None if it is."""
-    for of_model in _parts(config):
-        for name, values in NOT_CAUSAL.items():
-            if (value := of_model.get(name)) in values:
-                return f"{name}={value!r}"
-    return None
-
-
 TOWERS = ("vision", "visual", "audio")
 """What the names of those parts of a model's config have in them that see one image or sound, and no text."""
 
@@ -110,11 +94,6 @@ def n_routed_experts(model: Mapping[str, Any]) -> int:
     """Experts of a layer that its router chooses from; 0 for a dense model."""
     found = (part.get(key) for part in _parts(model) for key in EXPERTS_ANYWHERE)
     return next((experts for experts in found if isinstance(experts, int) and experts > 0), 0)
-
-
-def has_experts(model: Mapping[str, Any]) -> bool:
-    """Whether a model may have any, whatever its settings of them are called, and whatever they hold."""
-    return any("expert" in str(key) and value for part in _parts(model) for key, value in part.items())
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from verl_padding.job.engine_refusals import refuse_attention_past_ulysses
-from verl_padding.job.engines_on_cpu import refuse_other_versions
+from verl_padding.local.engine_versions import refuse_other_versions
 from verl_padding.local.ulysses import STRATEGY_OF_GROUP
 
 

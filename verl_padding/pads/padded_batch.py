@@ -133,11 +133,12 @@ class PaddedBatch:
         return tokens_of_masks(self.batch, "response_mask")
 
     def idle_steps(self, call: str) -> int:
-        """Optimizer steps of an update, once it was called, none of whose rows has a trained token."""
-        cells_M = self.plan.layouts[call].cells
+        """Optimizer steps of an update, once it was called, none of whose rows has a trained token that weighs."""
+        tokens_R, factor_R = self._trained_tokens_R, self._factors.get(call)
+        trains_R = [bool(n and (factor_R is None or factor_R[row])) for row, n in enumerate(tokens_R)]
         return sum(
-            not any(self._trained_tokens_R[row] for cell in ranks for row in cell if row < len(self.batch))
-            for ranks in cells_M
+            not any(trains_R[row] for cell in ranks for row in cell if row < len(self.batch))
+            for ranks in self.plan.layouts[call].cells
         )
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:

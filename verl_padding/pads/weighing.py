@@ -80,8 +80,8 @@ def loss_factors(
         rows = [row for cell in ranks for row in cell if row < layout.n_rows]
         weight_of = {row: weight_R[row] for row in rows}
         tokens_of = {row: tokens_R[row] for row in rows}
-        with_loss = [row for row in rows if tokens_of[row]] or rows
-        if not any(weight_of[row] for row in with_loss):
+        with_loss = [row for row in rows if tokens_of[row]]
+        if with_loss and not any(weight_of[row] for row in with_loss):
             raise PaddingDataError(
                 f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_of[with_loss[0]]}, and no row of mini-batch "
                 f"{number} of {weighing.call!r} that has a token with a loss ({counted(len(with_loss), 'row')}) weighs "

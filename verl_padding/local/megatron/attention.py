@@ -12,7 +12,7 @@ from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.engines_on_cpu import PLAIN, refuse_other_layers
+from verl_padding.local.engine_versions import PLAIN, refuse_other_layers
 
 
 class PackedAttention(DotProductAttention):

@@ -8,12 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from verl_padding.job.engines_on_cpu import (
-    refuse_megatron_on_a_cpu,
-    refuse_model_of_megatron_on_a_cpu,
-    refuse_other_version,
-    refuse_other_versions,
-)
+from verl_padding.local.engine_versions import refuse_other_version, refuse_other_versions
 from verl_padding.local.megatron.cuda_calls import answer_for_cuda
 
 
@@ -36,13 +31,6 @@ class _OnCpu:
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
         refuse_other_versions("megatron")
-        # A job without padding is checked nowhere else, and an engine is not told the role.
-        refuse_megatron_on_a_cpu("actor_rollout_ref.actor", "actor_rollout_ref.model", engine_config)
-        refuse_model_of_megatron_on_a_cpu(
-            f"model.path={model_config.path}",
-            model_config.hf_config.to_dict(),
-            engine_config.override_transformer_config or {},
-        )
         import megatron.core  # of a checkout on Python's path, whatever is installed
 
         refuse_other_version("megatron", "megatron-core", megatron.core.__version__)
