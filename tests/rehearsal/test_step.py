@@ -129,10 +129,10 @@ def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own,
     config = json.loads((model / "config.json").read_text())
     wide = large.to_dict() | {key: config[key] for key in ("vocab_size", "eos_token_id", "architectures")}
     (model / "config.json").write_text(json.dumps(wide | {"dtype": "bfloat16"}, default=str))
+    extra = {"answer": "#### 2", "question": "one and one"}
+    columns = {"data_source": lambda row: "openai/gsm8k", "extra_info": lambda row: extra | {"index": row}}
     for name in ("train", "test"):
-        own.data(
-            name=f"{name}.parquet", rows=16, extra_info=lambda row: {"index": row, "answer": "2", "question": "1+1"}
-        )
+        own.data(name=f"{name}.parquet", rows=16, **columns)
     stub = tmp_path / "bin" / "verl-padding"
     stub.parent.mkdir()
     stub.write_text(f'#!/bin/bash\nshift; printf "%s\\n" "$@" > {tmp_path}/arguments; exit 3\n')

@@ -46,20 +46,20 @@ class StepReport:
 
     @property
     def not_finite(self) -> list[str]:
-        """Metrics that are no finite number in a step."""
+        """Metrics that are no finite number in a step; verl's logger writes null for those."""
         return sorted(
             {
                 name
                 for step in self.steps
                 for name, value in step.items()
-                if isinstance(value, int | float) and not math.isfinite(value)
+                if value is None or (isinstance(value, int | float) and not math.isfinite(value))
             }
         )
 
     def lines(self) -> Iterator[str]:
         yield f"{self.model}; {len(self.steps)} step(s) in {self.seconds:.0f} s"
         for step in self.steps:
-            yield ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if name in step)
+            yield ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None)
         if self.not_finite:
             yield f"not finite: {', '.join(self.not_finite)}"
         for each in self.left_out:
