@@ -77,7 +77,8 @@ for argument in arguments:
 """
 
 VERL_PADDING = f"""#!/bin/bash
-# A module of the reader's own is imported in a process of its own.
+# A module of the reader's own is imported in a process of its own. What a rehearsal is given, the doctor takes too.
+[[ $1 == rehearse ]] && set -- doctor "${{@:2}}"
 if [[ $1 == doctor && -z ${{VERL_USE_EXTERNAL_MODULES-}} ]]; then
     printf '%s\\0' "$@" "" >> "$CALLS"
 else

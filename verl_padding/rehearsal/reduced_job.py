@@ -20,7 +20,7 @@ BUDGETS = (
     f"{REF}.log_prob_max_token_len_per_gpu",
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
     "critic.ppo_max_token_len_per_gpu",
-    "critic.ppo_infer_max_token_len_per_gpu",
+    "+critic.ppo_infer_max_token_len_per_gpu",  # of which no YAML of verl knows
     "critic.forward_max_token_len_per_gpu",
 )
 ROWS_OF_A_MICRO_BATCH = (
@@ -29,8 +29,8 @@ ROWS_OF_A_MICRO_BATCH = (
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
     "critic.ppo_micro_batch_size_per_gpu",
     "critic.forward_micro_batch_size_per_gpu",
-    "critic.fsdp.micro_batch_size_per_gpu",
-    "critic.fsdp.infer_micro_batch_size_per_gpu",
+    "+critic.fsdp.micro_batch_size_per_gpu",
+    "+critic.fsdp.infer_micro_batch_size_per_gpu",
 )
 BY_TOKENS = (
     f"{ACTOR}.use_dynamic_bsz",
@@ -82,7 +82,7 @@ def reduced(config: DictConfig, *, model: Path, folder: Path) -> tuple[DictConfi
     with read_write(small), open_dict(small):
         small.merge_with(local)
         for setting, value in _changes(config, model, folder).items():
-            OmegaConf.update(small, setting, value, force_add=True)
+            OmegaConf.update(small, setting.lstrip("+"), value, force_add=True)
         small.ray_kwargs.ray_init.pop("address", None)
     return small, left_out
 
@@ -169,7 +169,7 @@ def _mode(config: DictConfig) -> str:
 
 
 def _value(config: DictConfig, setting: str, default: Any = None) -> Any:
-    value = OmegaConf.select(config, setting)
+    value = OmegaConf.select(config, setting.lstrip("+"))
     return default if value is None else value
 
 
