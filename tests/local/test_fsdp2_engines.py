@@ -41,7 +41,7 @@ def registered():
 def test_attention_past_the_exchange_between_ranks_that_share_rows_is_refused(kind, attention, told, registered):
     with pytest.raises(
         PaddingConfigError,
-        match=rf"^override_config\.attn_implementation={told}: passes by .* the 2 ranks .* to sdpa, or ulysses_",
+        match=rf"^override_config\.attn_implementation={told}: does not support Ulysses.* 2 .* to sdpa, or ulysses_",
     ):
         registered[kind](attention, 2)
     registered[kind](attention, 1)

@@ -67,26 +67,6 @@ def test_another_version_is_refused_before_anything_is_changed(registered, monke
     assert torch.cuda.Stream.__module__.startswith("torch")
 
 
-def test_the_bridge_that_needs_transformer_engine_is_refused(registered, monkeypatch):
-    monkeypatch.setattr(engine_versions, "version", engine_versions.TRIED["megatron"].get)
-    with pytest.raises(PaddingConfigError, match=r"vanilla_mbridge=False: on a CPU, Megatron needs the vanilla bridge"):
-        registered["language_model"](None, SimpleNamespace(vanilla_mbridge=False))
-    assert torch.cuda.Stream.__module__.startswith("torch")
-
-
-@pytest.mark.parametrize("kind", ["language_model", "value_model"])
-def test_a_model_that_would_be_computed_without_a_part_is_refused_in_a_job_without_padding_too(
-    kind, registered, monkeypatch
-):
-    monkeypatch.setattr(engine_versions, "version", engine_versions.TRIED["megatron"].get)
-    scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192}
-    scaled |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    model = SimpleNamespace(path="a/model", hf_config=LlamaConfig(rope_parameters=scaled))
-    with pytest.raises(PaddingConfigError, match=r"^model\.path=a/model: on a CPU, .* has rope_type='llama3'\."):
-        registered[kind](model, McoreEngineConfig(vanilla_mbridge=True))
-    assert torch.cuda.Stream.__module__.startswith("torch")
-
-
 def test_another_megatron_on_pythons_path_is_refused(registered, monkeypatch):
     core = pytest.importorskip("megatron.core", reason="needs megatron-core")
     monkeypatch.setattr(core, "__version__", "0.99")

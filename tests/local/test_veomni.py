@@ -85,7 +85,7 @@ def test_attention_past_the_exchange_is_refused_of_a_job_without_padding_too(mod
     monkeypatch.setattr(veomni_engines, "STRATEGY_OF_GROUP", {})
     with pytest.raises(
         PaddingConfigError,
-        match=r"^veomni\.attn_implementation=eager: passes by .* the 2 ranks that .* to sdpa, or ulysses",
+        match=r"^veomni\.attn_implementation=eager: does not support Ulysses.* 2 .* to sdpa, or ulysses",
     ):
         module.registered["language_model"](module, group="two ranks", attention="eager")
     module.registered["language_model"](module, attention="eager")
