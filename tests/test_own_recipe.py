@@ -71,7 +71,7 @@ def test_both_jobs_are_complete_and_can_be_planned(script, own_recipe):
     overrides = [each for each in job_of(script, own_recipe) if not each.startswith("trainer.v1.trainer_mode=")]
     assert complete(overrides)
     config = compose_job(*overrides)
-    assert check_job(config).strategy == "prompt"
+    assert check_job(config).padding.strategy == "prompt"
     assert config.trainer.device == ("cpu" if script == "cpu.sh" else "cuda")
     assert config.actor_rollout_ref.rollout.name == ("transformers" if script == "cpu.sh" else "vllm")
     assert "file" in config.trainer.logger
@@ -90,7 +90,7 @@ def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
     assert len(overrides) > 10
     assert complete(overrides)
     assert complete(["+padding=prompt", *overrides])
-    assert check_job(compose_job("+padding=prompt", *overrides)).strategy == "prompt"
+    assert check_job(compose_job("+padding=prompt", *overrides)).padding.strategy == "prompt"
     assert not complete([each for each in overrides if each != "+local=cpu"]), "known to be able to fail"
 
 

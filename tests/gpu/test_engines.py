@@ -59,7 +59,7 @@ def overrides_of(engine, folder):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_plugin_reads_the_job_of_each_engine(engine, tmp_path):
     config = compose_job(*overrides_of(engine, tmp_path))
-    padding = check_job(config)
+    padding = check_job(config).padding
     assert JobReader(config, padding).n_experts == 4
     assert JobReader(config, padding).configured_dp_sizes()["actor"] == 2
     assert config.actor_rollout_ref.actor.strategy == engine

@@ -79,7 +79,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_plugin_reads_the_job_in_which(name, tmp_path):
     config = compose_job(*CASES[name].job(tmp_path))
-    padding = check_job(config)
+    padding = check_job(config).padding
     reader = JobReader(config, padding)
     assert reader.configured_dp_sizes()["actor"] == 1
     assert config.actor_rollout_ref.actor.strategy == "fsdp2"

@@ -42,8 +42,13 @@ FIXED = (
 
 def job_of(*overrides, updates_actor=True):
     config = compose_job("+padding=prompt", *overrides)
-    reader = JobReader(config, check_job(config))
+    reader = check_job(config)
     return reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=updates_actor, seed=0)
+
+
+def described(config) -> dict[str, str]:
+    reader = check_job(config, "sync")
+    return dict(summary(config, reader, planned_job(reader)))
 
 
 @pytest.mark.parametrize("strategy", ["prompt", "rows", "lcm"])
@@ -51,7 +56,7 @@ def test_one_flag_fills_the_section_and_leaves_the_mode_to_the_job(strategy):
     config = compose_job(f"+padding={strategy}", *DYNAMIC)
     assert config.trainer.v1 == compose_job().trainer.v1
     assert config.padding.strategy == strategy
-    assert check_job(config).strategy == strategy
+    assert check_job(config).padding.strategy == strategy
 
 
 @pytest.mark.parametrize(("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})])
@@ -89,7 +94,7 @@ def test_without_the_flag_verls_config_is_its_own():
 
 @pytest.mark.parametrize("mode", ["padded_sync", "padded_colocate_async", "padded_separate_async"])
 def test_the_trainer_mode_alone_works_with_the_defaults(mode):
-    assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).strategy == "prompt"
+    assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).padding.strategy == "prompt"
 
 
 def test_settings_of_a_padded_trainers_own_name_are_refused():
@@ -103,7 +108,7 @@ def test_settings_of_a_padded_trainers_own_name_are_refused():
 @pytest.mark.parametrize("section", ["+trainer.v1.mine.threshold=0.5", "+trainer.v1.mine=5"])
 def test_a_trainer_of_ones_own_has_settings_of_its_own(section):
     config = compose_job("trainer.v1.trainer_mode=mine", section, "+padding=prompt", *DYNAMIC)
-    assert check_job(config, "sync").strategy == "prompt"
+    assert check_job(config, "sync").padding.strategy == "prompt"
 
 
 def test_a_refusal_ends_the_command_with_its_message():
@@ -492,7 +497,7 @@ def test_weights_are_refused_by_the_loss_whatever_the_trainer_the_packer_and_the
     for loss, agg_mode, denominator in product(POLICY_LOSSES, MODES, ("rows", "nominal")):
         actor.policy_loss.loss_mode, actor.loss_agg_mode, config.padding.denominator = loss, agg_mode, denominator
         config.padding.weighting = "row"
-        (of_rows,) = weighings(config, check_job(config))  # where only rows could bring weights, each loss runs
+        (of_rows,) = weighings(config, check_job(config).padding)  # where only rows could bring weights, each loss runs
         config.padding.weighting = "session"
         (of_sessions,) = weighings(config, PaddingConfig.from_section(config.padding))
         with pytest.raises(PaddingConfigError, match=r"^padding\.weighting=") if of_sessions.refusal else nullcontext():
@@ -539,12 +544,12 @@ def test_sessions_weigh_the_same_where_the_job_says_so():
     for where, calls in (("actor", [ACTOR]), ("all", [ACTOR, CRITIC])):
         overrides = ("padding.weighting=session", f"padding.weighted_losses={where}", "padding.denominator=nominal")
         config = compose_job("+padding=prompt", *DYNAMIC, *critic, *overrides)
-        found = weighings(config, check_job(config))
+        found = weighings(config, check_job(config).padding)
         assert [weighing.call for weighing in found] == calls
         assert [weighing.mode for weighing in found] == ["token-mean", "seq-mean-token-mean"][: len(calls)]
         assert all(weighing.by_session and not weighing.by_rows and not weighing.refusal for weighing in found)
     config = compose_job("+padding=prompt", *DYNAMIC, "padding.weighted_losses=all")
-    assert [weighing.call for weighing in weighings(config, check_job(config))] == [ACTOR], "there is no critic"
+    assert [weighing.call for weighing in weighings(config, check_job(config).padding)] == [ACTOR], "there is no critic"
 
 
 @pytest.mark.parametrize(
@@ -560,7 +565,7 @@ def test_sessions_weigh_the_same_where_the_job_says_so():
 def test_the_experts_of_a_mixture_are_counted_from_its_config(config, experts, tmp_path):
     config.save_pretrained(tmp_path)
     job = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}", "+padding=prompt")
-    assert JobReader(job, check_job(job)).n_experts == experts
+    assert check_job(job).n_experts == experts
 
 
 def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):
@@ -568,7 +573,7 @@ def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(t
     override = "+actor_rollout_ref.model.override_config"
     overrides = (*DYNAMIC, "+padding=prompt", f"actor_rollout_ref.model.path={tmp_path}")
     job = compose_job(*overrides, f"{override}.vision_config.initializer_range=0.01")
-    vision = JobReader(job, check_job(job)).model_config["vision_config"]
+    vision = check_job(job).model_config["vision_config"]
     assert vision["initializer_range"] == 0.01
     assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
     for wrong in ("no_such_config.layers=1", "text_config.num_hidden_layers=abc"):
@@ -636,11 +641,11 @@ def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_bef
         ("hdfs://models/nothing", (), r"^the config of critic.model.path=hdfs://models/nothing cannot be read"),
     ):
         job = compose_job(*overrides, f"critic.model.path={path}", *settings)
-        padding = check_job(job)
+        padding = check_job(job).padding
         with pytest.raises(PaddingConfigError, match=message):
             JobReader(job, padding).refuse_models()
     fits = compose_job(*overrides, "critic.model.path=hdfs://models/critic")
-    JobReader(fits, check_job(fits)).refuse_models()
+    check_job(fits).refuse_models()
 
 
 def test_the_summary_tells_each_engine_its_shape_and_what_that_asks_of_pads_and_micro_batches():
@@ -648,17 +653,17 @@ def test_the_summary_tells_each_engine_its_shape_and_what_that_asks_of_pads_and_
     sizes = [f"actor_rollout_ref.{role}.megatron.{name}_model_parallel_size={size}"
              for role in ("actor", "ref") for name, size in shape.items()]  # fmt: skip
     config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *sizes)
-    told = dict(summary(config, planned_job(config, "sync")))
+    told = described(config)
     assert told["engine of the actor"] == (
         "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks; micro-batches in "
         "multiples of 2, for the virtual pipeline (pipeline 2); rows rounded up to multiples of 2 tokens (tensor 2)"
     )
     assert told["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
     config = compose_job("+padding=prompt", *DYNAMIC, "actor_rollout_ref.actor.use_kl_loss=true")
-    told = dict(summary(config, planned_job(config, "sync")))
+    told = described(config)
     assert told["engine of the ref"] == "fsdp, 8 ranks"
     config = compose_job("+padding=prompt", *DYNAMIC, "model_engine=megatron", "padding.pad_length=6")
-    told = dict(summary(config, planned_job(config, "sync")))
+    told = described(config)
     assert told["engine of the actor"] == "megatron, 8 ranks"
     assert told["pads"].startswith("6 tokens each, as padding.pad_length=6 says; the denominator")
 
@@ -669,7 +674,7 @@ def test_the_summary_tells_who_cuts_the_micro_batches_of_ranks_that_share_rows_a
         "dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=4096", "context_parallel_size=2"
     )]  # fmt: skip
     config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *scheduler)
-    told = dict(summary(config, planned_job(config, "sync")))
+    told = described(config)
     assert told["engine of the actor"] == (
         "megatron, 8 ranks: context 2, so 1 data-parallel rank; rows rounded up to multiples of 4 tokens "
         "(twice context 2); Megatron's scheduler cuts the micro-batches of all ranks"
@@ -679,7 +684,7 @@ def test_the_summary_tells_who_cuts_the_micro_batches_of_ranks_that_share_rows_a
 def test_the_summary_of_veomni_on_a_cpu_tells_the_same_and_its_pads_are_not_rounded_up():
     ranks = ("actor_rollout_ref.actor.veomni.ulysses_parallel_size=2", "trainer.n_gpus_per_node=4")
     config = compose_job("+local=cpu_veomni", "+padding=prompt", *DYNAMIC, *ranks)
-    told = dict(summary(config, planned_job(config, "sync")))
+    told = described(config)
     assert told["engine of the actor"] == "veomni, 4 ranks: Ulysses 2, so 2 data-parallel ranks"
     assert told["pads"].startswith("2 tokens each, the fewest that a pad has; the denominator")
 
@@ -687,7 +692,7 @@ def test_the_summary_of_veomni_on_a_cpu_tells_the_same_and_its_pads_are_not_roun
 def test_the_summary_says_which_passes_have_the_updates_micro_batches():
     config = compose_job("+padding=prompt", *DYNAMIC, "padding.packer=plan", "actor_rollout_ref.actor.use_kl_loss=true")
     config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = 20000
-    told = dict(summary(config, planned_job(config, "sync")))
+    told = described(config)
     assert told[LOG_PROB] == "8 data-parallel ranks, micro-batches of the update of the actor"
     assert told[REF] == "8 data-parallel ranks"
 

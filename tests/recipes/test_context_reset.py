@@ -12,7 +12,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from tests.support.scripted_server import ScriptedServer
 from tests.support.verl_config import compose_job
-from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.job.job_reader import check_job
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
 from verl_padding.recipes.context_reset.job import tiny_job
@@ -121,7 +121,7 @@ def test_the_data_is_the_same_for_the_same_seed_and_in_verls_form(tmp_path):
 
 def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
     config = compose_job("+local=cpu", *tiny_job(tmp_path), "+padding=prompt")
-    assert check_job(config).strategy == "prompt"
+    assert check_job(config).padding.strategy == "prompt"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "context_reset"
     assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
 
@@ -143,5 +143,5 @@ def test_the_first_turn_of_a_picture_path_shows_the_picture_and_the_others_text(
 
 def test_the_picture_job_is_accepted_too(tmp_path):
     config = compose_job("+local=cpu", *tiny_job(tmp_path, images=True), "+padding=prompt")
-    assert check_job(config).strategy == "prompt"
-    assert JobReader(config, check_job(config)).has_vision
+    assert check_job(config).padding.strategy == "prompt"
+    assert check_job(config).has_vision

@@ -162,6 +162,6 @@ def test_the_data_is_the_same_for_the_same_seed_and_has_prizes_behind_all_doors(
 def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
     flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=chains")
     config = compose_job("+local=cpu", *tiny_job(tmp_path), *flag)
-    assert check_job(config).sharing == "chains"
+    assert check_job(config).padding.sharing == "chains"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "every_call"
     assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()

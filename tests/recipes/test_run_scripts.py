@@ -49,7 +49,7 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     overrides = [word for word in words.split()[1:] if "=" in word]
     assert len(overrides) >= 8
     config = compose_job("+padding=prompt", *overrides)
-    padding = check_job(config)
+    padding = check_job(config).padding
     assert padding.strategy == "prompt"
     engine = JobReader(config, padding).engines["actor"]
     assert (engine.strategy, engine.dp_size) == (("megatron", 2) if "megatron" in path.name else ("fsdp2", 8))

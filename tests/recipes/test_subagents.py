@@ -185,7 +185,7 @@ def test_the_data_is_the_same_for_the_same_seed_and_every_row_has_a_task(tmp_pat
 
 def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
     config = compose_job("+local=cpu", *tiny_job(tmp_path), "+padding=prompt")
-    assert check_job(config).strategy == "prompt"
+    assert check_job(config).padding.strategy == "prompt"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "subagents_tiny"
 
 

@@ -6,7 +6,7 @@ from verl.utils.config import validate_config
 
 from tests.support.verl_config import compose_job
 from verl_padding.driver.trainers import PaddedTrainerSync
-from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.job.job_reader import check_job
 
 FIVE_TIMES_THREE = (
     "algorithm.adv_estimator=grpo",
@@ -41,7 +41,7 @@ def test_a_padded_job_passes_and_keeps_its_config(asking, monkeypatch):
     validate(config)
     validate_config(config, False, False)
     assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (5, 3)
-    reader = JobReader(config, check_job(config, "sync"), "sync")
+    reader = check_job(config, "sync")
     job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=0)
     assert (job.prompts, job.updates["actor"].dp_size, job.updates["actor"].micro_batch_rows) == (5, 2, 2)
 

@@ -46,6 +46,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
     from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
     from verl_padding.errors import PaddingError
+    from verl_padding.job.job_reader import check_job
     from verl_padding.job.summary import planned_job, summary
     from verl_padding.plan.errors import PlanError
 
@@ -57,9 +58,10 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
             return
         trainer = padded_trainer(mode)
         yield ok("trainer", f"{mode}, by {trainer.__name__}")
-        job = planned_job(config, trainer.extends)
+        reader = check_job(config, trainer.extends)
         refuse_mispaired_advantages(config)
-        for subject, description in summary(config, job):
+        job = planned_job(reader)
+        for subject, description in summary(config, reader, job):
             yield ok(subject, description)
         yield from _budgets(config, job)
     except (PaddingError, PlanError) as refusal:

@@ -27,7 +27,7 @@ from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR, CALLS, WORKER_GROUPS
-from verl_padding.job.job_reader import JobReader, check_job, in_settings
+from verl_padding.job.job_reader import check_job, in_settings
 from verl_padding.job.metric_names import (
     IDLE_STEPS,
     LINEAGE_SECONDS,
@@ -76,9 +76,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def __init__(self, config: DictConfig):
         refuse_queue_of_another_job()
-        self._padding = check_job(config, self.extends)
+        self._job_reader = check_job(config, self.extends)
+        self._padding = self._job_reader.padding
         refuse_mispaired_advantages(config)
-        self._job_reader = JobReader(config, self._padding, self.extends)
         self._weighings = weighings(config, self._padding)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []

@@ -51,8 +51,8 @@ def in_settings(refusal: PlanError) -> str:
     return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), told)
 
 
-def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
-    """Refuses, before any worker starts, a job that cannot run; returns its padding section.
+def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
+    """Refuses, before any worker starts, a job that cannot run; returns the reader of its config.
 
     Args:
         mode: the verl mode that the job's trainer extends, if it is a trainer under a name of its own.
@@ -103,7 +103,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> PaddingConfig:
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
             reader.refuse_models(fetched=False)
-    return padding
+    return reader
 
 
 def _check_mode_section(config: DictConfig, mode: str) -> None:
@@ -146,7 +146,8 @@ class JobReader:
     def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
         self._config = config
         self._mode = mode or stock_mode(config.trainer.v1.trainer_mode)
-        self._padding = padding
+        self.padding = padding
+        """The job's section ``padding``."""
         self._actor = config.actor_rollout_ref.actor
         self._rollout = config.actor_rollout_ref.rollout
         self._ref = config.actor_rollout_ref.ref
@@ -172,7 +173,7 @@ class JobReader:
         if has_separate_reference(self._config):
             engines["ref"] = ref_engine(self._config)
         engines["actor"] = actor_engine(self._config)
-        refuse_engines(list(engines.values()), self._padding)
+        refuse_engines(list(engines.values()), self.padding)
         return engines
 
     @property
@@ -229,9 +230,9 @@ class JobReader:
         for section, model in models.items():
             engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]
             engines.reverse()  # the actor's first, whose sizes its reference takes where it has none of its own
-            refuse_model(section, self._config[section].model.path, model, engines, self._padding)
+            refuse_model(section, self._config[section].model.path, model, engines, self.padding)
         if self.has_vision:
-            refuse_unknown_type(self._padding.multimodal, self.model_config)
+            refuse_unknown_type(self.padding.multimodal, self.model_config)
 
     @cached_property
     def n_experts(self) -> int | None:
@@ -249,7 +250,7 @@ class JobReader:
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad, no fewer than ``at_least``; see :func:`~verl_padding.job.pad_length.pad_length`."""
         sections = {"actor": self._actor, "ref": self._ref, "critic": self._critic}
-        return pad_length(self._padding, [sections[role] for role in self.engines], at_least)
+        return pad_length(self.padding, [sections[role] for role in self.engines], at_least)
 
     def step_job(
         self, *, dp_sizes: Mapping[str, int], updates_actor: bool, seed: int, pad_tokens: int | None = None
@@ -293,7 +294,7 @@ class JobReader:
             inference[REF] = self._log_prob_pass(REF, dp_sizes)
         try:
             return Job(
-                strategy=self._padding.strategy,
+                strategy=self.padding.strategy,
                 prompts=self._config.data.train_batch_size // sync_step,
                 prompts_setting=batch_of,
                 sessions_per_prompt=self._rollout.n,
@@ -304,9 +305,9 @@ class JobReader:
                 row_multiple=dp_sizes[ACTOR],
                 pad_tokens=pad_tokens or self.pad_length(),
                 # With the others, each call brings its own where it has one.
-                cost_model=self._padding.cost_model if self._padding.cost_model in COST_MODELS else "attention",
-                packer=self._padding.packer,
-                sharing=self._padding.sharing,
+                cost_model=self.padding.cost_model if self.padding.cost_model in COST_MODELS else "attention",
+                packer=self.padding.packer,
+                sharing=self.padding.sharing,
                 seed=seed,
             )
         except PlanError as refusal:
@@ -335,7 +336,7 @@ class JobReader:
         return bool((self._config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
 
     def _log_prob_pass(self, call: str, dp_sizes: Mapping[str, int]) -> Pass:
-        as_update = ACTOR if self._padding.log_prob_micro_batches == "update" else None
+        as_update = ACTOR if self.padding.log_prob_micro_batches == "update" else None
         return Pass(as_update=as_update, **self._pass_fields(call, dp_sizes))
 
     def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -345,7 +346,7 @@ class JobReader:
 
     def _cost_model(self, section: str) -> TransformerCost | None:
         """What rows cost the model of a config section; None if not asked for, or unknown where clocks will tell."""
-        asked_for = self._padding.cost_model
+        asked_for = self.padding.cost_model
         if asked_for not in ("model", "measured"):
             return None
         if section not in self._model_costs:

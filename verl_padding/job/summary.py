@@ -7,9 +7,8 @@ from math import lcm
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
-from verl_padding.job.job_reader import JobReader, check_job
-from verl_padding.job.modes import SYNC
+from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.job.job_reader import JobReader
 from verl_padding.job.pad_length import row_multiple, why_row_multiple
 from verl_padding.job.role_engine import RoleEngine
 from verl_padding.plan import STRATEGIES, Job
@@ -17,24 +16,18 @@ from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import update_taken
 
 
-def planned_job(config: DictConfig, mode: str) -> Job:
-    """The planner's job of a step that updates all that the job trains.
-
-    Raises:
-        PaddingConfigError: the job cannot run.
-    """
-    padding = check_job(config, mode)
-    reader = JobReader(config, padding, mode)
-    return reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=padding.seed)
+def planned_job(reader: JobReader) -> Job:
+    """The planner's job of a step that updates all that the job trains."""
+    return reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=reader.padding.seed)
 
 
-def summary(config: DictConfig, job: Job) -> Iterator[tuple[str, str]]:
+def summary(config: DictConfig, reader: JobReader, job: Job) -> Iterator[tuple[str, str]]:
     """(subject, description) of a job that can run."""
     yield (
         "strategy",
         f"{job.strategy}, {counted(job.prompts, 'prompt')} x {counted(job.sessions_per_prompt, 'session')} per batch",
     )
-    engines = JobReader(config, PaddingConfig.from_section(config.get("padding")), SYNC).engines
+    engines = reader.engines
     for role, engine in engines.items():
         yield f"engine of the {role}", _told_of(engine, OmegaConf.select(config, engine.section))
     for name, update in job.updates.items():
@@ -47,13 +40,15 @@ def summary(config: DictConfig, job: Job) -> Iterator[tuple[str, str]]:
         yield name, counted(inference.dp_size, "data-parallel rank") + cut
     if job.sharing != "off":
         yield "shared prefixes", "rows that extend each other are computed once"
-    denominator = PaddingConfig.from_section(config.get("padding")).denominator
     multiple = lcm(*(row_multiple(OmegaConf.select(config, engine.section)) for engine in engines.values()))
     why = ", the fewest that a pad has" if job.pad_tokens == MIN_PAD_LENGTH else ""
     why = why if multiple == 1 else f", since engines round rows up to multiples of {multiple}"
-    explicit = PaddingConfig.from_section(config.get("padding")).pad_length
+    explicit = reader.padding.pad_length
     why += "" if explicit == "auto" else f", as padding.pad_length={explicit} says"
-    yield "pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}"
+    yield (
+        "pads",
+        f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {reader.padding.denominator}",
+    )
 
 
 def _told_of(engine: RoleEngine, role: DictConfig) -> str:
