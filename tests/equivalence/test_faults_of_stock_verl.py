@@ -6,6 +6,7 @@ verl's own methods on the real TransferQueue, the update from verl's engine in t
 
 import json
 import math
+from collections import Counter
 from contextlib import nullcontext
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template, upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1 import get_trainer_cls
@@ -73,10 +75,14 @@ def balanced(n_rows: int, *, dp: int, actor: int, critic: int) -> list[list[bool
 
 
 def real_rows_of_steps(pads_D: list[list[bool]], mini_batch: int) -> list[int]:
-    """Real rows of each optimizer step: verl's workers cut a rank's rows in their order."""
-    cell = mini_batch // len(pads_D)
-    starts = range(0, len(pads_D[0]), cell)
-    return [sum(not pad for pads in pads_D for pad in pads[start : start + cell]) for start in starts]
+    """Real rows of each optimizer step: verl's workers cut a rank's rows by this function, in their order."""
+    cell, real_of_step = mini_batch // len(pads_D), Counter()
+    for pads in pads_D:
+        rows = TensorDict({"pad": torch.tensor(pads)}, batch_size=len(pads))
+        cut = tu.make_iterator(rows, mini_batch_size=cell, epochs=1, seed=0, dataloader_kwargs={"shuffle": False})
+        for step, of_rank in enumerate(cut):
+            real_of_step[step] += int((~of_rank["pad"]).sum())
+    return [real_of_step[step] for step in sorted(real_of_step)]
 
 
 def test_pads_gather_in_the_last_mini_batch():
