@@ -13,7 +13,7 @@ import psutil
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Qwen3Config
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen3Config
 
 from tests.rehearsal.own_jobs import OwnJob
 from verl_padding.cli.rehearse import rehearse
@@ -224,3 +224,18 @@ def test_ctrl_c_leaves_no_process_and_no_folder(own, tmp_path):
     process.wait(timeout=60)
     assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_model_whose_packed_rows_see_each_other_ends_the_job_before_its_first_step(own, tmp_path):
+    model = make_tiny_model("qwen2", tmp_path / "models")
+    tiny = json.loads((model / "config.json").read_text())
+    sizes = {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    ids = {name: tiny[name] for name in ("vocab_size", "eos_token_id")}
+    opt = OPTConfig(**sizes, **ids, architectures=["OPTForCausalLM"])
+    (model / "config.json").write_text(json.dumps(opt.to_dict(), default=str))
+    code, said = rehearsed(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"))
+    assert code == 1, said
+    assert "PaddingConfigError: actor_rollout_ref.model.use_remove_padding=True: packed rows see each other" in said
+    assert "model_type=opt" in said
