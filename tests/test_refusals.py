@@ -27,7 +27,7 @@ FIX = re.compile(
 )
 """What to do: an order, what is needed, what may be chosen; or a question whose answer is the fix."""
 CARRIES_ANOTHER = re.compile(
-    r"\{(refusal|_with_options\(str\(refusal\)\)|in_settings\(refusal\)|error|self\.lost|_FIX|_OWN_CLUSTER)\}"
+    r"\{(refusal|_with_options\(str\(refusal\)\)|translate_plan_error\(refusal\)|error|self\.lost|_FIX|_OWN_CLUSTER)\}"
 )
 """The message of the refusal behind it, or a constant that several messages share, with what to do."""
 

@@ -197,7 +197,7 @@ class PaddedBatch:
             PaddingDataError: no pad can be made for a field; nothing is put.
         """
         if not self.pad_keys:
-            if not self._template.has_met(self._source.names - OWN_COLUMNS):
+            if not self._template.has_seen(self._source.names - OWN_COLUMNS):
                 self._new_fields(1)
             return
         fields = self._new_fields(len(self.pad_keys))
