@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.jobs import BatchJob
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import mini_batch_costs
-from verl_padding.plan.prices import Prices
 from verl_padding.plan.row_keys import row_key
 from verl_padding.stock.layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
@@ -44,13 +44,13 @@ class Laid:
         number = count()
         rows_MDK = [[[[next(number) for _ in rows] for rows in bins] for bins in bins_D] for bins_D in bins_MD]
         tokens = [length for bins_D in bins_MD for bins in bins_D for rows in bins for length in rows]
-        prices = Prices(
+        costs = CallCosts(
             call=Pass(dp_size=len(bins_MD[0])),
             tokens_R=np.array(tokens, dtype=np.int64),
             cost_model=attention_cost,
             pad_tokens=PAD_TOKENS,
         )
-        steps = mini_batch_costs(rows_MDK, prices)
+        steps = mini_batch_costs(rows_MDK, costs)
         return cls(
             mini_slowest=sum(step.mini_slowest for step in steps),
             micro_slowest=sum(step.micro_slowest for step in steps),

@@ -20,9 +20,9 @@ import typer
 from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, show, tell
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.plan.dealing import balance, by_level, cell_size, fitting, levels, polish
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
-from verl_padding.plan.planner import prices_of
+from verl_padding.plan.packing import balance, by_level, cell_size, fitting, levels, polish
+from verl_padding.plan.planner import costs_of
 from verl_padding.plan.row_keys import row_key
 
 PAD_TOKENS = 2
@@ -47,9 +47,9 @@ STEPS: dict[str, tuple[Any, str, Any]] = {
     "rows that move to make cells fit": (
         fitting,
         "_shrink",
-        lambda prices, cut, size: cut if cut.least_rows <= size else None,
+        lambda costs, cut, size: cut if cut.least_rows <= size else None,
     ),
-    "micro-batches for pads": (fitting, "_add_levels", lambda prices, cut, size: None),
+    "micro-batches for pads": (fitting, "_add_levels", lambda costs, cut, size: None),
 }
 """Step -> where it is, and what stands in its place."""
 
@@ -85,11 +85,11 @@ def time_of_plan(batch: Batch) -> int:
     """What the search minimizes, counted from the plan's own layout."""
     rows, job, update = batch
     layout = plan_batch(rows, job).layouts["actor"]
-    prices = prices_of(rows, job, update)
+    costs = costs_of(rows, job, update)
     slowest = "mini_slowest" if update.ranks_meet == "mini_batch" else "micro_slowest"
-    steps = mini_batch_costs(micro_batches_of(layout), prices)
-    levels_time = sum(getattr(step, slowest) + step.micro_batches * prices.level for step in steps)
-    return levels_time + layout.n_pads * prices.pad_handling
+    steps = mini_batch_costs(micro_batches_of(layout), costs)
+    levels_time = sum(getattr(step, slowest) + step.micro_batches * costs.level for step in steps)
+    return levels_time + layout.n_pads * costs.pad_handling
 
 
 def planned(jobs: Sequence[Batch]) -> tuple[list[int], float]:

@@ -57,7 +57,7 @@ from benchmarks.train_step import (
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
-from verl_padding.plan.planner import prices_of
+from verl_padding.plan.planner import costs_of
 from verl_padding.plan.row_keys import row_key
 
 TURNS = (1, 2, 4, 8, 16)
@@ -228,7 +228,7 @@ def measure_plans(batches: int) -> dict[str, list[float]]:
         assert rows.extends_R is not None
         blind = plan_batch(rows, job)
         sharing = replace(job, sharing="chains")
-        shared = prices_of(rows, sharing, sharing.updates["actor"])
+        shared = costs_of(rows, sharing, sharing.updates["actor"])
         steps = mini_batch_costs(micro_batches_of(blind.layouts["actor"]), shared)
         ours = mini_batch_costs(micro_batches_of(chains.layouts["actor"]), shared)
         extended = set(rows.extends_R)

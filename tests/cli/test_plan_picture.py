@@ -27,6 +27,6 @@ def test_by_measured_costs_bars_and_table_have_pairs_of_rows_and_the_handling_of
         slowest = sum(map(max, zip(*by_clock, strict=True)))
         assert step.micro_slowest == pytest.approx(slowest)
         end = max(bar.get_x() + bar.get_width() for bar in axes.patches)
-        assert end * laid.prices.of(1000) == pytest.approx(slowest)
+        assert end * laid.costs.of(1000) == pytest.approx(slowest)
         together += sum(len(rows) > 1 for rows_K in rows_DK for rows in rows_K)
     assert together > 4, "rows were meant to be beside others"

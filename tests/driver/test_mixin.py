@@ -177,7 +177,7 @@ def test_reading_the_clocks_of_the_workers_is_timed_and_gives_metrics(monkeypatc
     read_of: list[list[str]] = []
 
     class Clocks:
-        def priced(self, job: Job) -> Job:
+        def with_learned_costs(self, job: Job) -> Job:
             return job
 
         def read(self, step: int, planned: Sequence[str]) -> dict[str, float]:

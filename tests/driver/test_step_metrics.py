@@ -13,8 +13,8 @@ from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
-from verl_padding.plan.figures import judge
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.figures import score_layout
 from verl_padding.timing.laps import TimedStep
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
@@ -107,9 +107,9 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
         for call, cells in CELLS.items()
     }
     figures = {
-        call: judge(
+        call: score_layout(
             layout,
-            Prices(
+            CallCosts(
                 call=CALLS[call],
                 tokens_R=np.array(TOKENS),
                 cost_model=COST_MODELS["tokens"],

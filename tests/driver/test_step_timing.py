@@ -58,8 +58,8 @@ def test_a_pass_tries_another_fill_only_if_it_has_micro_batches_of_its_own(as_up
     timing = StepTiming(config, PaddingConfig(packer="plan", cost_model="measured"), [Workers()])
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
-            timing.priced(job)
+            timing.with_learned_costs(job)
             timing.read(step, [])
-    priced = timing.priced(job)
+    priced = timing.with_learned_costs(job)
     assert [name for name in CALLS if f" tokens in {name}," in caplog.text] == calls
     assert [name for name in CALLS if getattr(dict(priced.calls())[name].cost_model, "trial_fill", 0)] == calls

@@ -65,7 +65,7 @@ def workers():
 def trainer_with(workers, *overrides):
     trainer = padded_trainer(*overrides)
     trainer.use_critic, trainer.use_reference_policy = CRITIC[0] in overrides, KL[0] in overrides
-    group = PaddedWorkerGroup(workers, lambda: trainer._padded_batch, trainer._planned_apart)
+    group = PaddedWorkerGroup(workers, lambda: trainer._padded_batch, trainer._plan_single_call)
     trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = group
     return trainer, group
 

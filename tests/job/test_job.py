@@ -25,7 +25,7 @@ from verl_padding.job.weighings import refuse_equal_sessions, weighings
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.weighing import TOKEN_MODES
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
-from verl_padding.plan.planner import update_taken
+from verl_padding.plan.planner import reuses_layout_of
 
 DYNAMIC = (
     "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -162,9 +162,9 @@ def test_fixed_micro_batches_become_multiples_of_a_cell():
 def test_a_log_prob_pass_takes_the_updates_micro_batches_where_both_are_cut_alike(overrides, taken):
     critic = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=4")
     job = job_of(*overrides, *critic, "actor_rollout_ref.actor.use_kl_loss=true")
-    assert {name: update_taken(job, job.inference[name]) for name in taken} == taken
+    assert {name: reuses_layout_of(job, job.inference[name]) for name in taken} == taken
     warming_up = job_of(*overrides, *critic, updates_actor=False)
-    assert update_taken(warming_up, warming_up.inference[LOG_PROB]) is None
+    assert reuses_layout_of(warming_up, warming_up.inference[LOG_PROB]) is None
 
 
 def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():
@@ -351,7 +351,7 @@ def test_where_each_rank_holds_all_parameters_passes_take_the_updates_micro_batc
         f"{actor}.use_no_sync_for_gradient_accumulation={not synchronous}",
     )
     assert job.inference[LOG_PROB].ranks_meet == "mini_batch"
-    assert update_taken(job, job.inference[LOG_PROB]) == ACTOR
+    assert reuses_layout_of(job, job.inference[LOG_PROB]) == ACTOR
     keys = [f"p{prompt}_0_{turn}" for prompt in range(32) for turn in range(3)]
     extends = [None if row % 3 == 0 else row - 1 for row in range(96)]
     plan = plan_batch(Rows.from_keys(keys, [100, 200, 300] * 32, extends), job)

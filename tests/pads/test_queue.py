@@ -18,7 +18,7 @@ from verl_padding.pads import queue
 from verl_padding.pads.queue import (
     KVBatchMeta,
     clear_leftovers,
-    let_go,
+    detach,
     put_columns,
     put_copies,
     read_fields_of_some,
@@ -140,7 +140,7 @@ def test_the_storage_of_a_queue_that_is_let_go_of_lives_on_and_is_not_closed_any
     monkeypatch.setattr(tq_interface, "_TQ_STORAGE", storage)
     alive = weakref.ref(storage)
     del storage
-    let_go()
+    detach()
     assert client.closed
     # TransferQueue's own close() ends the controller and the storage that it finds here.
     assert tq_interface._TQ_CLIENT is tq_interface._TQ_CONTROLLER is tq_interface._TQ_STORAGE is None

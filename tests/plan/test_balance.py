@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.dealing.balance import balance
 from verl_padding.plan.even_cuts import even_groups
 from verl_padding.plan.lower_bounds import mini_batch_bound
+from verl_padding.plan.packing.balance import balance
 
 
 def costliest_bin(costs, bins):

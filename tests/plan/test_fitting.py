@@ -2,21 +2,21 @@
 
 import numpy as np
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.dealing.fitting import MicroBatches, fit
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.fitting import MicroBatches, fit
 
 
 def test_a_cut_with_more_micro_batches_than_a_cell_has_rows_does_not_fit():
-    prices = Prices(
+    costs = CallCosts(
         call=Pass(dp_size=1, token_budget=100),
         tokens_R=np.array([50, 50], dtype=np.int64),
         cost_model=attention_cost,
         pad_tokens=2,
     )
     cut = MicroBatches(rows_DK=[[[0], [1], []]], time=0)
-    assert fit(prices, cut, size=2) is None
-    fitted = fit(prices, cut, size=3)
+    assert fit(costs, cut, size=2) is None
+    fitted = fit(costs, cut, size=3)
     assert fitted is not None
     assert (fitted.rows_DK, fitted.pads_DK) == ([[[0], [1], []]], [[0, 0, 1]])

@@ -6,25 +6,25 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.dealing.levels import LevelPacker, Levels
-from verl_padding.plan.dealing.packing import first_fit, spread
-from verl_padding.plan.dealing.polish import polish
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.bins import first_fit, spread
+from verl_padding.plan.packing.levels import LevelPacker, Levels
+from verl_padding.plan.packing.polish import polish
 
 EXAMPLES = settings(max_examples=200)
 
 
 def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:
-    prices = Prices(
+    costs = CallCosts(
         call=Pass(dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple),
         tokens_R=np.array(tokens, dtype=np.int64),
         cost_model=attention_cost,
         pad_tokens=2,
     )
-    return LevelPacker(prices=prices, items=prices.longest_first(range(len(tokens))))
+    return LevelPacker(costs=costs, items=costs.longest_first(range(len(tokens))))
 
 
 def bound_of(packer: LevelPacker) -> int:

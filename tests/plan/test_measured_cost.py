@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.plan.dealing.by_fill import layout_time
 from verl_padding.plan.measured_cost import LEAST_LAPS, MeasuredCost, Measurement, fit_cost, micro_batch_cost
-from verl_padding.plan.planner import prices_of
+from verl_padding.plan.packing.fills import layout_time
+from verl_padding.plan.planner import costs_of
 
 ON_A_CPU = MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=2e-8, per_pair_s=2e-8)
 """About those of a train step of two FSDP2 ranks with torch's attention."""
@@ -112,7 +112,7 @@ def drawn_rows(draw: random.Random, number: int) -> Rows:
 
 
 def time_of(plan, rows: Rows, job: Job) -> int:
-    return layout_time(plan.layouts["actor"], prices_of(rows, job, job.updates["actor"]))
+    return layout_time(plan.layouts["actor"], costs_of(rows, job, job.updates["actor"]))
 
 
 @settings(max_examples=30)

@@ -19,7 +19,7 @@ from verl_padding.plan import (
     Update,
     plan_batch,
 )
-from verl_padding.plan.planner import update_taken
+from verl_padding.plan.planner import reuses_layout_of
 
 
 def batch(n_rows, tokens=10):
@@ -145,7 +145,7 @@ def test_a_pass_does_not_take_micro_batches_over_whose_rows_would_be_longer_ther
         inference={"log_prob": Pass(**call, as_update="actor")},
         packer="plan",
     )
-    assert update_taken(job, job.inference["log_prob"]) == taken
+    assert reuses_layout_of(job, job.inference["log_prob"]) == taken
     # In order: a long row in the first mini-batch alone.
     rows = Rows.from_keys([f"p{i}_0_0" for i in range(8)], [60, 10, 10, 10, 20, 20, 20, 20])
     layout = plan_batch(rows, job).layouts["log_prob"]

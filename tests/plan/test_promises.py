@@ -15,7 +15,7 @@ from tests.support.drawn_jobs import batches, jobs
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Pass, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.calls import Call
-from verl_padding.plan.planner import update_taken
+from verl_padding.plan.planner import reuses_layout_of
 from verl_padding.plan.strategies import STRATEGIES
 
 EXAMPLES = settings(max_examples=60)
@@ -87,7 +87,7 @@ def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
 @given(rows=batches(), job=jobs(pass_cut_as_update=True))
 def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(rows, job):
     plan = planned(rows, job)
-    assert update_taken(job, job.inference["log_prob"]) == "actor"
+    assert reuses_layout_of(job, job.inference["log_prob"]) == "actor"
     ours, theirs = plan.layouts["log_prob"], plan.layouts["actor"]
     met["plans whose micro-batches a pass takes over"] += 1
     met[SEVERAL_STEPS] += theirs.n_mini_batches > 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan import COST_MODELS, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
-from verl_padding.plan.dealing.rectangles import LESS_MEMORY
+from verl_padding.plan.packing.rectangles import LESS_MEMORY
 from verl_padding.stock.layout import verl_layout
 
 EXAMPLES = settings(max_examples=80)

@@ -178,7 +178,7 @@ def _bar(told: str, notes: Console) -> Track:
 
 def _totals(files: Sequence[PlannedFile], compared: Sequence[Compared]) -> dict[str, LayoutTotals]:
     """Each layout in numbers, over all files."""
-    row_cost = sum(int(file.prices.cost_R.sum()) for file in files)
+    row_cost = sum(int(file.costs.cost_R.sum()) for file in files)
     return {
         name: LayoutTotals.of([step for layouts in compared for step in layouts[name].steps], row_cost)
         for name in compared[0]

@@ -67,18 +67,18 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
 
 def _title(name: str, laid: LaidOut, drawn_steps: int) -> str:
     title = f"{name}, {drawn_steps} of {counted(laid.n_steps, 'step')}"
-    if laid.prices.chain_R is None:
+    if laid.costs.chain_R is None:
         return title
     tokens, computed = (sum(getattr(step, kind) for step in laid.steps) for kind in ("real_tokens", "computed_tokens"))
     return f"{title}\n{computed:,} of {tokens:,} tokens computed: sharing factor {tokens / computed:.2f}"
 
 
 def _draw_step(axes: Any, laid: LaidOut, step: int, ranks: int, colours: Colours) -> None:
-    prices, unit = laid.prices, laid.prices.of(1000)
+    costs, unit = laid.costs, laid.costs.of(1000)
     real_DK, pads_DK = _loads(laid.rows_MDK[step], laid)
     heights_K = (real_DK + pads_DK).max(axis=0)
     starts_K = np.cumsum(heights_K) - heights_K
-    assert prices.call.padded_to == "row", "a row is as wide as what it costs"
+    assert costs.call.padded_to == "row", "a row is as wide as what it costs"
     for rank in range(ranks):
         for micro, (start, colour) in enumerate(zip(starts_K, cycle(colours), strict=False)):
             real, pads = real_DK[rank, micro], pads_DK[rank, micro]
@@ -94,8 +94,8 @@ def _draw_step(axes: Any, laid: LaidOut, step: int, ranks: int, colours: Colours
 
 def _loads(rows_DK: Sequence[Sequence[Sequence[int]]], laid: LaidOut) -> tuple[Any, Any]:
     """Cost of each micro-batch of each rank without its pads, and that of its pads."""
-    prices = laid.prices
-    load_DK = np.array([micro_batch_loads(rows_K, prices) for rows_K in rows_DK], dtype=np.int64)
-    n_pads_DK = [[sum(row >= prices.n_rows for row in rows) for rows in rows_K] for rows_K in rows_DK]
-    pads_DK = prices.pad * np.array(n_pads_DK, dtype=np.int64)
+    costs = laid.costs
+    load_DK = np.array([micro_batch_loads(rows_K, costs) for rows_K in rows_DK], dtype=np.int64)
+    n_pads_DK = [[sum(row >= costs.n_rows for row in rows) for rows in rows_K] for rows_K in rows_DK]
+    pads_DK = costs.pad * np.array(n_pads_DK, dtype=np.int64)
     return load_DK - pads_DK, pads_DK

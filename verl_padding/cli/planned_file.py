@@ -13,11 +13,11 @@ from verl_padding.cli.rows_file import STANDARD_INPUT, RowsFile
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, Packer, PlanError, Sharing, Update, plan_batch
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import MiniBatchCost, RowsMDK, micro_batches_of, mini_batch_costs
-from verl_padding.plan.planner import prices_of
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.planner import costs_of
 from verl_padding.stock.layout import VERL_PAD_TOKENS, Track, pack_as_verl, refuse_what_verl_refuses, verl_layout
 
 VERL, PLAN, UNSHARED = "verl", "plan", "plan_without_sharing"
@@ -67,19 +67,19 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A layout of a batch, cut into micro-batches, and the prices of its rows and pads."""
+    """A layout of a batch, cut into micro-batches, and the costs of its rows and pads."""
 
     rows_MDK: RowsMDK
     """Of all optimizer steps, or of the first ones."""
     n_steps: int
     """All optimizer steps."""
-    prices: Prices
+    costs: CallCosts
 
     @cached_property
     def steps(self) -> list[MiniBatchCost]:
         """What its optimizer steps cost."""
         assert len(self.rows_MDK) == self.n_steps, "only the first ones are cut"
-        return mini_batch_costs(self.rows_MDK, self.prices)
+        return mini_batch_costs(self.rows_MDK, self.costs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +111,15 @@ class PlannedFile:
         return self.plan.layouts[ACTOR]
 
     @cached_property
-    def prices(self) -> Prices:
+    def costs(self) -> CallCosts:
         """What rows and pads cost."""
-        return prices_of(self.batch.rows, self.job, self.job.updates[ACTOR])
+        return costs_of(self.batch.rows, self.job, self.job.updates[ACTOR])
 
     @cached_property
     def steps(self) -> list[MiniBatchCost]:
         """What the optimizer steps cost; a cell that verl's packer cuts in the workers is one micro-batch here."""
         is_cut = self.layout.micro_batch_rows is not None
-        return mini_batch_costs(micro_batches_of(self.layout), self.prices, with_micro_bounds=is_cut)
+        return mini_batch_costs(micro_batches_of(self.layout), self.costs, with_micro_bounds=is_cut)
 
     def refuse_comparison(self) -> None:
         """
@@ -142,18 +142,18 @@ class PlannedFile:
         """
         n_steps = self.layout.n_mini_batches
         if self.layout.micro_batch_rows is not None:
-            return LaidOut(rows_MDK=micro_batches_of(self.layout), n_steps=n_steps, prices=self.prices)
+            return LaidOut(rows_MDK=micro_batches_of(self.layout), n_steps=n_steps, costs=self.costs)
         tokens_R = [*self.batch.rows.tokens_R, *[MIN_PAD_LENGTH] * self.plan.n_pads]
         steps = track(range(n_steps)[:most_steps])
         rows_MDK = [pack_as_verl(self.layout.cells[step], tokens_R, self.request.budget) for step in steps]
-        return LaidOut(rows_MDK=rows_MDK, n_steps=n_steps, prices=self.prices)
+        return LaidOut(rows_MDK=rows_MDK, n_steps=n_steps, costs=self.costs)
 
     def unshared(self) -> LaidOut:
         """What the plan would be without sharing."""
         job = replace(self.job, sharing="off")
         layout = plan_batch(self.batch.rows, job).layouts[ACTOR]
-        prices = replace(self.prices, chain_R=None)
-        return LaidOut(rows_MDK=micro_batches_of(layout), n_steps=layout.n_mini_batches, prices=prices)
+        costs = replace(self.costs, chain_R=None)
+        return LaidOut(rows_MDK=micro_batches_of(layout), n_steps=layout.n_mini_batches, costs=costs)
 
     def stock(self, track: Track) -> LaidOut:
         """Stock verl's layout of the same rows (slow)."""
@@ -164,8 +164,8 @@ class PlannedFile:
             token_budget=self.request.budget,
             track=track,
         )
-        prices = replace(self.prices, pad_tokens=VERL_PAD_TOKENS, chain_R=None)
-        return LaidOut(rows_MDK=layout.micro_batches_MD, n_steps=len(layout.micro_batches_MD), prices=prices)
+        costs = replace(self.costs, pad_tokens=VERL_PAD_TOKENS, chain_R=None)
+        return LaidOut(rows_MDK=layout.micro_batches_MD, n_steps=len(layout.micro_batches_MD), costs=costs)
 
 
 def _job(request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> Job:

@@ -27,7 +27,7 @@ from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR, CALLS, WORKER_GROUPS
-from verl_padding.job.job_reader import check_job, in_settings
+from verl_padding.job.job_reader import check_job, translate_plan_error
 from verl_padding.job.metric_names import (
     IDLE_STEPS,
     LINEAGE_SECONDS,
@@ -131,7 +131,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             # Actor and reference may be one object, and verl asks whether they are.
             wrapper = wrapped.setdefault(
                 id(worker_group),
-                PaddedWorkerGroup(worker_group, lambda: self._padded_batch, self._planned_apart),
+                PaddedWorkerGroup(worker_group, lambda: self._padded_batch, self._plan_single_call),
             )
             setattr(self, name, wrapper)
         if self._padding.is_timed:
@@ -184,7 +184,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             pad_tokens=template.length,
         )
         if self._timing is not None:
-            job = self._timing.priced(job)
+            job = self._timing.with_learned_costs(job)
         looked = time.perf_counter()
         extends_R = self._find_extensions(batch, tokens_R)
         compared = time.perf_counter()
@@ -230,7 +230,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         try:
             plan = plan_batch(Rows.from_keys(keys, tokens_R, extends_R), job)
         except PlanError as refusal:
-            raise PaddingDataError(f"step {self.global_steps}: {in_settings(refusal)}") from refusal
+            raise PaddingDataError(f"step {self.global_steps}: {translate_plan_error(refusal)}") from refusal
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         return plan
@@ -247,7 +247,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         )
 
     @contextmanager
-    def _planned_apart(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
+    def _plan_single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
         template = self._templates.of(batch, self.tokenizer)
         job = self._job_reader.call_job(

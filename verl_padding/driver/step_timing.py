@@ -15,7 +15,7 @@ from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.job.metric_names import MEASURED_IMBALANCE, PREDICTION_ERROR, WAITED_SECONDS
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
-from verl_padding.plan.planner import update_taken
+from verl_padding.plan.planner import reuses_layout_of
 from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import SUFFIX, TimedStep, write_step
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
@@ -52,7 +52,7 @@ class StepTiming:
             worker_group.execute_with_func_generator(micro_batch_clock.install_in_worker)
         return cls(config, padding, worker_groups)
 
-    def priced(self, job: Job) -> Job:
+    def with_learned_costs(self, job: Job) -> Job:
         """The job of a step, with learned costs for the calls that have better ones than their formula."""
         self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
         if LOG_PROB in self._formulas:  # a LoRA actor is its own reference, by a call that is not planned apart
@@ -61,7 +61,7 @@ class StepTiming:
         self._cut_by_plan = [
             name
             for name, call in job.calls()
-            if job.packer == "plan" and call.token_budget is not None and update_taken(job, call) is None
+            if job.packer == "plan" and call.token_budget is not None and reuses_layout_of(job, call) is None
         ]
         learned = {
             name: self._learned.cost_of(name, cut_by_plan=name in self._cut_by_plan)

@@ -36,19 +36,19 @@ class PaddedWorkerGroup:
     Args:
         worker_group: verl's.
         current: returns the padded batch of the step that runs, or None outside of a step.
-        planned_apart: makes a with-block's padded batch for one call, from the plan's name of it and its rows; without
-            it, calls that need one are refused.
+        plan_single_call: makes a with-block's padded batch for one call, from the plan's name of it and its rows;
+            without it, calls that need one are refused.
     """
 
     def __init__(
         self,
         worker_group: Any,
         current: Callable[[], PaddedBatch | None],
-        planned_apart: Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]] | None = None,
+        plan_single_call: Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]] | None = None,
     ):
         self._worker_group = worker_group
         self._current = current
-        self._planned_apart = planned_apart
+        self._plan_single_call = plan_single_call
 
     def __getattr__(self, name: str) -> Any:
         if name == "_worker_group":  # of a copy in the making, which has no attribute yet
@@ -59,11 +59,11 @@ class PaddedWorkerGroup:
         return target
 
     def __copy__(self) -> PaddedWorkerGroup:
-        return PaddedWorkerGroup(self._worker_group, self._current, self._planned_apart)
+        return PaddedWorkerGroup(self._worker_group, self._current, self._plan_single_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PaddedWorkerGroup:
         # Copies the worker group for the same trainer, but not the trainer.
-        return PaddedWorkerGroup(deepcopy(self._worker_group, memo), self._current, self._planned_apart)
+        return PaddedWorkerGroup(deepcopy(self._worker_group, memo), self._current, self._plan_single_call)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only the trainer plans, and it stays in its process.
@@ -82,12 +82,12 @@ class PaddedWorkerGroup:
         call = INFERENCE_CALLS.get(name) or UPDATE_CALLS[name]
         if padded is not None and padded.has_planned(call, batch):
             return self._send(send, name, padded, batch)
-        if self._planned_apart is None:
+        if self._plan_single_call is None:
             raise PaddingDataError(
                 f"worker call {name!r} with {counted(len(batch), 'row')} (the first: {batch.keys[:1]}): no step has "
                 "planned them, and only the trainer, in its own process, can plan them now. Make the call there."
             )
-        with self._planned_apart(call, batch) as apart:
+        with self._plan_single_call(call, batch) as apart:
             output = self._send(send, name, apart, batch)
             # The pads are gone after the block, and some calls return before the workers have read them.
             ray.get(getattr(output, "futures", []))

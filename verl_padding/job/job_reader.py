@@ -40,10 +40,10 @@ STORAGES_BY_KEY = ("RayStore", "MooncakeStore", "Yuanrong")
 UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
 
 
-def in_settings(refusal: PlanError) -> str:
+def translate_plan_error(refusal: PlanError) -> str:
     """What the planner refuses, in the words of a job's settings.
 
-    >>> in_settings(PlanError("strategy='lcm': 8 rows, not a multiple of dp_size=3"))
+    >>> translate_plan_error(PlanError("strategy='lcm': 8 rows, not a multiple of dp_size=3"))
     "padding.strategy='lcm': 8 rows, not a multiple of 3 data-parallel ranks"
     """
     told = re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal))
@@ -311,7 +311,7 @@ class JobReader:
                 seed=seed,
             )
         except PlanError as refusal:
-            raise PaddingConfigError(in_settings(refusal)) from refusal
+            raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
     def call_job(self, call: str, *, dp_sizes: Mapping[str, int], seed: int, pad_tokens: int) -> Job:
         """The planner's job of one worker call by itself, with the arguments of :meth:`step_job`.

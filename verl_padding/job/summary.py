@@ -13,7 +13,7 @@ from verl_padding.job.pad_length import row_multiple, why_row_multiple
 from verl_padding.job.role_engine import RoleEngine
 from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.counted import counted
-from verl_padding.plan.planner import update_taken
+from verl_padding.plan.planner import reuses_layout_of
 
 
 def planned_job(reader: JobReader) -> Job:
@@ -35,7 +35,7 @@ def summary(config: DictConfig, reader: JobReader, job: Job) -> Iterator[tuple[s
         budget = f"{update.token_budget} tokens" if update.token_budget else counted(update.micro_batch_rows, "row")
         yield name, f"{told}, {counted(update.dp_size, 'data-parallel rank')}, micro-batches of at most {budget}"
     for name, inference in job.inference.items():
-        taken = update_taken(job, inference)
+        taken = reuses_layout_of(job, inference)
         cut = "" if taken is None else f", micro-batches of the update of the {taken}"
         yield name, counted(inference.dp_size, "data-parallel rank") + cut
     if job.sharing != "off":

@@ -187,7 +187,7 @@ class PaddedBatch:
             PaddingDataError: no pad can be made for a field; nothing is put.
         """
         if not self.pads.keys:
-            if not self._template.has_met(self._source.names - OWN_COLUMNS):
+            if not self._template.has_seen(self._source.names - OWN_COLUMNS):
                 self._new_fields(1)
             return
         fields = self._new_fields(len(self.pads))

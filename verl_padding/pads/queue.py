@@ -59,7 +59,7 @@ _HELD: list[Any] = []
 """Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
 
 
-def let_go() -> None:
+def detach() -> None:
     """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
     tq_interface._TQ_CLIENT.close()
     _HELD.append(tq_interface._TQ_STORAGE)

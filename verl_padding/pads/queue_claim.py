@@ -19,7 +19,7 @@ import ray._private.state
 from ray.core.generated.gcs_pb2 import WorkerTableData
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.queue import clear, controller, is_connected, let_go, tags_of, was_made_here
+from verl_padding.pads.queue import clear, controller, detach, is_connected, tags_of, was_made_here
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,13 @@ def refuse_queue_of_another_job() -> None:
     try:
         owner = controller()._actor_id.job_id.hex()
     except ValueError as error:
-        let_go()
+        detach()
         raise PaddingConfigError(
             "The TransferQueue that this job found in its Ray cluster has ended since: the job that made it was just "
             f"being killed ({error}). Start this job again."
         ) from error
     if owner != ray.get_runtime_context().get_job_id():
-        let_go()
+        detach()
         raise PaddingConfigError(
             f"The TransferQueue of this Ray cluster belongs to another job, {_describe_job(owner)}. {_WHY} This job "
             f"has not touched it. {_OWN_CLUSTER}, or wait until the other job has ended; Ray takes a few seconds to "
@@ -96,7 +96,7 @@ def claim_queue() -> None:
     while True:
         found: Claim | None = ray.get(controller().__ray_call__.remote(_claim_in_controller))
         if found is not None and found.holds and found.worker != mine.worker and _lives_on(found):
-            let_go()
+            detach()
             raise PaddingConfigError(
                 f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_WHY} This job "
                 f"has not touched it. {_OWN_CLUSTER}, or start it when the other trainer has ended."
@@ -130,7 +130,7 @@ def release_queue() -> None:
 def _refuse_rows_of_unknown_owner() -> None:
     for partition_id in PARTITIONS:
         if keys := sorted(tags_of(partition_id)):
-            let_go()
+            detach()
             raise PaddingConfigError(
                 f"TransferQueue's partition {partition_id!r} holds prompts and rows, {len(keys)} in all ({keys[0]}, "
                 "..), that were put there before this trainer started, in a queue that another process of this job has "

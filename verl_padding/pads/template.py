@@ -74,7 +74,7 @@ class PadTemplate:
         prompt = self.length - PAD_RESPONSE_LENGTH
         return {"prompt_len": prompt, "response_len": PAD_RESPONSE_LENGTH, "seq_len": self.length}
 
-    def has_met(self, names: Collection[str]) -> bool:
+    def has_seen(self, names: Collection[str]) -> bool:
         """Whether pads have been made with these fields, in this job."""
         return self._schema.met.issuperset(names)
 
@@ -91,7 +91,7 @@ class PadTemplate:
         pads = PadFields()
         pad_lengths = (self.length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
         for name in names:
-            telling = _telling_most(name, [row for row in rows if name in row])
+            telling = _most_informative(name, [row for row in rows if name in row])
             value, role = telling[0][name], self._schema.role_of(name, telling, pad_lengths)
             if role.fill is Fill.ROUTES and getattr(value, "ndim", 0) == 3:
                 pads.per_pad[name] = self._routes(value, n_pads)
@@ -151,7 +151,7 @@ class PadTemplate:
         return routes.astype(value.dtype) if isinstance(value, np.ndarray) else torch.from_numpy(routes).to(value.dtype)
 
 
-def _telling_most(name: str, rows: Sequence[Row]) -> Sequence[Row]:
+def _most_informative(name: str, rows: Sequence[Row]) -> Sequence[Row]:
     """The rows whose field holds a tensor, or else a list that is not empty; all rows if none holds either."""
     # If some rows hold None, or nothing yet, the others say what kind of column it is.
     tensors = [row for row in rows if isinstance(row[name], torch.Tensor | np.ndarray)]

@@ -64,8 +64,9 @@ class Pass(Call):
     """A worker call that does not train and gets the whole batch, such as the log-probs of the reference."""
 
     as_update: str | None = None
-    """Update whose micro-batches the pass takes over where it can (:func:`~verl_padding.plan.planner.update_taken`):
-    an engine then computes the same numbers for a row in both, bit by bit. None for micro-batches of its own."""
+    """Update whose micro-batches the pass reuses where it can
+    (:func:`~verl_padding.plan.planner.reuses_layout_of`): an engine then computes the same numbers for a row in both,
+    bit by bit. None for micro-batches of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ from verl_padding.plan.cost import CostModel, Int64s, MicroBatchCost
 NANOSECONDS = 1_000_000_000
 """Costs are whole numbers: nanoseconds here."""
 PAD_HANDLING = 100_000
-"""Nanoseconds that handling a pad takes: a tenth of a millisecond (``PAD_HANDLING_TOKENS`` in ``prices.py``)."""
+"""Nanoseconds that handling a pad takes: a tenth of a millisecond (``PAD_HANDLING_TOKENS`` in ``call_costs.py``)."""
 ROUNDS = 12
 """Times that outliers are weighed anew, and ranks are guessed anew; a fit changes little after three or four."""
 OUTLIER = 1.5
 """Residuals beyond this many times the typical one count less, the farther the less (Huber 1964)."""
 FEW = 0.1
 """Share of the measured micro-batches that are left out of the emptiest ones, such as those of pads alone."""
-STEADY = 4
+PACE_PRIOR = 4
 """A rank's pace is held to be the others', as firmly as this many micro-batches would say it."""
 LEAST_LAPS = 8
 """Fewer say too little for four coefficients."""
@@ -38,7 +38,7 @@ class MeasuredCost:
     on a CPU; a row alone goes without, so c may be below d). With d above 0 a micro-batch costs more than its rows do
     alone.
 
-    As a cost model, it prices rows one by one: alone, or as rows of a micro-batch that has ``fill`` tokens, where the
+    As a cost model, it costs rows one by one: alone, or as rows of a micro-batch that has ``fill`` tokens, where the
     last term is d L (T - L), which sums to d (T^2 - Q).
     """
 
@@ -101,7 +101,7 @@ class MeasuredCost:
         """Seconds of micro-batches, from the tokens of their computed rows."""
         return _terms([(sum(t), sum(n * n for n in t)) for t in tokens_K]) @ np.array(astuple(self)[:4])
 
-    def foretold(self, measurement: Measurement) -> float:
+    def predict(self, measurement: Measurement) -> float:
         """Seconds of the slowest rank of a measurement."""
         return float((_terms(measurement.sums_D) @ np.array(astuple(self)[:4])).max())
 
@@ -186,7 +186,7 @@ def _paces(ratio_N: Floats, slowest_N: Int64s, pace_D: Floats) -> Floats:
     paces = pace_D.copy()
     for rank in np.unique(slowest_N):
         ratios = ratio_N[slowest_N == rank]
-        paces[rank] = (STEADY + len(ratios) * np.median(ratios)) / (STEADY + len(ratios))
+        paces[rank] = (PACE_PRIOR + len(ratios) * np.median(ratios)) / (PACE_PRIOR + len(ratios))
     return paces / paces.mean()
 
 

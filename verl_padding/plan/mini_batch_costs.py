@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
-from verl_padding.plan.prices import Prices
 
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 """Row numbers of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads."""
@@ -45,7 +45,7 @@ class MiniBatchCost:
     """Least that ``micro_slowest`` can be, likewise; 0 if micro-batches are not looked at."""
 
 
-def mini_batch_costs(rows_MDK: RowsMDK, prices: Prices, *, with_micro_bounds: bool = True) -> list[MiniBatchCost]:
+def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts, *, with_micro_bounds: bool = True) -> list[MiniBatchCost]:
     """Costs of the steps of any layout, also of stock verl's.
 
     Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches ``[[[2], [3]]]`` on rank 0
@@ -54,10 +54,10 @@ def mini_batch_costs(rows_MDK: RowsMDK, prices: Prices, *, with_micro_bounds: bo
     Args:
         rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the cells, each cell is one
             micro-batch here.
-        prices: the call's.
+        costs: the call's.
         with_micro_bounds: False if the workers cut the micro-batches.
     """
-    return [_step_cost(rows_DK, prices, with_micro_bounds) for rows_DK in rows_MDK]
+    return [_step_cost(rows_DK, costs, with_micro_bounds) for rows_DK in rows_MDK]
 
 
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
@@ -73,14 +73,14 @@ def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
     ]
 
 
-def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_micro_bound: bool) -> MiniBatchCost:
-    call, n_ranks = prices.call, len(rows_DK)
+def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, with_micro_bound: bool) -> MiniBatchCost:
+    call, n_ranks = costs.call, len(rows_DK)
     numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
-    real = numbers[numbers < prices.n_rows]
+    real = numbers[numbers < costs.n_rows]
     n_pads = len(numbers) - len(real)
-    load_DK = np.array([micro_batch_loads(rows_K, prices) for rows_K in rows_DK], dtype=np.int64)
-    computed = prices.computed(real.tolist())
-    tokens_I, cost_I = prices.tokens_R[computed], prices.cost_R[computed]
+    load_DK = np.array([micro_batch_loads(rows_K, costs) for rows_K in rows_DK], dtype=np.int64)
+    computed = costs.computed(real.tolist())
+    tokens_I, cost_I = costs.tokens_R[computed], costs.cost_R[computed]
     mini_bound = mini_batch_bound(cost_I, n_ranks)
     if call.padded_to == "cell" and len(real):  # one rank has the costliest row, and pads all others to it
         cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
@@ -92,16 +92,14 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
     else:
         # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
         micro_bound = micro_batch_bound(tokens_I, cost_I, n_ranks, call.token_budget or int(tokens_I.sum()))
-    handling = _least_handling(tokens_I, n_ranks, prices)
+    handling = _least_handling(tokens_I, n_ranks, costs)
     return MiniBatchCost(
         ranks=n_ranks,
         real_rows=len(real),
         pads=n_pads,
-        tokens=int(prices.tokens_R[real].sum()) + n_pads * prices.pad_tokens,
-        real_tokens=int(prices.tokens_R[real].sum()),
-        computed_tokens=sum(
-            int(prices.tokens_R[_computed(rows, prices)].sum()) for rows_K in rows_DK for rows in rows_K
-        ),
+        tokens=int(costs.tokens_R[real].sum()) + n_pads * costs.pad_tokens,
+        real_tokens=int(costs.tokens_R[real].sum()),
+        computed_tokens=sum(int(costs.tokens_R[_computed(rows, costs)].sum()) for rows_K in rows_DK for rows in rows_K),
         real_cost=int(cost_I.sum()),
         cost=int(load_DK.sum()),
         micro_batches=load_DK.shape[1],
@@ -112,35 +110,35 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], prices: Prices, with_
     )
 
 
-def _least_handling(tokens_I: Int64s, n_ranks: int, prices: Prices) -> int:
+def _least_handling(tokens_I: Int64s, n_ranks: int, costs: CallCosts) -> int:
     """What handling costs a rank if no more micro-batches are made than these rows fill."""
-    budget = prices.call.token_budget
+    budget = costs.call.token_budget
     fewest = 1 if budget is None else max(1, -(-int(tokens_I.sum()) // (n_ranks * budget)))
-    return fewest * prices.of_micro_batch(tokens_I[:0])
+    return fewest * costs.of_micro_batch(tokens_I[:0])
 
 
-def micro_batch_loads(rows_K: Sequence[Sequence[int]], prices: Prices) -> list[int]:
+def micro_batch_loads(rows_K: Sequence[Sequence[int]], costs: CallCosts) -> list[int]:
     """Cost of each micro-batch of a rank, as the engine computes it; its handling too, where that was measured."""
-    cost_K = [_costs(rows, prices) for rows in rows_K]
-    padded_to = prices.call.padded_to
+    cost_K = [_costs(rows, costs) for rows in rows_K]
+    padded_to = costs.call.padded_to
     if padded_to == "row":
-        return [int(cost.sum()) + _of_micro_batch(rows, prices) for cost, rows in zip(cost_K, rows_K, strict=True)]
+        return [int(cost.sum()) + _of_micro_batch(rows, costs) for cost, rows in zip(cost_K, rows_K, strict=True)]
     if padded_to == "cell":
         costliest = max((int(cost.max()) for cost in cost_K if len(cost)), default=0)
         return [costliest * len(cost) for cost in cost_K]
     return [int(cost.max()) * len(cost) if len(cost) else 0 for cost in cost_K]
 
 
-def _of_micro_batch(rows: Sequence[int], prices: Prices) -> int:
-    n_pads = sum(row >= prices.n_rows for row in rows)
-    pads = np.full(n_pads, prices.pad_tokens, dtype=np.int64)
-    return prices.of_micro_batch(np.append(prices.tokens_R[_computed(rows, prices)], pads))
+def _of_micro_batch(rows: Sequence[int], costs: CallCosts) -> int:
+    n_pads = sum(row >= costs.n_rows for row in rows)
+    pads = np.full(n_pads, costs.pad_tokens, dtype=np.int64)
+    return costs.of_micro_batch(np.append(costs.tokens_R[_computed(rows, costs)], pads))
 
 
-def _costs(rows: Sequence[int], prices: Prices) -> Int64s:
-    n_pads = sum(row >= prices.n_rows for row in rows)
-    return np.append(prices.cost_R[_computed(rows, prices)], np.full(n_pads, prices.pad, dtype=np.int64))
+def _costs(rows: Sequence[int], costs: CallCosts) -> Int64s:
+    n_pads = sum(row >= costs.n_rows for row in rows)
+    return np.append(costs.cost_R[_computed(rows, costs)], np.full(n_pads, costs.pad, dtype=np.int64))
 
 
-def _computed(rows: Sequence[int], prices: Prices) -> Int64s:
-    return prices.computed([row for row in rows if row < prices.n_rows])
+def _computed(rows: Sequence[int], costs: CallCosts) -> Int64s:
+    return costs.computed([row for row in rows if row < costs.n_rows])

@@ -7,16 +7,16 @@ from dataclasses import fields, replace
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
 from verl_padding.plan.cost import CostModel, MicroBatchCost
-from verl_padding.plan.dealing import deal
-from verl_padding.plan.dealing.by_fill import deal_by_fill
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
-from verl_padding.plan.figures import judge
+from verl_padding.plan.figures import score_layout
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing import deal
+from verl_padding.plan.packing.fills import deal_by_fill
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES
 
@@ -58,19 +58,19 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
                 warnings.append(cut.warning)
         else:
             cut = MiniBatches(rows_M=[list(range(len(rows)))])
-        prices = prices_of(rows, job, call)
-        taken = update_taken(job, call)
+        costs = costs_of(rows, job, call)
+        taken = reuses_layout_of(job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        needs = _less_what_no_layout_depends_on(call, job.packer)
-        shape = (taken, cut.rows_M, cut.mini_batch_rows, needs, prices.cost_model)
+        needs = layout_key(call, job.packer)
+        shape = (taken, cut.rows_M, cut.mini_batch_rows, needs, costs.cost_model)
         known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
         if known is None:
-            layout = _dealt(prices, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
-            known = layout, judge(layout, prices)
+            layout = _dealt(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
+            known = layout, score_layout(layout, costs)
             dealt.append((shape, *known))
         layouts[name], figures[name] = known
-        if prices.chain_R is not None:
-            chains[name] = tuple(prices.chain_R.tolist())
+        if costs.chain_R is not None:
+            chains[name] = tuple(costs.chain_R.tolist())
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,
@@ -82,13 +82,13 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     )
 
 
-def _dealt(prices: Prices, packer: Packer, cut: MiniBatches) -> Layout:
-    if isinstance(prices.cost_model, MicroBatchCost):
-        return deal_by_fill(deal, prices, packer, cut)
-    return deal(prices, packer, cut)
+def _dealt(costs: CallCosts, packer: Packer, cut: MiniBatches) -> Layout:
+    if isinstance(costs.cost_model, MicroBatchCost):
+        return deal_by_fill(deal, costs, packer, cut)
+    return deal(costs, packer, cut)
 
 
-def update_taken(job: Job, call: Call) -> str | None:
+def reuses_layout_of(job: Job, call: Call) -> str | None:
     """The update whose micro-batches a call takes over; None if it gets its own.
 
     They must be the plan's, and cut by the same rules: the same ranks, and the same token budget. What rows cost is no
@@ -101,9 +101,7 @@ def update_taken(job: Job, call: Call) -> str | None:
     if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
-    needs = [
-        replace(_less_what_no_layout_depends_on(each, job.packer), ranks_meet="micro_batch") for each in (call, update)
-    ]
+    needs = [replace(layout_key(each, job.packer), ranks_meet="micro_batch") for each in (call, update)]
     return call.as_update if needs[0] == needs[1] else None
 
 
@@ -115,9 +113,9 @@ def shares(job: Job, call: Call) -> bool:
     return job.sharing == "chains" and call.token_budget is not None and call.padded_to == "row"
 
 
-def prices_of(rows: Rows, job: Job, call: Call) -> Prices:
+def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     """What everything that deals the rows of a call reckons with."""
-    return Prices(
+    return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
         cost_model=job.cost_model_of(call),
@@ -126,7 +124,7 @@ def prices_of(rows: Rows, job: Job, call: Call) -> Prices:
     )
 
 
-def _less_what_no_layout_depends_on(call: Call, packer: Packer) -> Call:
+def layout_key(call: Call, packer: Packer) -> Call:
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
     compared |= {"budget_setting": "", "cost_model": None}  # a label, and what is compared beside it
     if packer == "verl" and call.token_budget is not None:

@@ -29,7 +29,7 @@ MEMORY = 100
 """Steps after which what is beyond the window is forgotten, and another fill may be tried again."""
 LEAST_STEPS = 2
 """Fewer change no plan: the first one also warms up."""
-CLEARLY = 0.95
+SWITCH_MARGIN = 0.95
 """A plan changes over to what has at most this share of the other's errors."""
 MOST = 4096
 """Measurements of a call that a fit takes; of more, an even share."""
@@ -77,7 +77,7 @@ class _Learned:
         return self.steps[-1].number if self.steps else 0
 
     @property
-    def may_try(self) -> bool:
+    def can_explore(self) -> bool:
         """A trial that happened to be slow, or a machine that has changed, is not to count for ever."""
         return not self.tried or self.number - self.tried >= MEMORY
 
@@ -115,8 +115,8 @@ class _Learned:
 class LearnedCosts:
     """What micro-batches of each call cost, by the steps seen so far.
 
-    After each step a fit to the micro-batches of the steps so far, and the formula, are held against micro-batches that
-    the fit has not seen. The plan uses the one or the other, and changes over where the other is `CLEARLY` better.
+    After each step a fit to the micro-batches of the steps so far, and the formula, are compared on micro-batches that
+    the fit has not seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`.
     Where all micro-batches were about equally full, one step in `MEMORY` tries half as full ones. The same laps give
     the same costs.
     """
@@ -158,7 +158,7 @@ class LearnedCosts:
                 continue
             of_fits, of_formula = errors
             in_use, other = (of_fits, of_formula) if known.used else (of_formula, of_fits)
-            if other < CLEARLY * in_use:
+            if other < SWITCH_MARGIN * in_use:
                 known.used = not known.used
                 told.append(
                     f"from the next update on, {call} is planned by "
@@ -167,7 +167,7 @@ class LearnedCosts:
                     f"{of_formula:.3f}"
                 )
             fill = known.half_fill()
-            if fill and call in cut_by_plan and known.may_try:
+            if fill and call in cut_by_plan and known.can_explore:
                 known.trial_fill, known.tried = fill, known.number
                 told.append(
                     f"the next update tries micro-batches of {fill} tokens in {call}, or as many as its rows need: all "
@@ -251,7 +251,7 @@ def _errors(seen: Sequence[_Seen]) -> tuple[float, float] | None:
     for fit, half in zip(fits, reversed(halves), strict=True):
         if fit is None:
             return None
-        pairs += [(each.measured.seconds, fit.foretold(each.measured), each.by_formula) for each in half]
+        pairs += [(each.measured.seconds, fit.predict(each.measured), each.by_formula) for each in half]
     seconds, by_fit, by_formula = np.array(pairs).T
     scaled = (told * (seconds.sum() / told.sum()) for told in (by_fit, by_formula))
     off_fit, off_formula = (float(np.abs(told - seconds).sum() / seconds.sum()) for told in scaled)

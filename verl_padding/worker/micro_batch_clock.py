@@ -41,7 +41,7 @@ class _Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Held:
+class _Contents:
     """What a micro-batch holds."""
 
     rows: tuple[int, ...]
@@ -56,7 +56,7 @@ class _Timed:
     call: str
     mini_batch: int
     start_s: float
-    held: list[_Held]
+    held: list[_Contents]
     marks: list[_Mark] = field(default_factory=list)
     forward_ends: list[_Mark] = field(default_factory=list)
     reserved_bytes: int = 0
@@ -172,14 +172,14 @@ class MicroBatchClock:
             start_s += seconds
 
 
-def _held(data: TensorDict) -> _Held:
+def _held(data: TensorDict) -> _Contents:
     """What a micro-batch holds; ``data`` is still on the CPU, so nothing waits for a device."""
     tokens_R = data["input_ids"].offsets().diff().tolist()
     number_R = read_column(data, BATCH_ROW).tolist()
     tips = tu.get_non_tensor_data(data=data, key=TIPS, default=None)
     computed = sorted(set(tips)) if tips is not None else range(len(tokens_R))
     rows = tuple(number for number in number_R if number >= 0)
-    return _Held(
+    return _Contents(
         rows=rows,
         pads=len(number_R) - len(rows),
         computed_tokens=tuple(tokens_R[row] for row in computed),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.dealing.levels import LevelPacker, Levels, good_enough
+from verl_padding.plan.packing.levels import LevelPacker, Levels, good_enough
 
 
 def polish(levels: Levels, packer: LevelPacker, bound: int, max_pairs: int) -> Levels:

@@ -1,24 +1,24 @@
 """Cuts mini-batches into micro-batches by tokens, for ranks that meet at every one of them.
 
 Micro-batch k of all ranks is a level. Rows are packed into levels first, whatever rank they will be on
-(:mod:`~verl_padding.plan.dealing.levels`, polished by :mod:`~verl_padding.plan.dealing.polish`), then ranks get a bin
-of each level, and then the pads find their places (:mod:`~verl_padding.plan.dealing.fitting`).
+(:mod:`~verl_padding.plan.packing.levels`, polished by :mod:`~verl_padding.plan.packing.polish`), then ranks get a bin
+of each level, and then the pads find their places (:mod:`~verl_padding.plan.packing.fitting`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.chains import members_of_chains
-from verl_padding.plan.dealing.by_cell import cut_by_cell
-from verl_padding.plan.dealing.cell_size import pads_time, sizes_between, up_to_multiple
-from verl_padding.plan.dealing.filled_cells import FilledCells
-from verl_padding.plan.dealing.fitting import MicroBatches, fit
-from verl_padding.plan.dealing.levels import LevelPacker, Levels
-from verl_padding.plan.dealing.packing import Bin
-from verl_padding.plan.dealing.polish import polish
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.bins import Bin
+from verl_padding.plan.packing.by_cell import cut_by_cell
+from verl_padding.plan.packing.cell_size import pads_time, sizes_between, up_to_multiple
+from verl_padding.plan.packing.fitting import MicroBatches, fit
+from verl_padding.plan.packing.levels import LevelPacker, Levels
+from verl_padding.plan.packing.pads import FilledCells
+from verl_padding.plan.packing.polish import polish
 
 POLISH_PAIRS = 1 << 22
 """How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
@@ -31,7 +31,7 @@ LARGE = 1024
 
 
 def cut_by_level(
-    prices: Prices,
+    costs: CallCosts,
     rows_M: Sequence[Sequence[int]],
     rows_MD: Sequence[Sequence[Sequence[int]]],
     size: int,
@@ -49,9 +49,9 @@ def cut_by_level(
         size: rows of a cell, pads among them.
         may_grow: whether cells may hold more rows if that makes the step shorter.
     """
-    n_mini, multiple = len(rows_M), prices.call.cell_multiple
+    n_mini, multiple = len(rows_M), costs.call.cell_multiple
     most = None if may_grow else size
-    offers_M = [ways_to_cut(prices, rows, POLISH_PAIRS // n_mini, most) for rows in rows_M]
+    offers_M = [ways_to_cut(costs, rows, POLISH_PAIRS // n_mini, most) for rows in rows_M]
     least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
     sizes = {size}
     if may_grow:
@@ -60,12 +60,12 @@ def cut_by_level(
         sizes |= set(sizes_between(size, max(sizes), multiple))
     best: tuple[int, list[FilledCells]] | None = None
     for tried in sorted(sizes):
-        if best is not None and least_time + pads_time(prices, tried, n_mini) >= best[0]:
+        if best is not None and least_time + pads_time(costs, tried, n_mini) >= best[0]:
             break  # more rows cannot pay for their handling
         filled_M = [
-            _fill(prices, cuts, least, rows_D, tried) for (cuts, least), rows_D in zip(offers_M, rows_MD, strict=True)
+            _fill(costs, cuts, least, rows_D, tried) for (cuts, least), rows_D in zip(offers_M, rows_MD, strict=True)
         ]
-        time = sum(filled.time for filled in filled_M) + pads_time(prices, tried, n_mini)
+        time = sum(filled.time for filled in filled_M) + pads_time(costs, tried, n_mini)
         if best is None or time < best[0]:
             best = (time, filled_M)
     assert best is not None
@@ -73,7 +73,7 @@ def cut_by_level(
 
 
 def _fill(
-    prices: Prices,
+    costs: CallCosts,
     cuts: Sequence[MicroBatches],
     least_time: int,
     rows_D: Sequence[Sequence[int]],
@@ -90,19 +90,19 @@ def _fill(
     for cut in cuts:
         if best is not None and cut.time >= best.time:
             break
-        fitted = fit(prices, cut, size)
+        fitted = fit(costs, cut, size)
         if fitted is not None and (best is None or fitted.time < best.time):
             best = fitted
     # Balanced cells know nothing of chains.
-    if best is None or (prices.chain_R is None and best.time > least_time + least_time // 64):
-        balanced = cut_by_cell(prices, rows_D, size)
+    if best is None or (costs.chain_R is None and best.time > least_time + least_time // 64):
+        balanced = cut_by_cell(costs, rows_D, size)
         if best is None or balanced.time < best.time:
             best = balanced
     return best
 
 
 def ways_to_cut(
-    prices: Prices, rows: Sequence[int], max_pairs: int, most_rows: int | None = None
+    costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows: int | None = None
 ) -> tuple[list[MicroBatches], int]:
     """Good ways to deal a mini-batch out to ranks that meet at each micro-batch.
 
@@ -114,14 +114,14 @@ def ways_to_cut(
     Returns:
         The ways, the best first, and a time that none can beat.
     """
-    call = prices.call
+    call = costs.call
     assert call.token_budget is not None
     # An item is a row; where chains are computed once, it is a chain, as long as its tip.
-    rows_of_tip = _rows_of_tips(prices, rows, most_rows)
-    by_length = prices.longest_first(list(rows_of_tip))
+    rows_of_tip = _rows_of_tips(costs, rows, most_rows)
+    by_length = costs.longest_first(list(rows_of_tip))
     rows_I = [rows_of_tip[tip] for tip in by_length.tolist()]
-    packer = LevelPacker(prices=prices, items=by_length)
-    bound = micro_batch_bound(prices.tokens_R[by_length], prices.cost_R[by_length], call.dp_size, call.token_budget)
+    packer = LevelPacker(costs=costs, items=by_length)
+    bound = micro_batch_bound(costs.tokens_R[by_length], costs.cost_R[by_length], call.dp_size, call.token_budget)
     n_polished = POLISHED if len(rows) <= LARGE else 1
     found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
     polished = [polish(levels, packer, bound, max_pairs // n_polished) for levels in found]
@@ -136,18 +136,18 @@ def ways_to_cut(
         for levels in sorted(polished, key=packer.time)
     ]
     least_levels = -(-sum(packer.tokens_I) // (call.token_budget * call.dp_size))
-    return cuts, bound + least_levels * prices.level
+    return cuts, bound + least_levels * costs.level
 
 
-def _rows_of_tips(prices: Prices, rows: Sequence[int], most_rows: int | None) -> dict[int, list[int]]:
+def _rows_of_tips(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> dict[int, list[int]]:
     """The rows of each item by the longest of them, which comes first: a row alone, or a chain.
 
     A chain of more than ``most_rows`` rows is cut, the shortest rows into a part of their own.
     """
-    if prices.chain_R is None:
+    if costs.chain_R is None:
         return {row: [row] for row in rows}
     found = {}
-    for chain in members_of_chains(rows, prices.chain_R, prices.tokens_R):
+    for chain in members_of_chains(rows, costs.chain_R, costs.tokens_R):
         falling = chain[::-1]
         most = most_rows or len(falling)
         for first in range(0, len(falling), most):

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.dealing.packing import Bin, Shelf, first_fit, spread
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.bins import Bin, SortedPool, first_fit, spread
 
 MORE_LEVELS = 3
 """How many larger numbers of levels are tried than the least: one more costs its handling, but may fit rows better."""
@@ -61,7 +61,7 @@ class Levels:
 class LevelPacker:
     """Packs the rows of a mini-batch into levels."""
 
-    prices: Prices
+    costs: CallCosts
 
     items: Int64s
     """The row of each item, the longest first; of a chain, it is the tip."""
@@ -69,30 +69,30 @@ class LevelPacker:
     @cached_property
     def tokens_I(self) -> list[int]:
         """Tokens of each item, falling."""
-        tokens: list[int] = self.prices.tokens_R[self.items].tolist()
+        tokens: list[int] = self.costs.tokens_R[self.items].tolist()
         return tokens
 
     @cached_property
     def cost_I(self) -> list[int]:
         """Cost of each item, falling."""
-        cost: list[int] = self.prices.cost_R[self.items].tolist()
+        cost: list[int] = self.costs.cost_R[self.items].tolist()
         return cost
 
     @cached_property
     def n_ranks(self) -> int:
-        return self.prices.call.dp_size
+        return self.costs.call.dp_size
 
     @cached_property
     def token_budget(self) -> int:
         """Most tokens of a bin."""
-        budget = self.prices.call.token_budget
+        budget = self.costs.call.token_budget
         assert budget is not None
         return budget
 
     @cached_property
     def multiple(self) -> int:
         """The number of levels is a multiple of it."""
-        return self.prices.call.micro_batch_multiple
+        return self.costs.call.micro_batch_multiple
 
     def candidates(self, bound: int) -> Iterator[Levels]:
         """Good ways to cut the levels, until one is good enough; ``bound`` is the least height there is."""
@@ -105,7 +105,7 @@ class LevelPacker:
         least = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks)) or 1
         n_levels, successes = -(-least // self.multiple) * self.multiple, 0
         while successes <= MORE_LEVELS and n_levels <= len(self.tokens_I) + self.multiple:
-            if best is not None and bound + n_levels * self.prices.level >= best:
+            if best is not None and bound + n_levels * self.costs.level >= best:
                 return  # not even a perfect cut into so many levels would be better
             found = self._pack(n_levels)
             yield from found
@@ -117,7 +117,7 @@ class LevelPacker:
 
     def time(self, levels: Levels) -> int:
         """What a mini-batch costs, cut like this."""
-        return levels.height + len(levels.bins_KD) * self.prices.level
+        return levels.height + len(levels.bins_KD) * self.costs.level
 
     def _levels(self, bins: list[Bin]) -> Levels:
         return Levels.of_bins(bins, self.cost_I, self.n_ranks, self.multiple)
@@ -139,7 +139,7 @@ class LevelPacker:
         return n_levels > 1 and self.cost_I[0] * n_levels * self.n_ranks > sum(self.cost_I)
 
     def _pack_heavy_first(self, n_levels: int) -> Levels | None:
-        shelf = Shelf(self.tokens_I, self.cost_I)
+        shelf = SortedPool(self.tokens_I, self.cost_I)
         rest, heavy_bins = sum(self.cost_I), []
         level = 0
         while level < n_levels - 1:
@@ -156,7 +156,7 @@ class LevelPacker:
         light_bins = spread(items, self.tokens_I, self.cost_I, [goal] * (n_light * self.n_ranks), self.token_budget)
         return None if light_bins is None else self._levels(heavy_bins + light_bins)
 
-    def _fill_level(self, shelf: Shelf, height: int, level: int) -> list[Bin]:
+    def _fill_level(self, shelf: SortedPool, height: int, level: int) -> list[Bin]:
         bins: list[Bin] = [[] for _ in range(self.n_ranks)]
         if level == 0:
             # One for each first, so that no rank is without an item while there are enough.

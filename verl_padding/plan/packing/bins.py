@@ -13,7 +13,7 @@ from collections.abc import Sequence
 Bin = list[int]
 
 
-class Shelf:
+class SortedPool:
     """Items that are not packed yet; the longest that fits is found in logarithmic time.
 
     Taken items are skipped with the shortcuts of a union-find structure.
@@ -76,7 +76,7 @@ class Shelf:
 
 def first_fit(tokens_I: Sequence[int], cost_I: Sequence[int], token_budget: int) -> list[Bin]:
     """First-fit-decreasing: few bins, each filled to the brim in its turn."""
-    shelf, bins = Shelf(tokens_I, cost_I), []
+    shelf, bins = SortedPool(tokens_I, cost_I), []
     while (item := shelf.first()) is not None:
         shelf.take(item)
         bins.append([item])

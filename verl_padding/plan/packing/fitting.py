@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.dealing.filled_cells import FilledCells
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.pads import FilledCells
 
 MORE_PAD_LEVELS = 2
 """How often micro-batches may be added to a cut to hold its pads."""
@@ -30,47 +30,47 @@ class MicroBatches:
         return max(sum(max(len(rows), 1) for rows in rows_K) for rows_K in self.rows_DK)
 
 
-def fit(prices: Prices, cut: MicroBatches, size: int) -> FilledCells | None:
+def fit(costs: CallCosts, cut: MicroBatches, size: int) -> FilledCells | None:
     """The cut, changed only as much as cells of ``size`` rows require, and the pads of each rank's micro-batches.
 
     None if rows and pads cannot be made to fit within the token budget.
     """
-    fitted = _shrink(prices, cut, size)
+    fitted = _shrink(costs, cut, size)
     for _ in range(MORE_PAD_LEVELS + 1):
         if fitted is None:
             return None
-        pads_DK = _place_pads(prices, fitted, size)
+        pads_DK = _place_pads(costs, fitted, size)
         if pads_DK is not None:
             return FilledCells(rows_DK=fitted.rows_DK, pads_DK=pads_DK, time=fitted.time)
-        fitted = _add_levels(prices, fitted, size)
+        fitted = _add_levels(costs, fitted, size)
     return None
 
 
-def _add_levels(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None:
+def _add_levels(costs: CallCosts, cut: MicroBatches, size: int) -> MicroBatches | None:
     """The cut with room for pads: new micro-batches hold pads, or the shortest row of a rank that has no pad to place.
 
     A row as long as the token budget leaves no token for the pads that its rank needs.
     """
     rows_DK = [[list(rows) for rows in rows_K] for rows_K in cut.rows_DK]
     height = 0
-    for _ in range(prices.call.micro_batch_multiple):
+    for _ in range(costs.call.micro_batch_multiple):
         for rows_K in rows_DK:
             moved = []
             if sum(max(len(rows), 1) for rows in rows_K) == size:
                 givers = [rows for rows in rows_K if len(rows) > 1]
                 if not givers:
                     return None
-                giver = min(givers, key=lambda rows: prices.tokens_R[rows].min())
-                row = min(giver, key=lambda row: prices.tokens_R[row])
+                giver = min(givers, key=lambda rows: costs.tokens_R[rows].min())
+                row = min(giver, key=lambda row: costs.tokens_R[row])
                 giver.remove(row)
                 moved.append(row)
-                height = max(height, int(prices.cost_R[moved][0]))
+                height = max(height, int(costs.cost_R[moved][0]))
             rows_K.append(moved)
-    more = prices.call.micro_batch_multiple * (height + prices.level)
+    more = costs.call.micro_batch_multiple * (height + costs.level)
     return MicroBatches(rows_DK=rows_DK, time=cut.time + more)
 
 
-def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None:
+def _shrink(costs: CallCosts, cut: MicroBatches, size: int) -> MicroBatches | None:
     """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
 
     Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their level. The
@@ -78,10 +78,10 @@ def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None
     """
     if cut.least_rows <= size:
         return cut
-    budget = prices.call.token_budget
+    budget = costs.call.token_budget
     assert budget is not None
-    rows_DK = [[sorted(rows, key=lambda row: -prices.tokens_R[row]) for rows in rows_K] for rows_K in cut.rows_DK]
-    used_DK, load_DK = _sums(prices, rows_DK)
+    rows_DK = [[sorted(rows, key=lambda row: -costs.tokens_R[row]) for rows in rows_K] for rows_K in cut.rows_DK]
+    used_DK, load_DK = _sums(costs, rows_DK)
     height_K = load_DK.max(axis=0)
     places_D = [size - sum(max(len(rows), 1) for rows in rows_K) for rows_K in rows_DK]
     takers = np.array([places > 0 for places in places_D])
@@ -90,13 +90,13 @@ def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None
             # A micro-batch of one row would need a pad instead: nothing gained.
             level = min(
                 (k for k, rows in enumerate(rows_DK[giver]) if len(rows) > 1),
-                key=lambda k: prices.tokens_R[rows_DK[giver][k][-1]],
+                key=lambda k: costs.tokens_R[rows_DK[giver][k][-1]],
                 default=None,
             )
             if level is None:
                 return None
             row = rows_DK[giver][level][-1]
-            tokens = int(prices.tokens_R[row])
+            tokens = int(costs.tokens_R[row])
             below_DK = np.where(used_DK + tokens <= budget, height_K - load_DK, np.iinfo(np.int64).min)
             below_DK[~takers] = np.iinfo(np.int64).min
             taker, to_level = divmod(int(below_DK.argmax()), len(height_K))
@@ -107,33 +107,33 @@ def _shrink(prices: Prices, cut: MicroBatches, size: int) -> MicroBatches | None
             places_D[taker] -= bool(target)  # a row in an empty micro-batch takes the place of a pad
             takers[taker] = places_D[taker] > 0
             target.append(row)
-            target.sort(key=lambda row: -prices.tokens_R[row])
+            target.sort(key=lambda row: -costs.tokens_R[row])
             places_D[giver] += 1
             for rank, k in ((giver, level), (taker, to_level)):
-                used_DK[rank, k], load_DK[rank, k] = _sums_of(prices, rows_DK[rank][k])
-    time = int(load_DK.max(axis=0).sum()) + len(height_K) * prices.level
+                used_DK[rank, k], load_DK[rank, k] = _sums_of(costs, rows_DK[rank][k])
+    time = int(load_DK.max(axis=0).sum()) + len(height_K) * costs.level
     return MicroBatches(rows_DK=rows_DK, time=time)
 
 
-def _sums(prices: Prices, rows_DK: list[list[list[int]]]) -> tuple[Int64s, Int64s]:
+def _sums(costs: CallCosts, rows_DK: list[list[list[int]]]) -> tuple[Int64s, Int64s]:
     """Tokens and cost (D, K) of each rank's micro-batches, as they are computed."""
-    sums_DK = [[_sums_of(prices, rows) for rows in rows_K] for rows_K in rows_DK]
+    sums_DK = [[_sums_of(costs, rows) for rows in rows_K] for rows_K in rows_DK]
     tokens_DK = [[tokens for tokens, _ in sums_K] for sums_K in sums_DK]
     cost_DK = [[cost for _, cost in sums_K] for sums_K in sums_DK]
     return np.array(tokens_DK), np.array(cost_DK)
 
 
-def _sums_of(prices: Prices, rows: list[int]) -> tuple[int, int]:
-    computed = prices.computed(rows)
-    return int(prices.tokens_R[computed].sum()), int(prices.cost_R[computed].sum())
+def _sums_of(costs: CallCosts, rows: list[int]) -> tuple[int, int]:
+    computed = costs.computed(rows)
+    return int(costs.tokens_R[computed].sum()), int(costs.cost_R[computed].sum())
 
 
-def _place_pads(prices: Prices, cut: MicroBatches, size: int) -> list[list[int]] | None:
+def _place_pads(costs: CallCosts, cut: MicroBatches, size: int) -> list[list[int]] | None:
     """How many pads go into each rank's micro-batches, for cells of ``size`` rows; None if they do not fit."""
-    assert prices.call.token_budget is not None
-    pad_cost = max(prices.pad, 1)
-    tokens_DK, load_DK = _sums(prices, cut.rows_DK)
-    room_DK = (prices.call.token_budget - tokens_DK) // prices.pad_tokens
+    assert costs.call.token_budget is not None
+    pad_cost = max(costs.pad, 1)
+    tokens_DK, load_DK = _sums(costs, cut.rows_DK)
+    room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens
     below_DK = (load_DK.max(axis=0) - load_DK) // pad_cost
     pads_DK = []
     for rows_K, room_K, below_K in zip(cut.rows_DK, room_DK.tolist(), below_DK.tolist(), strict=True):

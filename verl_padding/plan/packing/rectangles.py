@@ -15,32 +15,32 @@ from itertools import pairwise
 
 import numpy as np
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.dealing.filled_cells import FilledCells
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.pads import FilledCells
 
 LESS_MEMORY = 128
 """A mini-batch may take longer by its time over this if that makes its largest block smaller."""
 
 
-def cut_rectangles(prices: Prices, rows: Sequence[int], size: int) -> FilledCells:
+def cut_rectangles(costs: CallCosts, rows: Sequence[int], size: int) -> FilledCells:
     """Deals a mini-batch out and cuts it.
 
     Args:
         rows: real rows of the mini-batch, no more than the ranks have places for.
         size: rows of a cell, pads among them.
     """
-    by_length = prices.longest_first(rows)
-    cut = _cut_cells if prices.call.padded_to == "cell" else _cut_levels
-    rows_DK, pads_DK = cut(prices, by_length, size)
+    by_length = costs.longest_first(rows)
+    cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
+    rows_DK, pads_DK = cut(costs, by_length, size)
     return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK)
 
 
-def _cut_levels(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
+def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of lengths."""
-    n_ranks = prices.call.dp_size
-    tokens = _with_pads(prices, by_length, n_ranks * size)
-    n_rows_K = _level_rows(prices, tokens[::n_ranks], size)
+    n_ranks = costs.call.dp_size
+    tokens = _with_pads(costs, by_length, n_ranks * size)
+    n_rows_K = _level_rows(costs, tokens[::n_ranks], size)
     rows_DK: list[list[list[int]]] = [[] for _ in range(n_ranks)]
     pads_DK: list[list[int]] = [[] for _ in range(n_ranks)]
     load_D = [0] * n_ranks
@@ -52,9 +52,9 @@ def _cut_levels(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list
         for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), blocks, strict=True):
             rows_DK[rank].append(block)
             pads_DK[rank].append(n_rows - len(block))
-            load_D[rank] += n_rows * prices.of(int(prices.tokens_R[block].max()) if block else prices.pad_tokens)
+            load_D[rank] += n_rows * costs.of(int(costs.tokens_R[block].max()) if block else costs.pad_tokens)
         begin = end
-    if prices.call.ranks_meet == "micro_batch":
+    if costs.call.ranks_meet == "micro_batch":
         return rows_DK, pads_DK
     # As in verl: a pipeline fills and drains with cheap micro-batches.
     order = [*range(len(n_rows_K))[::2][::-1], *range(len(n_rows_K))[1::2]]
@@ -64,27 +64,27 @@ def _cut_levels(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list
     )
 
 
-def _with_pads(prices: Prices, by_length: Int64s, places: int) -> Int64s:
+def _with_pads(costs: CallCosts, by_length: Int64s, places: int) -> Int64s:
     """Tokens of all places, longest first; a row shorter than a pad counts as a pad, as it may stand beside one."""
-    pads = np.full(places - len(by_length), prices.pad_tokens, dtype=np.int64)
-    return np.concatenate([np.maximum(prices.tokens_R[by_length], prices.pad_tokens), pads])
+    pads = np.full(places - len(by_length), costs.pad_tokens, dtype=np.int64)
+    return np.concatenate([np.maximum(costs.tokens_R[by_length], costs.pad_tokens), pads])
 
 
-def _level_rows(prices: Prices, longest_T: Int64s, size: int) -> list[int]:
+def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
     """Rows of a rank's micro-batch in each level: the sizes that take least time, or little more with less memory.
 
     Args:
         longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 .. size - 1.
     """
-    budget = prices.call.token_budget
+    budget = costs.call.token_budget
     if budget is None:
-        return [prices.call.micro_batch_rows] * (size // prices.call.micro_batch_rows)
-    best, time = _fewest(prices, longest_T, budget)
+        return [costs.call.micro_batch_rows] * (size // costs.call.micro_batch_rows)
+    best, time = _fewest(costs, longest_T, budget)
     # Time falls as blocks may be larger: find the smallest limit that costs next to no time.
     low, high = int(longest_T.max()), max(rows * int(longest_T[at]) for at, rows in _starts(best))
     while low < high:
         limit = (low + high) // 2
-        n_rows_K, limited = _fewest(prices, longest_T, limit)
+        n_rows_K, limited = _fewest(costs, longest_T, limit)
         if limited <= time + time // LESS_MEMORY:
             best, high = n_rows_K, limit
         else:
@@ -92,23 +92,23 @@ def _level_rows(prices: Prices, longest_T: Int64s, size: int) -> list[int]:
     return best
 
 
-def _fewest(prices: Prices, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
+def _fewest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
     """Sizes of the levels for which a mini-batch takes the least time, with blocks of at most ``limit`` tokens.
 
     Dynamic programming over the rows of a rank that are placed: the time from t on is the least, over s, of a
     level of s rows, s x cost(longest left) + its handling, plus the time from t + s on. Numbers of levels are
     told apart by their remainder, as the schedule takes only multiples.
     """
-    size, multiple = len(longest_T), prices.call.micro_batch_multiple
+    size, multiple = len(longest_T), costs.call.micro_batch_multiple
     never = np.iinfo(np.int64).max // 2
     # (t, levels from t on, modulo the multiple)
     time_TL = np.full((size + 1, multiple), never, dtype=np.int64)
     time_TL[size, 0] = 0
     n_rows_TL = np.zeros((size + 1, multiple), dtype=np.int64)
-    cost_T = prices.cost_model(longest_T)
+    cost_T = costs.cost_model(longest_T)
     for t in range(size - 1, -1, -1):
         most = min(size - t, limit // int(longest_T[t]))  # at least one: no row is longer than the limit
-        levels_S = np.arange(1, most + 1) * cost_T[t] + prices.level
+        levels_S = np.arange(1, most + 1) * cost_T[t] + costs.level
         for levels in range(multiple):
             time_S = levels_S + time_TL[t + 1 : t + most + 1, levels]
             at = int(time_S.argmin())
@@ -123,17 +123,17 @@ def _fewest(prices: Prices, longest_T: Int64s, limit: int) -> tuple[list[int], i
     return n_rows_K, int(time_TL[0, 0])
 
 
-def _cut_cells(prices: Prices, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
+def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
     """Each rank gets neighbours in the order of lengths, because all its rows are padded to its longest.
 
     The slowest rank is the one with the longest row, whatever the others have, so there is nothing to balance.
     """
-    call = prices.call
+    call = costs.call
     cells = _blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
     if call.token_budget is None:
         n_micro = size // call.micro_batch_rows
     else:
-        longest = max(int(prices.tokens_R[by_length[0]]), prices.pad_tokens)
+        longest = max(int(costs.tokens_R[by_length[0]]), costs.pad_tokens)
         n_micro = -(-size // (call.token_budget // longest))
         n_micro = -(-n_micro // call.micro_batch_multiple) * call.micro_batch_multiple
     ends = [size * number // n_micro for number in range(n_micro + 1)]

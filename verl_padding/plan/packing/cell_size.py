@@ -12,19 +12,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.dealing.balance import Bins, balance
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.balance import Bins, balance
 
 
-def least_size(prices: Prices, rows_M: Sequence[Sequence[int]]) -> int:
+def least_size(costs: CallCosts, rows_M: Sequence[Sequence[int]]) -> int:
     """The fewest rows that the cells of a call can hold: an even share of its fullest mini-batch."""
-    most = max(-(-len(rows) // prices.call.dp_size) for rows in rows_M)
-    return up_to_multiple(most, prices.call.cell_multiple)
+    most = max(-(-len(rows) // costs.call.dp_size) for rows in rows_M)
+    return up_to_multiple(most, costs.call.cell_multiple)
 
 
 def balanced_cells(
-    prices: Prices, rows_M: Sequence[Sequence[int]], size: int, *, may_grow: bool
+    costs: CallCosts, rows_M: Sequence[Sequence[int]], size: int, *, may_grow: bool
 ) -> tuple[int, list[list[list[int]]]]:
     """The size of a cell, and the real rows of each mini-batch and rank, balanced by cost.
 
@@ -32,29 +32,29 @@ def balanced_cells(
         size: rows of a cell, pads among them.
         may_grow: whether cells may hold more rows if that makes the step shorter.
     """
-    extra_M = [extra_cost(prices, rows) for rows in rows_M]
+    extra_M = [extra_cost(costs, rows) for rows in rows_M]
     if may_grow:
-        size, bins_M = _trade_pads_for_balance(prices, extra_M, size)
+        size, bins_M = _trade_pads_for_balance(costs, extra_M, size)
     else:
-        bins_M = [balance(extra_I, prices.call.dp_size, size) for extra_I in extra_M]
+        bins_M = [balance(extra_I, costs.call.dp_size, size) for extra_I in extra_M]
     return size, [[[rows[item] for item in items] for items in bins] for rows, bins in zip(rows_M, bins_M, strict=True)]
 
 
-def extra_cost(prices: Prices, rows: Sequence[int]) -> Int64s:
+def extra_cost(costs: CallCosts, rows: Sequence[int]) -> Int64s:
     """What each row costs beyond the pad that would stand in its place.
 
     Each place of a cell costs a rank a pad at least, the same on all ranks; the rest is to be balanced.
     """
-    return np.maximum(prices.cost_R[np.asarray(rows, dtype=np.int64)] - prices.pad, 0)
+    return np.maximum(costs.cost_R[np.asarray(rows, dtype=np.int64)] - costs.pad, 0)
 
 
-def pads_time(prices: Prices, size: int, n_mini_batches: int) -> int:
+def pads_time(costs: CallCosts, size: int, n_mini_batches: int) -> int:
     """How much the pads of a call delay it, with cells of ``size`` rows."""
-    pads = n_mini_batches * prices.call.dp_size * size - prices.n_rows
-    return n_mini_batches * size * prices.pad + pads * prices.pad_handling
+    pads = n_mini_batches * costs.call.dp_size * size - costs.n_rows
+    return n_mini_batches * size * costs.pad + pads * costs.pad_handling
 
 
-def _trade_pads_for_balance(prices: Prices, extra_M: list[Int64s], least: int) -> tuple[int, list[Bins]]:
+def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int) -> tuple[int, list[Bins]]:
     """The size of a cell, and the ranks' rows, for which the step takes the least time.
 
     Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must
@@ -64,10 +64,10 @@ def _trade_pads_for_balance(prices: Prices, extra_M: list[Int64s], least: int) -
     the handling of all pads takes. One mini-batch of many then gives up some balance before thousands of pads
     are made, and where a long row decides the time anyway its rank takes short rows until the pads are gone.
     """
-    n_ranks, multiple = prices.call.dp_size, prices.call.cell_multiple
+    n_ranks, multiple = costs.call.dp_size, costs.call.cell_multiple
 
     def step_cost(size: int, bins_M: list[Bins]) -> int:
-        return sum(map(_costliest, extra_M, bins_M)) + pads_time(prices, size, len(extra_M))
+        return sum(map(_costliest, extra_M, bins_M)) + pads_time(costs, size, len(extra_M))
 
     bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
     size = up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)

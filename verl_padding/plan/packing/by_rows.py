@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl_padding.plan.dealing.balance import balance
-from verl_padding.plan.dealing.cell_size import extra_cost
-from verl_padding.plan.dealing.filled_cells import FilledCells
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.packing.balance import balance
+from verl_padding.plan.packing.cell_size import extra_cost
+from verl_padding.plan.packing.pads import FilledCells
 
 
-def cut_by_rows(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
+def cut_by_rows(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
     """Cuts the cells of a mini-batch, the costliest micro-batch first.
 
     Micro-batches of about the same cost need the least memory. If they are in the same order on all ranks, ranks that
@@ -22,10 +22,10 @@ def cut_by_rows(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
         rows_D: real rows of each rank.
         size: rows of a cell, pads among them; a multiple of the rows of a micro-batch.
     """
-    micro_rows = prices.call.micro_batch_rows
+    micro_rows = costs.call.micro_batch_rows
     rows_DK = []
     for rows in rows_D:
-        extra_I = extra_cost(prices, rows)
+        extra_I = extra_cost(costs, rows)
         bins = balance(extra_I, size // micro_rows, micro_rows)
         bins = [bins[number] for number in np.argsort([-extra_I[items].sum() for items in bins], kind="stable")]
         rows_DK.append([[rows[item] for item in items] for items in bins])

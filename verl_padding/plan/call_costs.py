@@ -27,8 +27,8 @@ of a millisecond, in which a rank trains 8 tokens or so (a model of about a bill
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Prices of a worker call, made once for everything that deals its rows."""
+class CallCosts:
+    """CallCosts of a worker call, made once for everything that deals its rows."""
 
     call: Call
 

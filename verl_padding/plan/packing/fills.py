@@ -17,66 +17,66 @@ from dataclasses import replace
 
 import numpy as np
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import MicroBatchCost
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.prices import Prices
 
 HALVES = 6
 """Times that the fill is halved at most."""
 
-Deal = Callable[[Prices, Packer, MiniBatches], Layout]
+Deal = Callable[[CallCosts, Packer, MiniBatches], Layout]
 
 
-def deal_by_fill(deal: Deal, prices: Prices, packer: Packer, mini_batches: MiniBatches) -> Layout:
+def deal_by_fill(deal: Deal, costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
     """The layout that takes the least time, of those for a few fills.
 
     Args:
         deal: deals rows whose costs add up.
-        prices: the call's; its cost model is one of micro-batches, for rows alone.
+        costs: the call's; its cost model is one of micro-batches, for rows alone.
     """
-    model = prices.cost_model
+    model = costs.cost_model
     assert isinstance(model, MicroBatchCost)
     assert not model.fill
-    call = prices.call
+    call = costs.call
     if call.token_budget is None or packer == "verl":
-        fill = call.token_budget or int(prices.tokens_R.mean()) * call.micro_batch_rows
-        return deal(replace(prices, cost_model=model.at(fill)), packer, mini_batches)
-    layouts = [deal(_priced_for(fill, prices, model), packer, mini_batches) for fill in _fills(prices, model)]
-    return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda layout: layout_time(layout, prices))
+        fill = call.token_budget or int(costs.tokens_R.mean()) * call.micro_batch_rows
+        return deal(replace(costs, cost_model=model.at(fill)), packer, mini_batches)
+    layouts = [deal(_priced_for(fill, costs, model), packer, mini_batches) for fill in _fills(costs, model)]
+    return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda layout: layout_time(layout, costs))
 
 
-def layout_time(layout: Layout, prices: Prices) -> int:
+def layout_time(layout: Layout, costs: CallCosts) -> int:
     """What a layout costs the slowest ranks, where they meet, with the handling of its pads."""
-    steps = mini_batch_costs(micro_batches_of(layout), prices, with_micro_bounds=False)
-    meets_often = prices.call.ranks_meet == "micro_batch"
+    steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
+    meets_often = costs.call.ranks_meet == "micro_batch"
     slowest = sum(step.micro_slowest if meets_often else step.mini_slowest for step in steps)
-    return slowest + layout.n_pads * prices.pad_handling
+    return slowest + layout.n_pads * costs.pad_handling
 
 
-def _priced_for(fill: int, prices: Prices, model: MicroBatchCost) -> Prices:
+def _priced_for(fill: int, costs: CallCosts, model: MicroBatchCost) -> CallCosts:
     return replace(
-        prices,
-        call=replace(prices.call, token_budget=fill),
-        tokens_R=np.minimum(prices.tokens_R, fill),
-        own_cost_R=model.at(fill)(prices.tokens_R),
+        costs,
+        call=replace(costs.call, token_budget=fill),
+        tokens_R=np.minimum(costs.tokens_R, fill),
+        own_cost_R=model.at(fill)(costs.tokens_R),
         cost_model=model.at(fill),
     )
 
 
-def _fills(prices: Prices, model: MicroBatchCost) -> Iterator[int]:
+def _fills(costs: CallCosts, model: MicroBatchCost) -> Iterator[int]:
     """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length.
 
     None that is emptier than what was measured allows to foretell. Where a fill is to be tried, that one alone; where
     rows cost the same in micro-batches of any fill, the token budget alone.
     """
-    budget = prices.call.token_budget
+    budget = costs.call.token_budget
     assert budget is not None
     # Of a chain, the longest row is computed: as long as it is, no shorter one may count as the same.
-    longest = int(prices.tokens_R.max()) if prices.chain_R is not None else 0
-    least = max(int(prices.tokens_R.mean()), prices.pad_tokens, longest)
+    longest = int(costs.tokens_R.max()) if costs.chain_R is not None else 0
+    least = max(int(costs.tokens_R.mean()), costs.pad_tokens, longest)
     if model.trial_fill:
         yield min(max(model.trial_fill, least), budget)
         return

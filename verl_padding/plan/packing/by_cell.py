@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
-from verl_padding.plan.dealing.filled_cells import FilledCells
-from verl_padding.plan.dealing.packing import Bin, first_fit, spread
-from verl_padding.plan.prices import Prices
+from verl_padding.plan.packing.bins import Bin, first_fit, spread
+from verl_padding.plan.packing.pads import FilledCells
 
 
-def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
+def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
     """Cuts cells that are dealt already, each by itself, into as few micro-batches as hold all of them.
 
     Args:
@@ -21,17 +21,17 @@ def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
     """
     items_D = []
     for rows in rows_D:
-        by_length = prices.longest_first(rows)
-        tokens = prices.tokens_R[by_length].tolist()
+        by_length = costs.longest_first(rows)
+        tokens = costs.tokens_R[by_length].tolist()
         pads = size - len(rows)
         # A row may be shorter than a pad: keep falling order.
-        at = len(tokens) - int(np.searchsorted(tokens[::-1], prices.pad_tokens, side="left"))
-        tokens[at:at] = [prices.pad_tokens] * pads
+        at = len(tokens) - int(np.searchsorted(tokens[::-1], costs.pad_tokens, side="left"))
+        tokens[at:at] = [costs.pad_tokens] * pads
         numbers: list[int | None] = list(by_length.tolist())
         numbers[at:at] = [None] * pads
-        cost = [prices.pad if row is None else int(prices.cost_R[row]) for row in numbers]
+        cost = [costs.pad if row is None else int(costs.cost_R[row]) for row in numbers]
         items_D.append((numbers, tokens, cost))
-    bins_DK = _cut_alike(prices.call, [(tokens, cost) for _, tokens, cost in items_D])
+    bins_DK = _cut_alike(costs.call, [(tokens, cost) for _, tokens, cost in items_D])
     rows_DK, pads_DK, load_DK = [], [], []
     for (numbers, _, cost), bins_K in zip(items_D, bins_DK, strict=True):
         in_order = _cheap_at_both_ends(bins_K, cost)
@@ -40,7 +40,7 @@ def cut_by_cell(prices: Prices, rows_D: Sequence[Sequence[int]], size: int) -> F
         pads_DK.append([sum(row is None for row in items) for items in by_number])
         load_DK.append([sum(cost[item] for item in items) for items in in_order])
     height = int(np.array(load_DK).max(axis=0).sum())
-    return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK, time=height + len(load_DK[0]) * prices.level)
+    return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK, time=height + len(load_DK[0]) * costs.level)
 
 
 def _cut_alike(call: Call, items_D: list[tuple[list[int], list[int]]]) -> list[list[Bin]]:
