@@ -105,10 +105,14 @@ JOBS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_a_step_of_a_job_that_can_run_goes_well(job, own):
-    code, said = rehearsed(*own.overrides(*own.loop(), *own.reward(), *JOBS[job]))
+def test_a_step_of_a_job_that_can_run_goes_well_and_leaves_the_users_folder_as_it_was(job, own):
+    overrides = own.overrides(*own.loop(), *own.reward(), *JOBS[job])
+    before = {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()}
+    code, said = rehearsed(*overrides)
     assert code == 0, said
     assert "1 step(s)" in said
+    assert {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()} == before
+    assert {each.name for each in own.folder.iterdir() if each.is_dir()} <= {"__pycache__"}
 
 
 @pytest.mark.slow
