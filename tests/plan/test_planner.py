@@ -111,7 +111,7 @@ def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_c
 
 
 def test_what_the_updates_micro_batches_cost_a_pass_is_told():
-    # docs/promises/ratio_one.md has these figures.
+    # docs/promises.md has some of these figures.
     own, taken, micro_batches = [], [], []
     small = replace(five_jobs()[-1], dp_size=8, mini_batch_rows=23)
     for job in (*five_jobs(), small):
