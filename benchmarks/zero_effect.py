@@ -8,10 +8,6 @@ registered losses, in micro-batches of six. The reference is verl's loss on one 
 with their number as the batch size; for losses that choose tokens inside a micro-batch it is the same micro-batches
 with the pads taken out. An error is that of the gradient with respect to the model's outputs, the length of the
 difference over the length of the reference.
-
-Beside that, a session of ten rows and sessions of one row: what it weighs in a loss beside one with as many tokens, and
-how far the advantages of all tokens are from those of sessions in one piece, with sessions as verl has them, and with
-``padding.weighting=session`` and ``padding.advantages=session``.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ import typer
 
 from benchmarks.relative_errors import Outcome, shown, worst
 from benchmarks.results import AsJson, Keep, show, tell
-from benchmarks.split_sessions import error_of_credit, weight_of_the_split_session
 from benchmarks.two_paddings import (
     ALL_BUT_ONE,
     HALF,
@@ -198,35 +193,10 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
     return told
 
 
-def measure_sessions() -> dict[str, Any]:
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
-    return {
-        "weight": {mode: weight_of_the_split_session(mode) for mode in MODES},
-        "credit": {name: error_of_credit(name) for name in sorted(ADV_ESTIMATOR_REGISTRY)},
-    }
-
-
-def show_sessions(sessions: dict[str, Any]) -> None:
-    show(
-        "what a session of ten rows weighs beside one of one row with as many tokens",
-        ["loss_agg_mode", *SIDES],
-        [[mode, *[f"{told[side]:.3g}" for side in SIDES]] for mode, told in sessions["weight"].items()],
-    )
-    show(
-        "advantages beside a session of ten rows: relative error because it was split",
-        ["estimator", *SIDES],
-        [
-            [name, *([f"{told} in one piece too", ""] if isinstance(told, str) else [shown(told[s]) for s in SIDES])]
-            for name, told in sessions["credit"].items()
-        ],
-    )
-
-
 def main(keep: Keep = False, as_json: AsJson = False) -> None:
     """Measures every loss and estimator that the installed verl registers."""
     with ray_and_queue():
-        losses, estimators, sessions = measure_losses(), measure_estimators(), measure_sessions()
+        losses, estimators = measure_losses(), measure_estimators()
     show(
         "gradient of a loss: relative error because of pads",
         ["loss", "stock: token-mean", "seq-mean-token-mean", "worst mode", "ours: worst mode"],
@@ -258,9 +228,7 @@ def main(keep: Keep = False, as_json: AsJson = False) -> None:
             ],
         ],
     )
-    show_sessions(sessions)
-    figures = {"losses": losses, "estimators": estimators, "sessions": sessions}
-    tell(figures, benchmark=__file__, keep=keep, as_json=as_json)
+    tell({"losses": losses, "estimators": estimators}, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":
