@@ -153,3 +153,10 @@ def test_rows_that_are_not_packed_are_not_probed():
     of.engine_config.use_remove_padding = False
     probe_for_leaks((), sharing="off", fixes={"critic": "critic.model.use_remove_padding=False"})(of)
     assert of.passes == 0
+
+
+def test_a_rank_whose_outputs_another_rank_has_takes_part_in_each_pass():
+    of = trainee("llama", torch.float32)
+    infer_batch = of.infer_batch
+    of.infer_batch = lambda data: (infer_batch(data), None)[1]
+    probe(of)

@@ -66,12 +66,11 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     neighbours = [(drawn(NEIGHBOUR), drawn(NEIGHBOUR)) for _ in range(2)]
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
     passes = [(*neighbours[0], row), (*neighbours[1], row), (*neighbours[0], other)]
-    outputs = []
-    for before, after, each in passes:
-        output = _outputs(trainee, [before, each, after, torch.cat([each, rest])], axes)
-        if output is None:  # this rank has none
-            return
-        outputs.append(output)
+    # Ranks that share rows have no outputs of their own, but all of them take part in each pass.
+    rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
+    outputs = [output for each in rows if (output := _outputs(trainee, each, axes)) is not None]
+    if not outputs:
+        return
     one, beside_others, changed = outputs
     epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
     own = _distance(one[1], changed[1])
