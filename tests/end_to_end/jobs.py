@@ -15,7 +15,6 @@ from unittest import mock
 import pandas as pd
 
 from tests.end_to_end import probe
-from tests.engines.settings import ENGINES, ON_CPU
 from tests.support.forked_python import forked_python
 from verl_padding.local.launch import LOG, run_command
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
@@ -94,7 +93,7 @@ def run_job(
     levels: bool = False,
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
-    engine: str = "cpu",
+    local: str = "cpu",
     copies: bool = True,
 ) -> JobFacts:
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
@@ -104,7 +103,7 @@ def run_job(
         kill_actor: which actor's process is to be killed, and when.
         fails: whether the job is to fail; one in which something is killed is.
         levels: whether to note what each step leaves behind.
-        engine: what runs it, of :data:`tests.engines.settings.ON_CPU`.
+        local: choice of the config group ``local``.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
         copies: whether the trainer's process and Ray's workers are copies of one process
             (:mod:`tests.support.forked_python`); not so where memory is looked at, or an actor killed.
@@ -130,10 +129,9 @@ def run_job(
             row["images"] = [{"bytes": _picture(row["extra_info"]["index"])}]
     pd.DataFrame(rows).to_parquet(data)
     pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
-    modules = [*([] if plugin else [ON_A_CPU]), *([] if engine == "cpu" else [ENGINES]), "tests.end_to_end.probe"]
     environment = {
         probe.FOLDER: str(facts),
-        "VERL_USE_EXTERNAL_MODULES": ",".join(modules),
+        "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.end_to_end.probe"]),
         "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
         # For who asks for these loggers: nothing leaves the machine.
         "WANDB_MODE": "offline",
@@ -148,7 +146,7 @@ def run_job(
         code = run_command(
             [
                 *(shlex.split(forked_python()) if of_copies else [sys.executable]),
-                *("-m", "verl.trainer.main_ppo", *ON_CPU[engine]),
+                *("-m", "verl.trainer.main_ppo", f"+local={local}"),
                 f"actor_rollout_ref.model.path={model}",
                 f"data.train_files={data}",
                 f"data.val_files={folder / 'val.parquet'}",

@@ -24,8 +24,8 @@ class JobOnEngine:
 
     marks: tuple[pytest.MarkDecorator, ...] = ()
     """What else the engine takes."""
-    engine: str = "cpu"
-    """What of :data:`tests.engines.settings.ON_CPU`."""
+    local: str = "cpu"
+    """Choice of the config group ``local``."""
     ranks: int = 4
     shape: tuple[str, ...]
     """Overrides."""
@@ -45,18 +45,18 @@ JOBS = {
     ),
     "Megatron, a pipeline of two": JobOnEngine(
         marks=(pytest.mark.megatron,),
-        engine="megatron",
+        local="cpu_megatron",
         shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES),
     ),
     "Megatron, a pipeline of two, GRPO": JobOnEngine(
         marks=(pytest.mark.megatron,),
-        engine="megatron",
+        local="cpu_megatron",
         shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES[:2]),
         critic=False,
     ),
     "Megatron, experts that two ranks share, GRPO": JobOnEngine(
         marks=(pytest.mark.megatron,),
-        engine="megatron",
+        local="cpu_megatron",
         ranks=2,
         shape=(
             *(f"{role}.megatron.expert_model_parallel_size=2" for role in ROLES[:2]),
@@ -69,7 +69,7 @@ JOBS = {
     ),
     "VeOmni, two ranks to a row": JobOnEngine(
         marks=(pytest.mark.veomni,),
-        engine="veomni",
+        local="cpu_veomni",
         shape=(
             *(f"{role}.veomni.ulysses_parallel_size=2" for role in ROLES),
             CONSTANT.format("actor_rollout_ref.actor"),
@@ -78,7 +78,7 @@ JOBS = {
     ),
     "VeOmni, two ranks, GRPO": JobOnEngine(
         marks=(pytest.mark.veomni,),
-        engine="veomni",
+        local="cpu_veomni",
         ranks=2,
         shape=(CONSTANT.format("actor_rollout_ref.actor"),),
         critic=False,
@@ -105,9 +105,9 @@ def jobs(job, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
         *job.shape,
     ]
     saving = (f"trainer.default_local_dir={checkpoints}", f"trainer.save_freq={SAVED}")
-    first = run_job(folder / "first", *common, *saving, steps=LAST, engine=job.engine, model_kind=job.model_kind)
+    first = run_job(folder / "first", *common, *saving, steps=LAST, local=job.local, model_kind=job.model_kind)
     resuming = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / f'global_step_{SAVED}'}")
-    again = run_job(folder / "resumed", *common, *resuming, steps=LAST, engine=job.engine, model_kind=job.model_kind)
+    again = run_job(folder / "resumed", *common, *resuming, steps=LAST, local=job.local, model_kind=job.model_kind)
     return first, again
 
 

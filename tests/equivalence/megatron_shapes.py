@@ -12,7 +12,6 @@ from transfer_queue import KVBatchMeta
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.engines.settings import MEGATRON
 from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
@@ -36,7 +35,7 @@ NO_DECAY = "actor_rollout_ref.actor.optim.weight_decay=0"
 """Megatron leaves norms and biases out of it."""
 ON_FSDP2 = (*ALL_TERMS, NO_DECAY)
 TERMS = (
-    *MEGATRON,
+    "+local=cpu_megatron",
     *ALL_TERMS[:-1],  # all but the setting of its optimizer
     "+actor_rollout_ref.actor.optim.override_optimizer_config.adam_eps=1e-5",
     NO_DECAY,
@@ -72,7 +71,7 @@ class Shape:
     @property
     def template(self) -> PadTemplate:
         """Of pads as long as the engine asks."""
-        length = pad_tokens_of(*MEGATRON, *self.settings())
+        length = pad_tokens_of("+local=cpu_megatron", *self.settings())
         return PadTemplate(eos_token_id=3, length=length, n_experts=lambda: EXPERTS)
 
 
@@ -155,7 +154,7 @@ def plan_of_idle_ranks(batch: KVBatchMeta, packer: str, shape: Shape, update: st
 
 
 CRITIC_TERMS = (
-    *MEGATRON,
+    "+local=cpu_megatron",
     "+critic.optim.override_optimizer_config.adam_eps=1e-5",
     "critic.optim.lr=3e-4",  # a mean of values that is nearly zero shows how rounding grows from step to step
     "critic.cliprange_value=0.5",

@@ -13,7 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.engines.settings import VEOMNI
 from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
@@ -47,7 +46,7 @@ pytestmark = [
     pytest.mark.usefixtures("transfer_queue"),
 ]
 
-ON_VEOMNI = (*BUDGETS, *VEOMNI, "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
+ON_VEOMNI = (*BUDGETS, "+local=cpu_veomni", "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
 ULYSSES = "actor_rollout_ref.actor.veomni.ulysses_parallel_size={}"
 SHAPES = {"dp2": (2, 1), "two ranks to a row": (2, 2), "two ranks to a row x dp2": (4, 2)}
 """Ranks, and how many share a row."""
@@ -167,7 +166,7 @@ def test_so_do_critics(sharing, transfer_queue, tmp_path):
     model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
     budget = "+critic.ppo_infer_max_token_len_per_gpu"
     on_veomni = (
-        *VEOMNI,
+        "+local=cpu_veomni",
         "critic.optim.lr_scheduler_type=constant",
         f"critic.veomni.ulysses_parallel_size={sharing}",
         f"{budget}={BUDGET}",

@@ -12,7 +12,6 @@ import verl
 from verl.trainer.ppo import v1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.engines.settings import VEOMNI
 from tests.equivalence.loss_comparisons import POLICY_LOSSES
 from tests.support.losses_on_rows import MODES
 from tests.support.verl_config import SEPARATE, compose_job
@@ -684,7 +683,7 @@ def test_the_summary_tells_who_cuts_the_micro_batches_of_ranks_that_share_rows_a
 
 def test_the_summary_of_veomni_on_a_cpu_tells_the_same_and_its_pads_are_not_rounded_up():
     ranks = ("actor_rollout_ref.actor.veomni.ulysses_parallel_size=2", "trainer.n_gpus_per_node=4")
-    config = compose_job(*VEOMNI, "+padding=prompt", *DYNAMIC, *ranks)
+    config = compose_job("+local=cpu_veomni", "+padding=prompt", *DYNAMIC, *ranks)
     told = described(config)
     assert told["engine of the actor"] == "veomni, 4 ranks: Ulysses 2, so 2 data-parallel ranks"
     assert told["pads"].startswith("2 tokens each, the fewest that a pad has; the denominator")

@@ -5,7 +5,6 @@ import re
 import pytest
 import transformers
 
-from tests.engines.settings import MEGATRON
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
@@ -15,7 +14,7 @@ from verl_padding.job.model_refusals import refuse_model
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 RATE = "megatron.override_transformer_config.moe_router_bias_update_rate"
 EXPERTS_CUT = "megatron.expert_tensor_parallel_size"
-ON_A_CPU = MEGATRON
+ON_A_CPU = ("+local=cpu_megatron",)
 ULYSSES_ON_A_CPU = ("+local=cpu", f"{ACTOR}.ulysses_sequence_parallel_size=2")
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
 

@@ -7,22 +7,36 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.local.ulysses import attention_of_packed_rows, exchange_around_sdpa
+from verl_padding.local.ulysses import STRATEGY_OF_GROUP, attention_of_packed_rows, exchange_around_sdpa
+
+GROUP = object()
+"""In the place of the process group of two ranks that share rows."""
 
 
 @pytest.fixture
 def attention():
     """The attention under the name ``sdpa``, for two ranks that share rows."""
     own = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    exchange_around_sdpa(SimpleNamespace(get_ulysses_sequence_parallel_world_size=lambda: 2))
+    exchange_around_sdpa(
+        SimpleNamespace(
+            get_ulysses_sequence_parallel_world_size=lambda: 2, get_ulysses_sequence_parallel_group=lambda: GROUP
+        )
+    )
     yield ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = own
 
 
 @pytest.mark.parametrize("other", [{"sliding_window": 4}, {"dropout": 0.1}])
-def test_attention_that_the_exchange_does_not_carry_is_refused(other, attention):
+@pytest.mark.parametrize(
+    ("strategies", "setting"),
+    [({}, "ulysses_sequence_parallel_size"), ({GROUP: "veomni"}, "ulysses_parallel_size")],
+    ids=["FSDP2", "VeOmni"],
+)
+def test_attention_that_the_exchange_does_not_carry_is_refused(strategies, setting, other, attention, monkeypatch):
+    for group, strategy in strategies.items():
+        monkeypatch.setitem(STRATEGY_OF_GROUP, group, strategy)
     states = torch.zeros(1, 2, 6, 4)
-    with pytest.raises(PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* Set it to 1\.$"):
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: .* Set it to 1\.$"):
         attention(None, states, states, states, None, position_ids=torch.arange(6)[None], **other)
 
 

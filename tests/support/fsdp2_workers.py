@@ -96,7 +96,7 @@ def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
 
 
 def _on_a_cpu(overrides: Sequence[str]) -> list[str]:
-    return [] if any(override.startswith("model_engine=") for override in overrides) else ["+local=cpu"]
+    return [] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]
 
 
 def make_value_model(language_model: Path, folder: Path) -> Path:

@@ -28,6 +28,8 @@ _HOOKS = {
     "verl.utils.model": "verl_padding.local.fsdp2_engines:honour_attention_of_value_models",
     "verl.utils.fsdp_utils": "verl_padding.local.fsdp2_engines:copy_on_sharded_save",
     "verl.workers.engine.fsdp.transformer_impl": "verl_padding.local.fsdp2_engines:register_engines",
+    "verl.workers.engine.megatron.transformer_impl": "verl_padding.local.megatron.engines:register_engines",
+    "verl.workers.engine.veomni.transformer_impl": "verl_padding.local.veomni_engines:register_engines",
     "verl.workers.rollout.base": "verl_padding.local.rollout_registry:register_adapter",
     "verl.workers.rollout.replica": "verl_padding.local.rollout_registry:register_replica",
     "verl.workers.rollout.llm_server": "verl_padding.local.request_names:name_requests",

@@ -13,7 +13,9 @@ import torch
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.engine_refusals import ULYSSES
 
-SETTING = ULYSSES["fsdp2"]
+STRATEGY_OF_GROUP: dict[Any, str] = {}
+"""Process group of ranks that share rows -> its engine's strategy, where that is another than FSDP2. verl's attention
+knows the group and not the engine."""
 
 
 def exchange_around_sdpa(monkey_patch: Any) -> None:
@@ -43,7 +45,7 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
         ranks = monkey_patch.get_ulysses_sequence_parallel_world_size()
         if ranks > 1 and position_ids is None and getattr(module, "is_causal", False):
             raise PaddingConfigError(
-                f"{SETTING}={ranks}: on a CPU, ranks that share a row find its beginning by position "
+                f"{_setting(monkey_patch)}={ranks}: on a CPU, ranks that share a row find its beginning by position "
                 f"ids, and {type(module).__name__} passes none to its attention. Set it to 1."
             )
         # As verl: vision towers pass no position ids, and their ranks share nothing.
@@ -54,12 +56,12 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
             return out
         if kwargs.get("sliding_window") is not None or kwargs.get("dropout"):
             raise PaddingConfigError(
-                f"{SETTING}={ranks}: on a CPU, attention with a sliding window or dropout has no "
+                f"{_setting(monkey_patch)}={ranks}: on a CPU, attention with a sliding window or dropout has no "
                 "exchange between the ranks that share a row. Set it to 1."
             )
         if not _is_causal(module, kwargs):
             raise PaddingConfigError(
-                f"{SETTING}={ranks}: on a CPU, attention to later tokens of a row has no exchange "
+                f"{_setting(monkey_patch)}={ranks}: on a CPU, attention to later tokens of a row has no exchange "
                 f"between the ranks that share it, and {type(module).__name__} has is_causal=False. Set it to 1."
             )
         states = (part.transpose(1, 2).contiguous() for part in (query, key, value))
@@ -76,6 +78,10 @@ def _is_causal(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
     """As transformers reads it for ``sdpa``."""
     given = kwargs.get("is_causal")
     return bool(getattr(module, "is_causal", True) if given is None else given)
+
+
+def _setting(monkey_patch: Any) -> str:
+    return ULYSSES[STRATEGY_OF_GROUP.get(monkey_patch.get_ulysses_sequence_parallel_group(), "fsdp2")]
 
 
 def attention_of_packed_rows(

@@ -1,1 +1,0 @@
-"""verl's Megatron engine without CUDA and without Transformer Engine."""
