@@ -15,6 +15,7 @@ from pathlib import Path
 
 from wrapt import register_post_import_hook
 
+import tests.engines  # noqa: F401  (jobs on these engines have no other module to load it)
 from tests.end_to_end.message_text import text_of
 
 FOLDER = "VERL_PADDING_PROBE"

@@ -10,6 +10,7 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.engine import EngineRegistry
 
+from tests import engines
 from tests.equivalence.updates import ALL_TERMS, LENGTHS, call, with_trained_fields
 from tests.support import hidden_engines
 from tests.support.fsdp2_workers import start_actor, stop, weights_of
@@ -30,7 +31,8 @@ def model(tmp_path_factory) -> Path:
 
 def updated_weights(model: Path, package: str, *, hidden: bool) -> torch.Tensor:
     """The weights of two FSDP2 ranks after an update, in processes that find the package or do not."""
-    environment = {"VERL_USE_EXTERNAL_MODULES": hidden_engines.__name__, hidden_engines.HIDDEN: package}
+    modules = f"{hidden_engines.__name__},{engines.__name__}"
+    environment = {"VERL_USE_EXTERNAL_MODULES": modules, hidden_engines.HIDDEN: package}
     ranks = start_actor(model, 2, *ALL_TERMS, environment=environment if hidden else None)
     ranks.execute_with_func_generator(assert_has_engine(package, has=not hidden))
     try:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
@@ -33,7 +31,6 @@ from tests.equivalence.updates import (
 from tests.support.fsdp2_workers import make_value_model, padded_and_plain, start_actor, start_critic, start_over
 from tests.support.tolerance import ADAM_EPS
 from verl_padding.driver.worker_calls import UPDATE_CALLS
-from verl_padding.errors import PaddingConfigError
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker.plan_packer import install
@@ -125,25 +122,6 @@ def update_both_with_few_rows(
     plan = plan_of_few(batch, packer, update=UPDATE_CALLS[method], **shape)
     template = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
     return update_both_with(padded_ranks, one_rank, batch, plan, template, method)
-
-
-def test_attention_that_ranks_cannot_exchange_is_refused_with_the_setting_of_veomni(actors):
-    padded_ranks, _, shape = actors
-    if shape["ranks_of_row"] == 1:
-        pytest.skip("its ranks share no row")
-    padded_ranks.execute_with_func_generator(assert_sliding_window_is_refused)
-
-
-def assert_sliding_window_is_refused(worker: Any) -> DataProto:
-    states = torch.zeros(1, 2, 6, 4)
-    with (
-        worker.actor.engine.train_mode(),
-        pytest.raises(PaddingConfigError, match=r"^ulysses_parallel_size=2: .* sliding window .* Set it to 1\.$"),
-    ):
-        ALL_ATTENTION_FUNCTIONS["sdpa"](
-            None, states, states, states, None, position_ids=torch.arange(6)[None], sliding_window=4
-        )
-    return DataProto()
 
 
 @pytest.mark.parametrize("sharing", [1, 2], ids=["dp2", "two ranks to a row"])

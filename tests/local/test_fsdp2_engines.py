@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local import fsdp2_engines
@@ -11,10 +13,8 @@ from verl_padding.local import fsdp2_engines
 class Engine:
     """In the place of verl's."""
 
-    def __init__(self, attention: str | None, ranks: int) -> None:
-        chosen = {} if attention is None else {"attn_implementation": attention}
-        self.model_config = SimpleNamespace(override_config=chosen)
-        self.engine_config = SimpleNamespace(strategy="fsdp2", ulysses_sequence_parallel_size=ranks)
+    def __init__(self, ranks: int) -> None:
+        self.engine_config = SimpleNamespace(ulysses_sequence_parallel_size=ranks)
 
 
 @pytest.fixture
@@ -37,12 +37,10 @@ def registered():
 
 
 @pytest.mark.parametrize("kind", ["language_model", "value_model"])
-@pytest.mark.parametrize(("attention", "told"), [("eager", "eager"), (None, "flash_attention_2")])
-def test_attention_past_the_exchange_between_ranks_that_share_rows_is_refused(kind, attention, told, registered):
-    with pytest.raises(
-        PaddingConfigError,
-        match=rf"^override_config\.attn_implementation={told}: does not support Ulysses.* 2 .* to sdpa, or ulysses_",
-    ):
-        registered[kind](attention, 2)
-    registered[kind](attention, 1)
-    registered[kind]("sdpa", 2)
+def test_ranks_that_share_rows_are_refused_where_nothing_exchanges_their_tokens(kind, registered, monkeypatch):
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", sdpa_attention_forward)
+    registered[kind](1)
+    with pytest.raises(PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* Set it to 1\.$"):
+        registered[kind](2)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *_: None)  # as tests/engines does
+    registered[kind](2)

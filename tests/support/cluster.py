@@ -19,6 +19,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # Otherwise Ray starts a worker for each ticket, whether it is needed or not.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
+import tests.engines
 import verl_padding.local  # noqa: F401  (before anything imports transformers, and by it torchvision)
 
 
@@ -43,7 +44,8 @@ def ray_and_queue(object_store_bytes: int = 200_000_000, python: str | None = No
         log_to_driver=False,
         _temp_dir=folder,
         object_store_memory=object_store_bytes,
-        runtime_env={"py_executable": python} if python else None,
+        runtime_env={"env_vars": {"VERL_USE_EXTERNAL_MODULES": tests.engines.__name__}}
+        | ({"py_executable": python} if python else {}),
     )
     try:
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))

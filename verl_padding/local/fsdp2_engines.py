@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 import wrapt
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.job.engine_refusals import refuse_attention_past_ulysses
+from verl_padding.errors import PaddingConfigError
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
@@ -34,20 +36,22 @@ def register_engines(transformer_impl: ModuleType) -> None:
 
 
 class _OnCpu:
-    """Mixin before one of verl's FSDP engines. A job without padding is checked nowhere else."""
+    """Mixin before one of verl's FSDP engines.
 
-    model_config: Any
+    Raises:
+        PaddingConfigError: ranks share rows (Ulysses). verl exchanges their tokens around flash attention alone, which
+            has no CPU kernels: each rank would silently attend to its own part of a row.
+    """
+
     engine_config: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        refuse_attention_past_ulysses(
-            self.engine_config.strategy,
-            "cpu",
-            self.model_config.override_config.get("attn_implementation", "flash_attention_2"),
-            self.engine_config.ulysses_sequence_parallel_size,
-            setting="override_config.attn_implementation",
-        )
+        ranks = self.engine_config.ulysses_sequence_parallel_size
+        if ranks > 1 and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
+            raise PaddingConfigError(
+                f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
+            )
 
 
 def honour_attention_of_value_models(model: ModuleType) -> None:

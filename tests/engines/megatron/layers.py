@@ -17,7 +17,7 @@ from megatron.core.transformer.moe.experts import TEGroupedMLP
 from torch import nn
 from torch.nn import functional
 
-from verl_padding.local.megatron.attention import PackedAttention
+from tests.engines.megatron.attention import PackedAttention
 
 
 def _norm_weight(config: Any, size: int) -> nn.Parameter:

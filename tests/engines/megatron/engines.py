@@ -8,8 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from verl_padding.local.engine_versions import refuse_other_version, refuse_other_versions
-from verl_padding.local.megatron.cuda_calls import answer_for_cuda
+from tests.engines.megatron.cuda_calls import answer_for_cuda
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
@@ -30,12 +29,8 @@ class _OnCpu:
     model_config: Any
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
-        refuse_other_versions("megatron")
-        import megatron.core  # of a checkout on Python's path, whatever is installed
-
-        refuse_other_version("megatron", "megatron-core", megatron.core.__version__)
         answer_for_cuda()
-        from verl_padding.local.megatron import megatron_core
+        from tests.engines.megatron import megatron_core
 
         megatron_core.replace_transformer_engine()
         super().__init__(model_config, engine_config, *args, **kwargs)  # type: ignore[call-arg]

@@ -11,21 +11,26 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
-from verl_padding.errors import PaddingConfigError
-from verl_padding.local.engine_versions import PLAIN, refuse_other_layers
+PLAIN = {
+    "window_size": None,
+    "softmax_type": "vanilla",
+    "attention_dropout": 0.0,
+    "normalization": "RMSNorm",
+    "layernorm_zero_centered_gamma": False,
+    "apply_query_key_layer_scaling": False,
+    "fp8": None,
+    "fp4": None,
+}
+"""Setting of Megatron's ``TransformerConfig`` -> what this attention, and the layers around it, have."""
 
 
 class PackedAttention(DotProductAttention):
-    """In the place of ``TEDotProductAttention``: causal attention inside each packed row.
-
-    Raises:
-        PaddingConfigError: the model has a sliding window, sinks or dropout in its attention, or another norm than
-            the layers around it; or rows are not packed.
-    """
+    """In the place of ``TEDotProductAttention``: causal attention inside each packed row."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        for name in PLAIN:
-            refuse_other_layers(name, getattr(config, name))
+        assert {name: getattr(config, name) or None for name in PLAIN} == {
+            name: value or None for name, value in PLAIN.items()
+        }
         # Megatron-Core's own attention refuses context parallelism, which is done below.
         ranks, config.context_parallel_size = config.context_parallel_size, 1
         super().__init__(config, *args, **kwargs)
@@ -50,12 +55,8 @@ class PackedAttention(DotProductAttention):
         Returns:
             (T, heads x dim).
         """
-        if packed_seq_params is None:
-            # Megatron-Core's own attention hides what a mask marks, and verl marks what is not to be hidden.
-            raise PaddingConfigError(
-                "packed_seq_params=None: on a CPU, Megatron's attention is one of packed rows, and takes a mask for "
-                "its opposite. Set use_remove_padding of the model to True."
-            )
+        # Megatron-Core's own attention hides what a mask marks, and verl marks what is not to be hidden.
+        assert packed_seq_params is not None, "use_remove_padding=False"
         padded = packed_seq_params.cu_seqlens_q_padded
         starts = (packed_seq_params.cu_seqlens_q if padded is None else padded).tolist()
         ranks = parallel_state.get_context_parallel_world_size()

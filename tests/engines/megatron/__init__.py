@@ -1,0 +1,1 @@
+"""verl's Megatron engine without CUDA and without Transformer Engine."""
