@@ -3,8 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,23 +136,9 @@ def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
                 _image_processor(tokenizer).save_pretrained(folder)
             case _:
                 raise ValueError(f"unknown kind of tiny model: {kind!r}")
-    with _no_progress_bar():
-        model.save_pretrained(folder)
+    transformers.utils.logging.disable_progress_bar()  # one for each model that is written, however small
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """transformers shows one for each model that it writes, however small; whether it does is put back afterwards."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _vision_config(shape: dict[str, Any], tokenizer: Any) -> Any:
