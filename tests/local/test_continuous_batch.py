@@ -180,7 +180,7 @@ def test_top_k_and_top_p_leave_only_the_likeliest_tokens(model: Any) -> None:
     "wrong", [{"prompt_ids": []}, {"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}]
 )
 def test_a_request_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"prompt|max_new_tokens|sampling"):
+    with pytest.raises(ValueError, match="cannot generate"):
         Generation(**({"prompt_ids": [1], "max_new_tokens": 1} | wrong))
 
 

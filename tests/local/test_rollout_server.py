@@ -228,7 +228,7 @@ def test_a_prompt_and_its_answer_are_no_longer_than_the_context_of_the_job(model
         for params in (endless, endless | {"max_tokens": 9}, endless | {"max_tokens": 2}):
             output = await server.generate([5] * 8, params, "")
             assert len(output.token_ids) == min(4, params.get("max_tokens", 16))
-        with pytest.raises(ValueError, match="max_new_tokens must be at least 1, got 0"):
+        with pytest.raises(ValueError, match="max_new_tokens=0"):
             await server.generate([5] * 12, PARAMS, "")
 
     serve(test)

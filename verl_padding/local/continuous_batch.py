@@ -8,14 +8,14 @@ positions: the log-probs are those of the row alone, up to the rounding of a bat
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicLayer
 
 
@@ -49,22 +49,16 @@ class Generation:
     log_probs: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not self.prompt_ids:
-            raise ValueError("an empty prompt cannot be continued")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"bad sampling: temperature={self.temperature}, top_p={self.top_p}")
-        self._random = Random(self.seed)
+        if not (self.prompt_ids and self.max_new_tokens > 0 and self.temperature >= 0 and 0 < self.top_p <= 1):
+            raise ValueError(
+                f"cannot generate: a prompt of {len(self.prompt_ids)} tokens, max_new_tokens={self.max_new_tokens}, "
+                f"temperature={self.temperature}, top_p={self.top_p}"
+            )
+        self.random = Random(self.seed)
 
     @property
     def is_finished(self) -> bool:
-        if not self.token_ids:
-            return False
         return len(self.token_ids) >= self.max_new_tokens or self.token_ids[-1] in self.stop_ids
-
-    def draw(self) -> float:
-        return self._random.random()
 
 
 class ContinuousBatch:
@@ -87,8 +81,7 @@ class ContinuousBatch:
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.bool)  # (rows, slots)
         self._next_ids = torch.zeros(0, dtype=torch.long)  # (rows,) sampled, not yet in the cache
-        # (rows,) how far a row's next position is from its number of tokens: an image has fewer positions than tokens
-        self._lead = torch.zeros(0, 1, dtype=torch.long)
+        self._positions = torch.zeros(0, 1, dtype=torch.long)  # (rows, 1) of those
 
     def __len__(self) -> int:
         """Rows that run or wait."""
@@ -127,16 +120,16 @@ class ContinuousBatch:
         return joining
 
     def _decode(self) -> None:
-        positions = self._mask.sum(1, keepdim=True) + self._lead
         self._mask = pad(self._mask, (0, 1), value=True)
         output = self._model(
             input_ids=self._next_ids[:, None],
             attention_mask=self._mask,
             # also one position for all axes of M-RoPE: models with it accept (rows, 1)
-            position_ids=positions,
+            position_ids=self._positions,
             past_key_values=self._cache,
             use_cache=True,
         )
+        self._positions = self._positions + 1
         self._next_ids = _sample(output.logits[:, -1], self._rows)
 
     def _prefill(self, joining: list[Generation]) -> None:
@@ -148,8 +141,9 @@ class ContinuousBatch:
         cache = DynamicCache(config=self._model.config)
         if any(type(layer) is not DynamicLayer for layer in cache.layers):
             raise NotImplementedError("only models with full attention in every layer can be batched here")
-        images = _concatenated([row.images for row in joining if row.images])
-        positions, lead = self._prompt_positions(ids, mask, images)
+        seeing = [row.images for row in joining if row.images]
+        images = {name: torch.cat([inputs[name] for inputs in seeing]) for name in (seeing[0] if seeing else ())}
+        positions, next_positions = self._prompt_positions(ids, mask, images)
         hidden = self._model.base_model(
             input_ids=ids,
             attention_mask=mask,
@@ -161,28 +155,33 @@ class ContinuousBatch:
         last = hidden[torch.arange(len(joining)), lengths - 1]
         next_ids = _sample(self._model.get_output_embeddings()(last), joining)
         if not self._rows:
-            self._cache, self._mask, self._next_ids, self._lead = cache, mask, next_ids, lead
+            self._cache, self._mask, self._next_ids, self._positions = cache, mask, next_ids, next_positions
         else:
             self._join(cache, mask)
             self._next_ids = torch.cat([self._next_ids, next_ids])
-            self._lead = torch.cat([self._lead, lead])
+            self._positions = torch.cat([self._positions, next_positions])
         self._rows = [*self._rows, *joining]
 
     def _prompt_positions(
         self, ids: torch.Tensor, mask: torch.Tensor, images: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions of the prompts, (rows, slots) or with images (3, rows, slots); lead of each row, (rows, 1)."""
+        """Positions of the prompts, (rows, slots) or with images (3, rows, slots); the next of each row, (rows, 1).
+
+        An image has fewer positions than tokens.
+        """
+        lengths = mask.sum(1, keepdim=True)
         if not images:
-            return torch.arange(ids.shape[1])[None].expand(len(ids), -1), torch.zeros(len(ids), 1, dtype=torch.long)
+            return torch.arange(ids.shape[1])[None].expand(len(ids), -1), lengths
         inner = self._model.base_model
         if not hasattr(inner, "get_rope_index"):
             raise NotImplementedError(f"images work only with models that have M-RoPE, not with {type(inner).__name__}")
-        return inner.get_rope_index(
+        positions, lead = inner.get_rope_index(
             input_ids=ids,
             mm_token_type_ids=(ids == self._model.config.image_token_id).int(),
             image_grid_thw=images["image_grid_thw"],
             attention_mask=mask,
         )
+        return positions, lengths + lead
 
     def _join(self, cache: Any, mask: torch.Tensor) -> None:
         """Appends rows; the shorter side gets empty slots on its left, where a later `_keep` removes them."""
@@ -198,7 +197,6 @@ class ContinuousBatch:
         self._rows = [self._rows[index] for index in kept]
         if not kept:
             self._cache = None
-            self._mask, self._next_ids, self._lead = self._mask[:0, :0], self._next_ids[:0], self._lead[:0]
             return
         rows = torch.tensor(kept)
         mask = self._mask[rows]
@@ -206,12 +204,7 @@ class ContinuousBatch:
         for layer in self._cache.layers:
             layer.keys = layer.keys[rows][:, :, used]
             layer.values = layer.values[rows][:, :, used]
-        self._mask, self._next_ids, self._lead = mask[:, used], self._next_ids[rows], self._lead[rows]
-
-
-def _concatenated(images: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The images of several rows as a model takes them: one after another, in the rows' order."""
-    return {name: torch.cat([inputs[name] for inputs in images]) for name in images[0]} if images else {}
+        self._mask, self._next_ids, self._positions = mask[:, used], self._next_ids[rows], self._positions[rows]
 
 
 def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
@@ -226,13 +219,16 @@ def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
     temperatures = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float64)
     # In float64, since the sum runs over the whole vocabulary.
     logits = logits.double() / temperatures[:, None]
-    if any(row.top_k > 0 or row.top_p < 1 for row in rows):
-        logits = _keep_top(logits, rows)
+    for logits_of_row, row in zip(logits.split(1), rows, strict=True):
+        if row.top_k > 0:
+            logits_of_row.copy_(TopKLogitsWarper(row.top_k)(None, logits_of_row))
+        if row.top_p < 1:
+            logits_of_row.copy_(TopPLogitsWarper(row.top_p)(None, logits_of_row))
     log_probs = logits.log_softmax(-1)
     # By the inverse of the distribution function, with one number from each row's own stream: what a row
     # draws does not depend on its neighbours.
     cumulative = log_probs.exp().cumsum(-1)
-    draws = torch.tensor([row.draw() for row in rows], dtype=torch.float64) * cumulative[:, -1]
+    draws = torch.tensor([row.random.random() for row in rows], dtype=torch.float64) * cumulative[:, -1]
     sampled = torch.searchsorted(cumulative, draws[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logits.argmax(-1), sampled)
     chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
@@ -240,16 +236,3 @@ def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
         row.token_ids.append(token)
         row.log_probs.append(log_prob)
     return tokens
-
-
-def _keep_top(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
-    """Sets the logits outside a row's top_k and top_p to -inf; (rows, vocabulary) to the same."""
-    vocabulary = logits.shape[-1]
-    top_k = torch.tensor([row.top_k if 0 < row.top_k < vocabulary else vocabulary for row in rows])
-    top_p = torch.tensor([row.top_p for row in rows])
-    ordered, order = logits.sort(-1, descending=True)
-    ordered = ordered.masked_fill(torch.arange(vocabulary)[None] >= top_k[:, None], float("-inf"))
-    probs = ordered.softmax(-1)
-    # a token stays if those before it do not yet reach top_p, so the first one always stays
-    ordered = ordered.masked_fill(probs.cumsum(-1) - probs >= top_p[:, None], float("-inf"))
-    return torch.empty_like(logits).scatter(-1, order, ordered)

@@ -21,12 +21,6 @@ class TransformersReplica(RolloutReplica):
     splitting a small model."""
 
     async def launch_servers(self) -> None:
-        """
-        Raises:
-            NotImplementedError: for reward and teacher models, whose weights no trainer sends.
-        """
-        if self.is_reward_model or self.is_teacher_model:
-            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} serves the policy only")
         from verl_padding.local.rollout_server import TransformersServer
 
         server = (
@@ -67,22 +61,12 @@ class TransformersAdapter(BaseRollout):
     async def update_weights(
         self,
         weights: Iterable[tuple[str, torch.Tensor]],
-        wire_format: str = "named_tensors",
         global_steps: int | None = None,
-        peft_config: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it.
-
-        Raises:
-            NotImplementedError: for weight deltas and for LoRA adapters that are not merged.
-        """
+        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it."""
         from verl.workers.rollout.utils import ensure_async_iterator
 
-        if wire_format != "named_tensors":
-            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} takes whole tensors, not {wire_format!r}")
-        if peft_config is not None:
-            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} needs model.lora.merge=true")
         tensors = {}
         async for name, tensor in ensure_async_iterator(weights):
             if self.is_leader_rank:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
@@ -13,18 +13,9 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_padding.local.continuous_batch import ContinuousBatch, Generation
 from verl_padding.local.scripted_replies import Replies, scripted_replies
 
-T = TypeVar("T")
-
-# What verl and agent loops may put into sampling_params besides the limits on tokens.
-_KNOWN_PARAMS = {
-    "temperature",
-    "top_p",
-    "top_k",
-    "repetition_penalty",
-    "logprobs",
-    "ignore_eos",
-    "stop_token_ids",
-}
+_LIMITS = ("max_tokens", "max_new_tokens")
+_KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_eos", "stop_token_ids"}
+"""What verl and agent loops may put into sampling_params, and ``repetition_penalty=1``."""
 
 
 class TransformersServer:
@@ -49,8 +40,9 @@ class TransformersServer:
         self._batch: ContinuousBatch | None = None
         self._weights_of_step: int | None = None
         self._answers: dict[Generation, asyncio.Future[str]] = {}
-        self._paused = self._rejecting = False
+        self._rejecting = False
         self._resumed = asyncio.Event()
+        self._resumed.set()
         self._work_to_do = asyncio.Event()
         self._model_thread = ThreadPoolExecutor(1)
         self._loop_task: asyncio.Task[None] | None = None
@@ -93,9 +85,9 @@ class TransformersServer:
         if video_data or audio_data:
             raise NotImplementedError("the transformers rollout generates from text and images only")
         generation = self._generation(list(prompt_ids), sampling_params, request_id, self._images(image_data))
-        while self._paused:
-            if self._rejecting:
-                return self._output(generation, "aborted", sampling_params, self._weights_of_step)
+        if self._rejecting:
+            return self._output(generation, "aborted", sampling_params, self._weights_of_step)
+        while not self._resumed.is_set():
             await self._resumed.wait()
         if self._batch is None:
             raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
@@ -135,33 +127,25 @@ class TransformersServer:
         await self._abort()
         self._batch = None
 
-    async def wake_up(self) -> None:
-        """Does nothing: the weights come with the next `load_weights`."""
-
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
         """Ends all requests as aborted and holds new ones until `resume_generation`.
 
         Args:
             reject_request: answer new requests at once, as aborted, instead of holding them.
         """
-        self._paused, self._rejecting = True, reject_request
+        self._rejecting = reject_request
         self._resumed.clear()
         count = await self._abort()
         return {"aborted_count": count, "request_ids": []}
 
     async def resume_generation(self) -> None:
-        self._paused = self._rejecting = False
+        self._rejecting = False
         self._resumed.set()
 
-    async def clear_kv_cache(self) -> None:
-        """Does nothing: keys and values live no longer than their request."""
+    async def wake_up(self, **kwargs: Any) -> None:
+        """Nothing: weights come with `load_weights`, keys and values live no longer than their request."""
 
-    release_kv_cache = resume_kv_cache = clear_kv_cache
-
-    async def start_profile(self, **kwargs: Any) -> None:
-        """Does nothing: there is no profiler."""
-
-    stop_profile = start_profile
+    clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
 
     async def _generate_forever(self) -> None:
         while True:
@@ -194,7 +178,7 @@ class TransformersServer:
             if not answer.cancelled():
                 answer.set_result(stop_reason)
 
-    async def _in_model_thread(self, work: Callable[[], T]) -> T:
+    async def _in_model_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
 
     def _images(self, image_data: list[Any] | None) -> dict[str, torch.Tensor]:
@@ -205,15 +189,15 @@ class TransformersServer:
     def _generation(
         self, prompt_ids: list[int], params: dict[str, Any], request_id: str, images: dict[str, torch.Tensor]
     ) -> Generation:
-        unknown = params.keys() - _KNOWN_PARAMS - {"max_tokens", "max_new_tokens"}
-        if unknown:
-            raise ValueError(f"the transformers rollout does not know the sampling parameters {sorted(unknown)}")
-        if params.get("repetition_penalty", 1.0) != 1.0:
-            raise ValueError("the transformers rollout has no repetition_penalty")
+        params = dict(params)
+        if params.get("repetition_penalty") == 1:
+            del params["repetition_penalty"]
+        if unknown := params.keys() - _KNOWN_PARAMS:
+            raise ValueError(f"the transformers rollout does not support the sampling parameters {sorted(unknown)}")
         config = self._config
         budget = config.prompt_length + config.response_length - len(prompt_ids)
-        limit = params.get("max_tokens", params.get("max_new_tokens"))
-        limit = max(1, min(config.response_length, budget) if limit is None else limit)
+        limit = next((params[name] for name in _LIMITS if name in params), min(config.response_length, budget))
+        limit = max(1, limit)
         if config.max_model_len is not None:  # a prompt that leaves no room is refused, as verl's rollouts do
             limit = min(limit, config.max_model_len - len(prompt_ids))
         stop_ids = frozenset(params.get("stop_token_ids") or ())
