@@ -6,8 +6,10 @@ verl answers "Unknown platform 'cpu'".
 """
 
 import logging
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 
 from wrapt import register_post_import_hook
 
@@ -46,7 +48,11 @@ def register() -> None:
     for module, function in _PATCHES.items():
         register_post_import_hook(f"verl_padding.local.{function}", module)
     for module, ours in _CLASSES.items():
-        register_post_import_hook(lambda _, ours=ours: import_module(ours), module)
+        register_post_import_hook(_importer(ours), module)
+
+
+def _importer(name: str) -> Callable[[ModuleType], object]:
+    return lambda _: import_module(name)
 
 
 register()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import transformers
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_padding.local.continuous_batch import ContinuousBatch, Generation
+from verl_padding.local.batch_generation import Generation, generate
 from verl_padding.local.scripted_replies import Replies, scripted_replies
 
 _LIMITS = ("max_tokens", "max_new_tokens")
@@ -22,7 +23,8 @@ class TransformersServer:
     """One server of a rollout replica, with the methods that verl calls on a server's handle.
 
     It has no weights of its own: they come from the trainer by `load_weights` and go with `sleep`. All work
-    on the model runs in one thread, so a weight update never meets a running forward pass.
+    on the model runs in one thread, so weights never change during a forward pass. Requests that come while others are
+    answered wait, and are answered together then.
 
     Args:
         config: verl's ``RolloutConfig``.
@@ -37,10 +39,11 @@ class TransformersServer:
         self._hf_config = self._model_config.hf_config
         self._replica_rank = replica_rank
         self._stop_ids = _stop_ids(self._hf_config, self._model_config.tokenizer)
-        self._batch: ContinuousBatch | None = None
+        self._model: Any = None
         self._weights_of_step: int | None = None
+        self._waiting: list[Generation] = []
         self._answers: dict[Generation, asyncio.Future[str]] = {}
-        self._rejecting = False
+        self._rejecting = self._aborting = False
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._work_to_do = asyncio.Event()
@@ -87,13 +90,12 @@ class TransformersServer:
         generation = self._generation(list(prompt_ids), sampling_params, request_id, self._images(image_data))
         if self._rejecting:
             return self._output(generation, "aborted", sampling_params, self._weights_of_step)
-        while not self._resumed.is_set():
-            await self._resumed.wait()
-        if self._batch is None:
+        await self._resumed.wait()
+        if self._model is None:
             raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
         answer = asyncio.get_running_loop().create_future()
         self._answers[generation] = answer
-        self._batch.add(generation)
+        self._waiting.append(generation)
         self._work_to_do.set()
         step = self._weights_of_step  # read now: once answered, new weights may come before this goes on
         return self._output(generation, await answer, sampling_params, step)
@@ -119,13 +121,13 @@ class TransformersServer:
         """
         if self._answers:
             raise RuntimeError(f"{len(self._answers)} requests are running: abort them before new weights")
-        self._batch = await self._in_model_thread(lambda: self._build(weights))
+        self._model = await self._in_model_thread(lambda: self._build(weights))
         self._weights_of_step = global_steps
 
     async def sleep(self) -> None:
         """Drops the weights. Requests that are still running end as aborted."""
         await self._abort()
-        self._batch = None
+        self._model = None
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
         """Ends all requests as aborted and holds new ones until `resume_generation`.
@@ -150,33 +152,49 @@ class TransformersServer:
     async def _generate_forever(self) -> None:
         while True:
             await self._work_to_do.wait()
-            # no name for the batch may outlive this round: it would keep the weights through `sleep`
-            if self._batch is None or not len(self._batch):
+            if not (rows := self._next_rows()):
                 self._work_to_do.clear()
                 continue
             try:
-                finished = await self._in_model_thread(self._batch.step)
+                # no name of this coroutine may hold the model: it would keep the weights through `sleep`
+                await self._in_model_thread(partial(generate, self._model, rows, lambda: self._aborting))
             except Exception as error:
-                for answer in self._answers.values():
-                    if not answer.cancelled():
-                        answer.set_exception(error)
-                self._answers.clear()
-                self._batch = None  # rows of a failed step cannot go on: let later requests say so
-                continue
-            self._answer(finished, "completed")
+                for row in rows:
+                    self._answer(row, error)
+            else:
+                for row in rows:
+                    self._answer(row, "completed" if row.is_finished else "aborted")
+
+    def _next_rows(self) -> list[Generation]:
+        """Those that have waited longest, as many as prompts of the longest one's length fit."""
+        rows: list[Generation] = []
+        longest = 0
+        while self._waiting and len(rows) < self._config.max_num_seqs:
+            longest = max(longest, len(self._waiting[0].prompt_ids))
+            if rows and longest * (len(rows) + 1) > self._config.max_num_batched_tokens:
+                break
+            rows.append(self._waiting.pop(0))
+        return rows
 
     async def _abort(self) -> int:
-        if self._batch is None:
-            return 0
-        unfinished = await self._in_model_thread(self._batch.drain)
-        self._answer(unfinished, "aborted")
-        return len(unfinished)
+        unanswered = [*self._answers.values()]
+        for row in self._waiting:
+            self._answer(row, "aborted")
+        self._waiting.clear()
+        self._aborting = True
+        if unanswered:
+            await asyncio.wait(unanswered)
+        self._aborting = False
+        return len(unanswered)
 
-    def _answer(self, generations: list[Generation], stop_reason: str) -> None:
-        for generation in generations:
-            answer = self._answers.pop(generation)
-            if not answer.cancelled():
-                answer.set_result(stop_reason)
+    def _answer(self, row: Generation, stop_reason: str | Exception) -> None:
+        answer = self._answers.pop(row)
+        if answer.cancelled():
+            return
+        if isinstance(stop_reason, str):
+            answer.set_result(stop_reason)
+        else:
+            answer.set_exception(stop_reason)
 
     async def _in_model_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
@@ -225,7 +243,7 @@ class TransformersServer:
             extra_fields={"global_steps": step},
         )
 
-    def _build(self, weights: dict[str, torch.Tensor]) -> ContinuousBatch:
+    def _build(self, weights: dict[str, torch.Tensor]) -> Any:
         model_class = getattr(transformers, self._hf_config.architectures[0])
         dtype = getattr(torch, self._config.dtype)
         # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of MoE models).
@@ -241,11 +259,7 @@ class TransformersServer:
         wrong = {what: names for what, names in report.items() if names}
         if wrong:
             raise RuntimeError(f"the trainer's weights do not fit {model_class.__name__}: {wrong}")
-        return ContinuousBatch(
-            model.eval(),
-            max_rows=self._config.max_num_seqs,
-            max_prefill_tokens=self._config.max_num_batched_tokens,
-        )
+        return model.eval()
 
 
 def _stop_ids(hf_config: Any, tokenizer: Any) -> frozenset[int]:

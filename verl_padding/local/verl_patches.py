@@ -20,7 +20,7 @@ macOS (49152 and up) give away."""
 POLL_INTERVAL_S = 0.1
 
 
-def register_engines(transformer_impl: ModuleType) -> None:
+def register_engines(transformer_impl: Any) -> None:
     """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
 
     Reference policies ask for ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator. Their
@@ -57,7 +57,7 @@ class _OnCpu:
             )
 
 
-def honour_attention_of_value_models(model: ModuleType) -> None:
+def honour_attention_of_value_models(model: Any) -> None:
     """Lets the config choose the attention of a critic: verl hard-codes flash_attention_2."""
 
     def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
@@ -70,7 +70,7 @@ def honour_attention_of_value_models(model: ModuleType) -> None:
     model.load_valuehead_model = wraps(model.load_valuehead_model)(load)
 
 
-def copy_on_sharded_save(fsdp_utils: ModuleType) -> None:
+def copy_on_sharded_save(fsdp_utils: Any) -> None:
     """Makes ``fsdp2_sharded_save_to_cpu`` save a copy.
 
     verl's function relies on ``.cpu()`` to copy, but on a CPU that returns the live parameter itself: separate_async
@@ -85,7 +85,7 @@ def copy_on_sharded_save(fsdp_utils: ModuleType) -> None:
     fsdp_utils.fsdp2_sharded_save_to_cpu = save_copy
 
 
-def use_one_gloo_backend(distributed: ModuleType) -> None:
+def use_one_gloo_backend(distributed: Any) -> None:
     """verl asks for "cpu:gloo,<device>:<backend>", which names a CPU twice, and torch refuses it."""
     start = distributed.initialize_global_process_group_ray
     distributed.initialize_global_process_group_ray = partial(start, backend="cpu:gloo")
