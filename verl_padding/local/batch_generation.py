@@ -29,6 +29,7 @@ class Generation:
         seed: two generations with equal seeds and equal probabilities draw the same tokens, whatever else is
             in the batch.
         token_ids, log_probs: the response; log-probs are those of the distribution that was sampled from.
+        error: why there is none.
     """
 
     prompt_ids: list[int]
@@ -41,6 +42,7 @@ class Generation:
     images: Mapping[str, torch.Tensor] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    error: Exception | None = None
 
     def __post_init__(self) -> None:
         if not (self.prompt_ids and self.max_new_tokens > 0 and self.temperature >= 0 and 0 < self.top_p <= 1):

@@ -42,7 +42,7 @@ class TransformersServer:
         self._model: Any = None
         self._weights_of_step: int | None = None
         self._waiting: list[Generation] = []
-        self._answers: dict[Generation, asyncio.Future[str]] = {}
+        self._answers: dict[Generation, asyncio.Event] = {}  # of those that wait or run
         self._rejecting = self._aborting = False
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -71,12 +71,12 @@ class TransformersServer:
         """Continues one prompt.
 
         Args:
-            request_id: seeds the draw of the response, with the rollout's seed: otherwise equal requests with one id
-                get one response, at any time and from any server (:mod:`verl_padding.local.request_names`).
-            image_data: PIL images whose tokens the prompt holds, in order; the model's image processor reads them.
+            request_id: seeds the response, with the rollout's seed: equal requests with one id get one response, at
+                any time and from any server (:mod:`verl_padding.local.request_names`).
+            image_data: PIL images whose tokens the prompt holds, in order.
 
-        Returns: the response with the step of the weights it came from. Its stop_reason is "aborted" if it
-            was cut off by `abort_all_requests`; the tokens so far are in it.
+        Returns: the response with the step of the weights it came from; what there is of it, and stop_reason
+            "aborted", where `abort_all_requests` has cut it off.
 
         Raises:
             RuntimeError: the server sleeps, so there are no weights.
@@ -89,16 +89,18 @@ class TransformersServer:
             raise NotImplementedError("the transformers rollout generates from text and images only")
         generation = self._generation(list(prompt_ids), sampling_params, request_id, self._images(image_data))
         if self._rejecting:
-            return self._output(generation, "aborted", sampling_params, self._weights_of_step)
+            return self._output(generation, sampling_params, self._weights_of_step)
         await self._resumed.wait()
         if self._model is None:
             raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
-        answer = asyncio.get_running_loop().create_future()
-        self._answers[generation] = answer
+        self._answers[generation] = answer = asyncio.Event()
         self._waiting.append(generation)
         self._work_to_do.set()
         step = self._weights_of_step  # read now: once answered, new weights may come before this goes on
-        return self._output(generation, await answer, sampling_params, step)
+        await answer.wait()
+        if generation.error is not None:
+            raise generation.error
+        return self._output(generation, sampling_params, step)
 
     def _scripted(self, replies: Replies, prompt: int, params: dict[str, Any], request_id: str) -> TokenOutput:
         """A reply that no model gives; each of its tokens has a log-prob of -1."""
@@ -106,8 +108,8 @@ class TransformersServer:
         longest = self._config.prompt_length + self._config.response_length - prompt
         limit = max(1, min(params.get("max_tokens") or self._config.response_length, longest))
         ids = replies.draw(f"{request_id} {self._replied}", limit)
-        generation = Generation(prompt_ids=[0], max_new_tokens=limit, token_ids=ids, log_probs=[-1.0] * len(ids))
-        return self._output(generation, "completed", params, self._weights_of_step)
+        generation = Generation([0], len(ids), token_ids=ids, log_probs=[-1.0] * len(ids))
+        return self._output(generation, params, self._weights_of_step)
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
         """Builds the model from the trainer's weights.
@@ -160,10 +162,8 @@ class TransformersServer:
                 await self._in_model_thread(partial(generate, self._model, rows, lambda: self._aborting))
             except Exception as error:
                 for row in rows:
-                    self._answer(row, error)
-            else:
-                for row in rows:
-                    self._answer(row, "completed" if row.is_finished else "aborted")
+                    row.error = error
+            self._answer(rows)
 
     def _next_rows(self) -> list[Generation]:
         """Those that have waited longest, as many as prompts of the longest one's length fit."""
@@ -177,24 +177,17 @@ class TransformersServer:
         return rows
 
     async def _abort(self) -> int:
-        unanswered = [*self._answers.values()]
-        for row in self._waiting:
-            self._answer(row, "aborted")
+        answers = [*self._answers.values()]
+        self._answer(self._waiting)
         self._waiting.clear()
         self._aborting = True
-        if unanswered:
-            await asyncio.wait(unanswered)
+        await asyncio.gather(*[answer.wait() for answer in answers])
         self._aborting = False
-        return len(unanswered)
+        return len(answers)
 
-    def _answer(self, row: Generation, stop_reason: str | Exception) -> None:
-        answer = self._answers.pop(row)
-        if answer.cancelled():
-            return
-        if isinstance(stop_reason, str):
-            answer.set_result(stop_reason)
-        else:
-            answer.set_exception(stop_reason)
+    def _answer(self, rows: list[Generation]) -> None:
+        for row in rows:
+            self._answers.pop(row).set()
 
     async def _in_model_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
@@ -232,13 +225,11 @@ class TransformersServer:
             images=images,
         )
 
-    def _output(
-        self, generation: Generation, stop_reason: str, params: dict[str, Any], step: int | None
-    ) -> TokenOutput:
+    def _output(self, generation: Generation, params: dict[str, Any], step: int | None) -> TokenOutput:
         return TokenOutput(
             token_ids=generation.token_ids,
             log_probs=generation.log_probs if params.get("logprobs") else None,
-            stop_reason=stop_reason,
+            stop_reason="completed" if generation.is_finished else "aborted",
             num_preempted=0,
             extra_fields={"global_steps": step},
         )
