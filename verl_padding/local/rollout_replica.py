@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 import ray
@@ -26,11 +27,12 @@ class TransformersReplica(RolloutReplica):
         server = (
             ray.remote(TransformersServer)
             .options(name=_server_name(self.replica_rank), max_concurrency=self.max_concurrency, num_cpus=0)
-            .remote(self.config, self.model_config, self.replica_rank)
+            .remote(self.config, self.model_config)
         )
         self.servers = [server]
         self._server_handle = server
-        self._server_address = await server.ready.remote()
+        self._server_address = _server_name(self.replica_rank)  # where others have one
+        await server.__ray_ready__.remote()
 
 
 class TransformersAdapter(BaseRollout):
@@ -42,11 +44,8 @@ class TransformersAdapter(BaseRollout):
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
-        size = (
-            self.config.tensor_model_parallel_size
-            * self.config.data_parallel_size
-            * self.config.pipeline_model_parallel_size
-        )
+        sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+        size = prod(getattr(self.config, name) for name in sizes)
         rank = int(os.environ["RANK"])
         self.replica_rank = rank // size if replica_rank == -1 else replica_rank
         self.is_leader_rank = rank % size == 0
@@ -59,10 +58,7 @@ class TransformersAdapter(BaseRollout):
             await self._server().sleep.remote()
 
     async def update_weights(
-        self,
-        weights: Iterable[tuple[str, torch.Tensor]],
-        global_steps: int | None = None,
-        **kwargs: Any,
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **kwargs: Any
     ) -> None:
         """Sends (name, full tensor) pairs to the server; all workers of the replica must call it."""
         from verl.workers.rollout.utils import ensure_async_iterator

@@ -1,9 +1,6 @@
 """The rollout server: a Ray actor that generates with transformers, many requests at a time."""
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,40 +19,28 @@ _KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_
 class TransformersServer:
     """One server of a rollout replica, with the methods that verl calls on a server's handle.
 
-    It has no weights of its own: they come from the trainer by `load_weights` and go with `sleep`. All work
-    on the model runs in one thread, so weights never change during a forward pass. Requests that come while others are
-    answered wait, and are answered together then.
+    It has no weights of its own: they come from the trainer by `load_weights` and go with `sleep`. Requests
+    that come while the model runs wait, and run together then; which of them starts it does not matter.
 
     Args:
         config: verl's ``RolloutConfig``.
         model_config: verl's ``HFModelConfig`` or the ``DictConfig`` it is made from.
-        replica_rank: which replica this is.
     """
 
-    def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
+    def __init__(self, config: Any, model_config: Any) -> None:
         transformers.utils.logging.disable_progress_bar()
         self._config = config
         self._model_config = omega_conf_to_dataclass(model_config)
-        self._hf_config = self._model_config.hf_config
-        self._replica_rank = replica_rank
-        self._stop_ids = _stop_ids(self._hf_config, self._model_config.tokenizer)
         self._model: Any = None
         self._weights_of_step: int | None = None
         self._waiting: list[Generation] = []
-        self._answers: dict[Generation, asyncio.Event] = {}  # of those that wait or run
+        self._running: list[Generation] = []
+        self._model_is_free = asyncio.Lock()
         self._rejecting = self._aborting = False
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._work_to_do = asyncio.Event()
-        self._model_thread = ThreadPoolExecutor(1)
-        self._loop_task: asyncio.Task[None] | None = None
         self._replies = scripted_replies(self._model_config.tokenizer, config)
         self._replied = 0
-
-    async def ready(self) -> str:
-        """Returns: a name for the server, where others have an address."""
-        self._loop_task = asyncio.create_task(self._generate_forever())
-        return f"transformers-{self._replica_rank}"
 
     async def generate(
         self,
@@ -87,17 +72,19 @@ class TransformersServer:
             return self._scripted(self._replies, len(prompt_ids), sampling_params, request_id)
         if video_data or audio_data:
             raise NotImplementedError("the transformers rollout generates from text and images only")
-        generation = self._generation(list(prompt_ids), sampling_params, request_id, self._images(image_data))
+        generation = self._generation(prompt_ids, sampling_params, request_id)
+        if image_data:
+            generation.images = self._model_config.processor.image_processor(images=image_data, return_tensors="pt")
         if self._rejecting:
             return self._output(generation, sampling_params, self._weights_of_step)
         await self._resumed.wait()
         if self._model is None:
             raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
-        self._answers[generation] = answer = asyncio.Event()
-        self._waiting.append(generation)
-        self._work_to_do.set()
         step = self._weights_of_step  # read now: once answered, new weights may come before this goes on
-        await answer.wait()
+        self._waiting.append(generation)
+        async with self._model_is_free:
+            while generation in self._waiting:  # else it ran with others, or was aborted
+                await self._run_waiting()
         if generation.error is not None:
             raise generation.error
         return self._output(generation, sampling_params, step)
@@ -121,9 +108,10 @@ class TransformersServer:
         Raises:
             RuntimeError: requests are running, or weights are missing or left over.
         """
-        if self._answers:
-            raise RuntimeError(f"{len(self._answers)} requests are running: abort them before new weights")
-        self._model = await self._in_model_thread(lambda: self._build(weights))
+        if running := self._waiting + self._running:
+            raise RuntimeError(f"{len(running)} requests are running: abort them before new weights")
+        async with self._model_is_free:
+            self._model = await asyncio.to_thread(self._build, weights)
         self._weights_of_step = global_steps
 
     async def sleep(self) -> None:
@@ -151,22 +139,18 @@ class TransformersServer:
 
     clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
 
-    async def _generate_forever(self) -> None:
-        while True:
-            await self._work_to_do.wait()
-            if not (rows := self._next_rows()):
-                self._work_to_do.clear()
-                continue
-            try:
-                # no name of this coroutine may hold the model: it would keep the weights through `sleep`
-                await self._in_model_thread(partial(generate, self._model, rows, lambda: self._aborting))
-            except Exception as error:
-                for row in rows:
-                    row.error = error
-            self._answer(rows)
+    async def _run_waiting(self) -> None:
+        """Answers those that have waited longest, as many as fit."""
+        await asyncio.sleep(0)  # for those that are sent at the same time
+        self._running = self._next_rows()
+        try:
+            await asyncio.to_thread(generate, self._model, self._running, lambda: self._aborting)
+        except Exception as error:
+            for row in self._running:
+                row.error = error
+        self._running = []
 
     def _next_rows(self) -> list[Generation]:
-        """Those that have waited longest, as many as prompts of the longest one's length fit."""
         rows: list[Generation] = []
         longest = 0
         while self._waiting and len(rows) < self._config.max_num_seqs:
@@ -177,29 +161,14 @@ class TransformersServer:
         return rows
 
     async def _abort(self) -> int:
-        answers = [*self._answers.values()]
-        self._answer(self._waiting)
+        count = len(self._waiting) + len(self._running)
         self._waiting.clear()
         self._aborting = True
-        await asyncio.gather(*[answer.wait() for answer in answers])
-        self._aborting = False
-        return len(answers)
+        async with self._model_is_free:
+            self._aborting = False
+        return count
 
-    def _answer(self, rows: list[Generation]) -> None:
-        for row in rows:
-            self._answers.pop(row).set()
-
-    async def _in_model_thread(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._model_thread, work)
-
-    def _images(self, image_data: list[Any] | None) -> dict[str, torch.Tensor]:
-        if not image_data:
-            return {}
-        return dict(self._model_config.processor.image_processor(images=image_data, return_tensors="pt"))
-
-    def _generation(
-        self, prompt_ids: list[int], params: dict[str, Any], request_id: str, images: dict[str, torch.Tensor]
-    ) -> Generation:
+    def _generation(self, prompt_ids: list[int], params: dict[str, Any], request_id: str) -> Generation:
         params = dict(params)
         if params.get("repetition_penalty") == 1:
             del params["repetition_penalty"]
@@ -213,17 +182,21 @@ class TransformersServer:
             limit = min(limit, config.max_model_len - len(prompt_ids))
         stop_ids = frozenset(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
-            stop_ids |= self._stop_ids
+            stop_ids |= self._stop_ids()
         return Generation(
-            prompt_ids=prompt_ids,
+            prompt_ids=list(prompt_ids),
             max_new_tokens=limit,
             temperature=params.get("temperature", config.temperature),
             top_k=params.get("top_k", config.top_k),
             top_p=params.get("top_p", config.top_p),
             stop_ids=stop_ids,
             seed=f"{config.seed} {request_id}",
-            images=images,
         )
+
+    def _stop_ids(self) -> set[int]:
+        declared = self._model_config.hf_config.eos_token_id
+        ids = declared if isinstance(declared, list) else [declared]
+        return {int(token) for token in [*ids, self._model_config.tokenizer.eos_token_id] if token is not None}
 
     def _output(self, generation: Generation, params: dict[str, Any], step: int | None) -> TokenOutput:
         return TokenOutput(
@@ -235,12 +208,13 @@ class TransformersServer:
         )
 
     def _build(self, weights: dict[str, torch.Tensor]) -> Any:
-        model_class = getattr(transformers, self._hf_config.architectures[0])
+        hf_config = self._model_config.hf_config
+        model_class = getattr(transformers, hf_config.architectures[0])
         dtype = getattr(torch, self._config.dtype)
         # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of MoE models).
         model, report = model_class.from_pretrained(
             None,
-            config=self._hf_config,
+            config=hf_config,
             state_dict=weights,
             dtype=dtype,
             # The faster ways to run a mixture's experts do not support float64; other models ignore this.
@@ -251,9 +225,3 @@ class TransformersServer:
         if wrong:
             raise RuntimeError(f"the trainer's weights do not fit {model_class.__name__}: {wrong}")
         return model.eval()
-
-
-def _stop_ids(hf_config: Any, tokenizer: Any) -> frozenset[int]:
-    declared = getattr(hf_config, "eos_token_id", None)
-    ids = [*declared] if isinstance(declared, (list, tuple)) else [declared]
-    return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)

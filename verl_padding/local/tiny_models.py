@@ -36,7 +36,6 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
     Args:
         kind: the architecture; ``qwen3_vl`` sees images and needs the extra ``vision``.
         folder: where models of all kinds and seeds are kept.
-        seed: seed of the weights.
 
     Returns: the model's own folder inside `folder`. Several processes may ask for the same model.
     """
@@ -113,12 +112,7 @@ def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
         "pad_token_id": tokenizer.pad_token_id,
     }
     # head_dim 32 is what Qwen2 gets from 64 / 2, and the least that other CPU engines accept
-    experts = {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "norm_topk_prob": True,
-    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     # the global generator is put back afterwards: a caller's own seed must not depend on this call
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
