@@ -43,6 +43,7 @@ class _CpuDeviceModule(ModuleType):
     max_memory_allocated = max_memory_reserved = staticmethod(_peak_memory)
     reset_peak_memory_stats = reset_max_memory_allocated = staticmethod(_reset_peak_memory)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
     empty_cache = ipc_collect = staticmethod(_nothing)
 
     def __getattr__(self, name: str) -> Any:
@@ -56,14 +57,6 @@ class _CpuDeviceModule(ModuleType):
     @staticmethod
     def get_device_name(device: object = None) -> str:
         return PLATFORM
-
-    @staticmethod
-    def get_rng_state(device: object = None) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, device: object = None) -> None:
-        torch.set_rng_state(state)
 
 
 @PlatformRegistry.register(platform=PLATFORM)

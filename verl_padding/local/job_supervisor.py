@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from types import FrameType
 from typing import NoReturn
 
@@ -62,19 +61,13 @@ def supervise(command: list[str], *, parent: int, scratch: str, timeout_s: float
 
 def end_descendants(grace_s: float) -> None:
     """Ends all processes below this one: SIGTERM, and after `grace_s` seconds SIGKILL, until none is left."""
-    deadline = time.monotonic() + grace_s
-    asked: set[psutil.Process] = set()
+    end, timeout_s = psutil.Process.terminate, grace_s
     while processes := psutil.Process().children(recursive=True):
-        late = time.monotonic() > deadline
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if late:
-                    process.kill()
-                elif process not in asked:
-                    process.terminate()
-                    asked.add(process)
-        # waiting also reaps the orphans that became our children
-        psutil.wait_procs(processes, timeout=0.1)
+                end(process)
+        psutil.wait_procs(processes, timeout=timeout_s)  # which also reaps the orphans that became our children
+        end, timeout_s = psutil.Process.kill, 0.1
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -83,11 +76,11 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 def _wait_for(child: int) -> int:
     """Waits for `child` and reaps the orphans that end before it."""
-    while True:
+    pid = None
+    while pid != child:
         pid, status = os.wait()
-        if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def _vision_config(shape: dict[str, Any], tokenizer: Any) -> Any:
     from transformers import Qwen3VLConfig
 
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
-    start, image, end, video = tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS))
+    tokens = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
     return Qwen3VLConfig(
         text_config=shape | {"head_dim": 32, "rope_parameters": rope},
         vision_config={
@@ -154,10 +154,7 @@ def _vision_config(shape: dict[str, Any], tokenizer: Any) -> Any:
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0],
         },
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
+        **dict(zip(tokens, tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS)), strict=True)),
         **{name: shape[name] for name in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")},
     )
 
@@ -168,9 +165,4 @@ def _image_processor(tokenizer: Any) -> Any:
 
     token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
     images = Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, min_pixels=token, max_pixels=MOST_IMAGE_TOKENS * token)
-    return Qwen3VLProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(),
-        chat_template=CHAT_TEMPLATE,
-    )
+    return Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor(), chat_template=CHAT_TEMPLATE)
