@@ -1,14 +1,10 @@
 """verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
 import subprocess
-from types import ModuleType
-from typing import Any
 
 import pytest
-import torch
 
 from tests.support.fresh_processes import Fresh, run_fresh
-from verl_padding.local import fsdp2_engines, process_group, rendezvous_port, replay_buffer_poll
 
 SHOW = """
 import sys
@@ -90,70 +86,3 @@ def test_another_version_of_verl_is_left_alone_and_the_log_says_so(ended: dict) 
 
     assert result.stdout.strip() == "1 0"
     assert "found 1.0.0" in result.stderr
-
-
-def test_a_saved_shard_is_a_copy() -> None:
-    parameter = torch.ones(3)
-    module = ModuleType("fsdp_utils")
-    module.fsdp2_sharded_save_to_cpu = lambda model: ({"w": (parameter.detach().cpu(), "spec")}, "global")
-    fsdp2_engines.copy_on_sharded_save(module)
-
-    shards, spec = module.fsdp2_sharded_save_to_cpu(None)
-    parameter.zero_()
-
-    assert shards["w"][0].tolist() == [1.0, 1.0, 1.0]
-    assert (shards["w"][1], spec) == ("spec", "global")
-
-
-def test_the_default_backend_names_the_device_once() -> None:
-    module = ModuleType("distributed")
-    module.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: backend
-    process_group.use_one_gloo_backend(module)
-
-    assert module.initialize_global_process_group_ray() == "cpu:gloo"
-    assert module.initialize_global_process_group_ray(timeout_second=None) == "cpu:gloo"
-    assert module.initialize_global_process_group_ray(None, "other") == "other"
-
-
-def test_ranks_meet_where_the_system_gives_no_port_away_and_each_group_elsewhere() -> None:
-    class RayWorkerGroup:
-        def __init__(self, **kwargs: Any) -> None:
-            self.range = kwargs["master_port_range"]
-
-    module = ModuleType("base")
-    module.RayWorkerGroup = RayWorkerGroup
-    rendezvous_port.keep_the_port_free(module)
-
-    ranges = [module.RayWorkerGroup().range for _ in range(20)]
-    assert len({first for first, _ in ranges}) > 15
-    assert {past_last for _, past_last in ranges} == {32768}
-    assert all(20000 <= first < 32000 for first, _ in ranges)
-    assert module.RayWorkerGroup(master_port_range=[5, 6]).range == [5, 6]
-
-
-def test_a_replay_buffer_polls_often_and_no_less_than_it_was_told() -> None:
-    class ReplayBuffer:
-        def __init__(self, poll_interval: float = 2.0) -> None:
-            self.poll_interval = poll_interval
-
-    module = ModuleType("replay_buffer")
-    module.ReplayBuffer = ReplayBuffer
-    replay_buffer_poll.poll_often(module)
-
-    assert module.ReplayBuffer().poll_interval == replay_buffer_poll.POLL_INTERVAL_S
-    assert module.ReplayBuffer(poll_interval=0.01).poll_interval == 0.01
-
-
-@pytest.mark.parametrize(
-    "patch",
-    [
-        fsdp2_engines.copy_on_sharded_save,
-        fsdp2_engines.honour_attention_of_value_models,
-        process_group.use_one_gloo_backend,
-        rendezvous_port.keep_the_port_free,
-        replay_buffer_poll.poll_often,
-    ],
-)
-def test_a_patch_whose_target_is_gone_says_so(patch: object) -> None:
-    with pytest.raises(AttributeError):
-        patch(ModuleType("verl_without_it"))  # type: ignore[operator]

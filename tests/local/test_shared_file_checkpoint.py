@@ -52,18 +52,3 @@ def test_every_cycle_delivers_the_weights_of_its_own_and_leaves_no_file(
         for engine in engines:
             engine.finalize()
         assert not list(tmp_path.iterdir())
-
-
-def test_a_receiver_gives_up_when_nothing_comes(
-    engines: list[SharedFileCheckpointEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_file_checkpoint, "RECEIVE_TIMEOUT_S", 0.05)
-    prepare(engines)
-
-    with pytest.raises(TimeoutError, match="no weights"):
-        asyncio.run(receive(engines[2]))
-
-
-def test_an_engine_that_was_not_prepared_says_so(engines: list[SharedFileCheckpointEngine]) -> None:
-    with pytest.raises(RuntimeError, match="init_process_group"):
-        asyncio.run(receive(engines[2]))

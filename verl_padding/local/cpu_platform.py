@@ -2,9 +2,7 @@
 
 import os
 import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,25 +14,40 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 PLATFORM = "cpu"
 
 
+def _nothing(*args: object, **kwargs: object) -> None:
+    """For the streams, caches and counters that a CPU does not have."""
+
+
+def _memory(device: object = None) -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_memory(device: object = None) -> int:
+    """Since it was reset; without Linux's ``/proc``, what is in use now."""
+    peak = 0
+    with suppress(OSError):
+        if found := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+            peak = 1024 * int(found[1])
+    return max(peak, _memory())  # the kernel updates the peak only now and then
+
+
+def _reset_peak_memory(device: object = None) -> None:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # it is what is resident now (man 5 proc)
+
+
 class _CpuDeviceModule(ModuleType):
     """``torch.cpu`` with the names of ``torch.cuda`` that verl uses; memory is the process's, in bytes."""
 
+    memory_allocated = memory_reserved = staticmethod(_memory)
+    max_memory_allocated = max_memory_reserved = staticmethod(_peak_memory)
+    reset_peak_memory_stats = reset_max_memory_allocated = staticmethod(_reset_peak_memory)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
+    empty_cache = ipc_collect = staticmethod(_nothing)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
-
-    @staticmethod
-    def memory_allocated(device: object = None) -> int:
-        return int(psutil.Process().memory_info().rss)
-
-    @staticmethod
-    def max_memory_allocated(device: object = None) -> int:
-        # The kernel updates the peak only now and then, so it may be below what is in use.
-        return max(_peak_bytes(), int(psutil.Process().memory_info().rss))
-
-    @staticmethod
-    def reset_peak_memory_stats(device: object = None) -> None:
-        with suppress(OSError):  # on Linux alone; elsewhere the peak stays that of the process
-            Path("/proc/self/clear_refs").write_text("5")  # it is what is resident now (man 5 proc)
 
     @staticmethod
     def mem_get_info(device: object = None) -> tuple[int, int]:
@@ -45,39 +58,6 @@ class _CpuDeviceModule(ModuleType):
     def get_device_name(device: object = None) -> str:
         return PLATFORM
 
-    @staticmethod
-    def manual_seed(seed: int) -> None:
-        torch.manual_seed(seed)
-
-    @staticmethod
-    def get_rng_state(device: object = None) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, device: object = None) -> None:
-        torch.set_rng_state(state)
-
-    @staticmethod
-    def nothing(*args: object, **kwargs: object) -> None:
-        """For the caches and counters that a CPU does not have."""
-
-    memory_reserved = memory_allocated
-    max_memory_reserved = max_memory_allocated
-    manual_seed_all = manual_seed
-    reset_max_memory_allocated = reset_peak_memory_stats
-    empty_cache = ipc_collect = nothing
-
-
-def _peak_bytes() -> int:
-    """Most memory that the process has held since the peak was reset, in bytes."""
-    with suppress(OSError):
-        if found := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
-            return 1024 * int(found[1])
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-_DEVICE_MODULE = _CpuDeviceModule(f"{__name__}.device")
-
 
 @PlatformRegistry.register(platform=PLATFORM)
 class PlatformCPU(PlatformBase):
@@ -87,9 +67,11 @@ class PlatformCPU(PlatformBase):
     as it has ranks (``ray_kwargs.ray_init.num_gpus``).
     """
 
-    device_name = PLATFORM
-    vendor_name = PLATFORM
-    device_module = _DEVICE_MODULE
+    device_name = vendor_name = PLATFORM
+    device_module = _CpuDeviceModule(f"{__name__}.device")
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    set_device = synchronize = set_allocator_settings = empty_cache = staticmethod(_nothing)
+    profiler_start = profiler_stop = cudart = staticmethod(_nothing)
 
     def is_available(self) -> bool:
         return True
@@ -101,24 +83,6 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
 
@@ -128,15 +92,8 @@ class PlatformCPU(PlatformBase):
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"
 
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
+    def nvtx_range(self, msg: str) -> nullcontext[None]:
+        return nullcontext()
 
     def ray_resource_name(self) -> str:
         return "GPU"
@@ -155,6 +112,3 @@ class PlatformCPU(PlatformBase):
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
             "VLLM_NO_USAGE_STATS": "1",
         }
-
-    def cudart(self) -> None:
-        return None

@@ -13,13 +13,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from types import FrameType
 from typing import NoReturn
 
 import psutil
 
 GRACE_S = 5.0
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -28,29 +28,32 @@ class _Stopped(BaseException):
     """A signal asked the supervisor to end the job."""
 
 
-def supervise(command: list[str], *, parent: int, scratch: str) -> int:
-    """Runs `command` to its end, or until SIGTERM or SIGINT.
+def supervise(command: list[str], *, parent: int, scratch: str, timeout_s: float) -> int:
+    """Runs `command` to its end, or until a signal or the timeout.
 
     Args:
         parent: process id of the caller; if it is gone already, nothing is started.
         scratch: a folder that is deleted when all processes have ended.
+        timeout_s: 0 for none.
 
-    Returns: the command's exit code; 128 + n if signal n ended the command or the supervisor.
+    Returns: the command's exit code; 128 + n if signal n (SIGALRM after the timeout) ended the command or the
+        supervisor.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPPING:
         signal.signal(number, _stop)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         if sys.platform == "linux":
             prctl = ctypes.CDLL(None, use_errno=True).prctl
             prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
-            return 128 + signal.SIGTERM  # ended before the kernel was told to watch it
+            return 128 + signal.SIGTERM  # ended before the kernel watched it
         return _wait_for(subprocess.Popen(command).pid)
     except _Stopped as stopped:
         return 128 + int(stopped.args[0])
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOPPING:
             signal.signal(number, signal.SIG_IGN)  # nothing may interrupt the clearing up
         end_descendants(GRACE_S)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -58,19 +61,13 @@ def supervise(command: list[str], *, parent: int, scratch: str) -> int:
 
 def end_descendants(grace_s: float) -> None:
     """Ends all processes below this one: SIGTERM, and after `grace_s` seconds SIGKILL, until none is left."""
-    deadline = time.monotonic() + grace_s
-    told: set[psutil.Process] = set()
+    end, timeout_s = psutil.Process.terminate, grace_s
     while processes := psutil.Process().children(recursive=True):
-        late = time.monotonic() > deadline
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if late:
-                    process.kill()
-                elif process not in told:
-                    process.terminate()
-                    told.add(process)
-        # waiting also buries the orphans that became our children
-        psutil.wait_procs(processes, timeout=0.1)
+                end(process)
+        psutil.wait_procs(processes, timeout=timeout_s)  # which also reaps the orphans that became our children
+        end, timeout_s = psutil.Process.kill, 0.1
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -78,19 +75,14 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _wait_for(child: int) -> int:
-    """Waits for `child` and buries the orphans that end before it."""
-    while True:
+    """Waits for `child` and reaps the orphans that end before it."""
+    pid = None
+    while pid != child:
         pid, status = os.wait()
-        if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
-
-
-def main(arguments: list[str]) -> int:
-    """``<parent process id> <scratch folder> <command> ...``"""
-    parent, scratch, *command = arguments
-    return supervise(command, parent=int(parent), scratch=scratch)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parent, scratch, timeout_s, *command = sys.argv[1:]
+    sys.exit(supervise(command, parent=int(parent), scratch=scratch, timeout_s=float(timeout_s)))

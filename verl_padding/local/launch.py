@@ -3,58 +3,27 @@
 import contextlib
 import os
 import secrets
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from verl_padding.local.job_supervisor import GRACE_S
+from verl_padding.local import job_supervisor
 from verl_padding.runs.report import LOG, METRICS
 
 # Names of the caller's environment that would make the job join someone else's cluster or process group.
-_DROPPED = {
-    "RAY_ADDRESS",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-}
+_DROPPED = {"RAY_ADDRESS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
-def run_local_job(
-    overrides: Sequence[str],
-    *,
-    folder: Path,
-    on_line: Callable[[str], None] | None = None,
-    timeout_s: float | None = None,
-    local: str = "cpu",
-) -> int:
-    """Runs verl's trainer with ``+local=cpu`` and `overrides`, in `folder`, to its end.
+def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: Any) -> int:
+    """Runs verl's trainer with Hydra overrides and ``+local=cpu``, or ``cpu_vllm`` for vLLM as the rollout.
 
-    Whatever ends the call (the job's own end, an exception of `on_line`, Ctrl-C, a signal that kills this
-    process), all processes of the job are ended and its temporary files removed. Other jobs and other Ray
-    clusters of the machine are not touched.
-
-    Args:
-        overrides: Hydra overrides.
-        folder: the job's working directory, made if missing. Its output is added to ``log``, its metrics go to
-            ``metrics.jsonl`` there, one line per step.
-        on_line: is called with each line of the output, without the newline.
-        timeout_s: seconds until the job is ended.
-        local: the choice of the config group ``local``: ``cpu``, or ``cpu_vllm`` for vLLM as the rollout.
-
-    Returns: the exit code of the trainer; 128 + n if signal n ended it.
-
-    Raises:
-        TimeoutError: the job took longer than `timeout_s`.
+    The rest is as in `run_command`.
     """
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides]
-    return run_command(command, folder=folder, on_line=on_line, timeout_s=timeout_s)
+    return run_command([sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides], **options)
 
 
 def run_command(
@@ -65,43 +34,50 @@ def run_command(
     timeout_s: float | None = None,
     cwd: Path | None = None,
 ) -> int:
-    """Runs any command with the environment and the guarantees of `run_local_job`, in `cwd` instead if it is given."""
+    """Runs a command that starts a job to its end.
+
+    Whatever ends the call (the job's own end, an exception of `on_line`, Ctrl-C, a signal that kills this
+    process), all processes of the job are ended and its temporary files removed. Other jobs and other Ray
+    clusters of the machine are not touched.
+
+    Args:
+        folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl`` there, one line per
+            step.
+        on_line: is called with each line of the output, without the newline.
+        timeout_s: seconds until the job is ended.
+        cwd: the working directory; `folder` if None.
+
+    Returns: the exit code of the command; 128 + n if signal n ended it.
+
+    Raises:
+        TimeoutError: the job took longer than `timeout_s`.
+    """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    timed_out = threading.Event()
-    with contextlib.ExitStack() as at_the_end:
-        # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be long.
-        scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
-        at_the_end.callback(shutil.rmtree, scratch, ignore_errors=True)
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "verl_padding.local.job_supervisor", str(os.getpid()), scratch, *command],
-            cwd=cwd or folder,
-            env=job_environment(Path(scratch), folder),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
-        )
-        at_the_end.callback(_end, supervisor)
-        if timeout_s is not None:
-
-            def end_late_job() -> None:
-                timed_out.set()
-                supervisor.terminate()
-
-            timer = threading.Timer(timeout_s, end_late_job)
-            at_the_end.callback(timer.cancel)
-            timer.start()
-        assert supervisor.stdout is not None
-        with open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
+    # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be long.
+    scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", job_supervisor.__name__, str(os.getpid()), scratch, str(timeout_s or 0), *command],
+        cwd=cwd or folder,
+        env=job_environment(Path(scratch), folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
+    )
+    assert supervisor.stdout is not None
+    try:
+        with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
                 if on_line is not None:
                     on_line(line.rstrip("\n"))
         code = supervisor.wait()
-    if timed_out.is_set():
+    finally:
+        _end(supervisor)
+    if code == 128 + signal.SIGALRM:
         raise TimeoutError(f"the job was ended after {timeout_s} s; its output is in {folder / LOG}")
     return code
 
@@ -133,14 +109,19 @@ def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
     }
 
 
+def seed_overrides(seed: int) -> list[str]:
+    """One seed for the order of the data, the rollout and verl's own cut of mini-batches, as overrides of a job.
+
+    ``+local=cpu`` gives the actor's engine the rollout's seed. The caller seeds weights, data and ``padding.seed``.
+    """
+    settings = ("data.seed", "actor_rollout_ref.rollout.seed", "actor_rollout_ref.actor.data_loader_seed")
+    return [f"{setting}={seed}" for setting in settings]
+
+
 def _end(supervisor: subprocess.Popen[str]) -> None:
     """Has the supervisor clear up, and waits until it has."""
-    if supervisor.poll() is None:
-        supervisor.terminate()
-    while True:
+    while supervisor.poll() is None:
         # A second Ctrl-C does not help: leaving now would leave the job's processes.
         with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-            supervisor.wait(timeout=GRACE_S)
-            break
-    if supervisor.stdout is not None:
-        supervisor.stdout.close()
+            supervisor.terminate()
+            supervisor.wait(timeout=job_supervisor.GRACE_S)

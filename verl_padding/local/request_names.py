@@ -14,76 +14,61 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
-from types import ModuleType
 from typing import Any
 
-import wrapt
-
-from verl_padding.local.rollout_names import ROLLOUT_NAME
+from verl_padding.local.verl_patches import ROLLOUT_NAME
 from verl_padding.pads.prompt_order import place_of
 
 
 class Agent:
-    """One asyncio task of a session, and the names of its requests.
-
-    Args:
-        name: name of the task; no two in a job are alike if no two rows of the data set are.
-    """
+    """One asyncio task of a session; no two in a job have one name if no two rows of the data set are alike."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self._turns = 0
-        self._started: Counter[str] = Counter()
+        self._name = name
+        self._counts: Counter[str] = Counter()
 
-    def next_request(self) -> str:
-        self._turns += 1
-        return f"{self.name} turn {self._turns}"
-
-    def start(self, work: str) -> Agent:
-        """The agent of a task that this one starts, named by its coroutine, since other tasks may come in between."""
-        self._started[work] += 1
-        return Agent(f"{self.name} {work} {self._started[work]}")
+    def name_next(self, work: str) -> str:
+        """The name of its next turn, or of a task that it starts, by the task's coroutine: others may come between."""
+        self._counts[work] += 1
+        return f"{self._name} {work} {self._counts[work]}"
 
 
 _agent: ContextVar[Agent | None] = ContextVar("verl_padding_agent", default=None)
 
 
-def name_sessions(agent_loop: ModuleType) -> None:
+def name_sessions(agent_loop: Any) -> None:
     """Patch of verl's ``AgentLoopWorker`` (verl 0.9): each session knows its name while it runs.
 
     verl hands the session's number only to the agent loop, which does not pass it on to the server. The patch can go
     when verl's client knows the session.
     """
-
     run = agent_loop.AgentLoopWorker._run_agent_loop
-
-    def parts(sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any) -> tuple[Any, Any]:
-        return trajectory, fields
 
     # A plain function under verl's name: Ray pickles an actor's methods by name where it can. Pickled by value, verl's
     # method would see a copy of its module's globals, without the agent loops that its worker has registered.
     @functools.wraps(run)
-    async def in_session(*args: Any, **kwargs: Any) -> Any:
+    async def in_session(self: Any, sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any) -> Any:
         name_tasks(asyncio.get_running_loop())
-        token = _agent.set(Agent(session_name(*parts(*args[1:], **kwargs))))
+        token = _agent.set(Agent(session_name(trajectory, fields)))
         try:
-            return await run(*args, **kwargs)
+            return await run(self, sampling_params, trajectory, **fields)
         finally:
             _agent.reset(token)
 
     agent_loop.AgentLoopWorker._run_agent_loop = in_session
 
 
-def name_requests(llm_server: ModuleType) -> None:
+def name_requests(llm_server: Any) -> None:
     """Patch of verl's ``LLMServerClient`` (verl 0.9): a request of a session to this rollout is sent under its name."""
+    verls_name = llm_server.LLMServerClient._vllm_request_id
 
-    def named(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def name(self: Any, request_id: str) -> str:
         agent = _agent.get()
-        if agent is None or instance.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
-            return str(wrapped(*args, **kwargs))
-        return agent.next_request()
+        if agent is None or self.config.actor_rollout_ref.rollout.name != ROLLOUT_NAME:
+            return str(verls_name(self, request_id))
+        return agent.name_next("turn")
 
-    wrapt.wrap_function_wrapper(llm_server, "LLMServerClient._vllm_request_id", named)
+    llm_server.LLMServerClient._vllm_request_id = name
 
 
 def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
@@ -94,14 +79,13 @@ def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> st
             and ``rollout_n``, which distinguishes neighbours with one index.
         fields: the row of the data set, with ``session_id``.
     """
-    what = "validation" if trajectory["validate"] else "training"
     # The trainer's place is the better name if there is one: a data set may hold a row twice.
-    place = place_of(str(fields.get("uid")))
-    if place is not None:
+    if place := place_of(str(fields.get("uid"))):
         prompt = f"{place[0]}.{place[1]}"
     else:
-        text = json.dumps(_plain(fields.get("raw_prompt")), sort_keys=True, default=lambda thing: type(thing).__name__)
+        text = json.dumps(fields.get("raw_prompt"), sort_keys=True, default=_plain)
         prompt = f"{fields.get('index')}.{trajectory['rollout_n']}.{zlib.crc32(text.encode()):08x}"
+    what = "validation" if trajectory["validate"] else "training"
     return f"{what} step {trajectory['step']} prompt {prompt} session {fields.get('session_id', 0)}"
 
 
@@ -118,8 +102,9 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
         agent = _agent.get()
         # A caller that passes a context shares it, and the agent in it, with the task.
         if agent is not None and kwargs.get("context") is None:
+            name = agent.name_next(getattr(work, "__qualname__", type(work).__qualname__))
             kwargs["context"] = copy_context()
-            kwargs["context"].run(_agent.set, agent.start(getattr(work, "__qualname__", type(work).__qualname__)))
+            kwargs["context"].run(_agent.set, Agent(name))
         return before(loop, work, **kwargs) if before else asyncio.Task(work, loop=loop, **kwargs)
 
     start.names_tasks = True  # type: ignore[attr-defined]
@@ -127,4 +112,4 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _plain(thing: Any) -> Any:
-    return thing.tolist() if hasattr(thing, "tolist") else thing
+    return thing.tolist() if hasattr(thing, "tolist") else type(thing).__name__

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 import ray
@@ -9,7 +10,7 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
-from verl_padding.local.rollout_names import ROLLOUT_NAME
+from verl_padding.local.verl_patches import ROLLOUT_NAME
 
 
 def _server_name(replica_rank: int) -> str:
@@ -21,22 +22,17 @@ class TransformersReplica(RolloutReplica):
     splitting a small model."""
 
     async def launch_servers(self) -> None:
-        """
-        Raises:
-            NotImplementedError: for reward and teacher models, whose weights no trainer sends.
-        """
-        if self.is_reward_model or self.is_teacher_model:
-            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} serves the policy only")
         from verl_padding.local.rollout_server import TransformersServer
 
         server = (
             ray.remote(TransformersServer)
             .options(name=_server_name(self.replica_rank), max_concurrency=self.max_concurrency, num_cpus=0)
-            .remote(self.config, self.model_config, self.replica_rank)
+            .remote(self.config, self.model_config)
         )
         self.servers = [server]
         self._server_handle = server
-        self._server_address = await server.ready.remote()
+        self._server_address = _server_name(self.replica_rank)  # where others have one
+        await server.__ray_ready__.remote()
 
 
 class TransformersAdapter(BaseRollout):
@@ -48,11 +44,8 @@ class TransformersAdapter(BaseRollout):
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
-        size = (
-            self.config.tensor_model_parallel_size
-            * self.config.data_parallel_size
-            * self.config.pipeline_model_parallel_size
-        )
+        sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+        size = prod(getattr(self.config, name) for name in sizes)
         rank = int(os.environ["RANK"])
         self.replica_rank = rank // size if replica_rank == -1 else replica_rank
         self.is_leader_rank = rank % size == 0
@@ -65,24 +58,11 @@ class TransformersAdapter(BaseRollout):
             await self._server().sleep.remote()
 
     async def update_weights(
-        self,
-        weights: Iterable[tuple[str, torch.Tensor]],
-        wire_format: str = "named_tensors",
-        global_steps: int | None = None,
-        peft_config: Any = None,
-        **kwargs: Any,
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **kwargs: Any
     ) -> None:
-        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it.
-
-        Raises:
-            NotImplementedError: for weight deltas and for LoRA adapters that are not merged.
-        """
+        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it."""
         from verl.workers.rollout.utils import ensure_async_iterator
 
-        if wire_format != "named_tensors":
-            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} takes whole tensors, not {wire_format!r}")
-        if peft_config is not None:
-            raise NotImplementedError(f"rollout.name={ROLLOUT_NAME} needs model.lora.merge=true")
         tensors = {}
         async for name, tensor in ensure_async_iterator(weights):
             if self.is_leader_rank:

@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-RECEIVE_TIMEOUT_S = 600.0
 _POLL_S = 0.02
 
 
@@ -28,9 +26,10 @@ class SharedFileCheckpointEngine(CheckpointEngine):
         is_master: whether this is rank 0 of the trainer; False in rollout workers.
     """
 
+    _file: Path
+
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self._is_master = is_master
-        self._file: Path | None = None
 
     def prepare(self) -> dict[str, Any]:
         folder = tempfile.gettempdir()
@@ -47,9 +46,8 @@ class SharedFileCheckpointEngine(CheckpointEngine):
         self._file = Path(file)
 
     def finalize(self) -> None:
-        if self._is_master and self._file is not None:
+        if self._is_master:
             self._file.unlink(missing_ok=True)
-        self._file = None
 
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
@@ -65,29 +63,15 @@ class SharedFileCheckpointEngine(CheckpointEngine):
                 tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
         if not self._is_master:
             return {}
-        file = self._prepared_file()
-        partial = file.with_suffix(".partial")
+        partial = self._file.with_suffix(".partial")
         save_file(tensors, partial)
         size = partial.stat().st_size
-        partial.rename(file)  # at once, so that no reader meets half a file
+        partial.rename(self._file)  # at once, so that no reader finds half a file
         return {"checkpoint_engine/bytes": float(size)}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Yields (name, weight) once the file is there.
-
-        Raises:
-            TimeoutError: the trainer has not sent anything for ten minutes.
-        """
-        file = self._prepared_file()
-        deadline = time.monotonic() + RECEIVE_TIMEOUT_S
-        while not file.exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no weights in {file} after {RECEIVE_TIMEOUT_S:.0f} s")
+        """Yields (name, weight) once the file is there; a trainer that fails before ends the job."""
+        while not self._file.exists():
             await asyncio.sleep(_POLL_S)
-        for name, tensor in load_file(file).items():
+        for name, tensor in load_file(self._file).items():
             yield name, tensor
-
-    def _prepared_file(self) -> Path:
-        if self._file is None:
-            raise RuntimeError("init_process_group has not been called for this synchronisation")
-        return self._file

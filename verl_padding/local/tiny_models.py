@@ -3,8 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +36,6 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
     Args:
         kind: the architecture; ``qwen3_vl`` sees images and needs the extra ``vision``.
         folder: where models of all kinds and seeds are kept.
-        seed: seed of the weights.
 
     Returns: the model's own folder inside `folder`. Several processes may ask for the same model.
     """
@@ -114,12 +112,7 @@ def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
         "pad_token_id": tokenizer.pad_token_id,
     }
     # head_dim 32 is what Qwen2 gets from 64 / 2, and the least that other CPU engines accept
-    experts = {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "norm_topk_prob": True,
-    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     # the global generator is put back afterwards: a caller's own seed must not depend on this call
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -137,30 +130,16 @@ def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
                 _image_processor(tokenizer).save_pretrained(folder)
             case _:
                 raise ValueError(f"unknown kind of tiny model: {kind!r}")
-    with _no_progress_bar():
-        model.save_pretrained(folder)
+    transformers.utils.logging.disable_progress_bar()  # one for each model that is written, however small
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """transformers shows one for each model that it writes, however small; whether it does is put back afterwards."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _vision_config(shape: dict[str, Any], tokenizer: Any) -> Any:
     from transformers import Qwen3VLConfig
 
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
-    start, image, end, video = tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS))
+    tokens = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
     return Qwen3VLConfig(
         text_config=shape | {"head_dim": 32, "rope_parameters": rope},
         vision_config={
@@ -175,10 +154,7 @@ def _vision_config(shape: dict[str, Any], tokenizer: Any) -> Any:
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0],
         },
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
+        **dict(zip(tokens, tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS)), strict=True)),
         **{name: shape[name] for name in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")},
     )
 
@@ -189,9 +165,4 @@ def _image_processor(tokenizer: Any) -> Any:
 
     token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
     images = Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, min_pixels=token, max_pixels=MOST_IMAGE_TOKENS * token)
-    return Qwen3VLProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(),
-        chat_template=CHAT_TEMPLATE,
-    )
+    return Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor(), chat_template=CHAT_TEMPLATE)

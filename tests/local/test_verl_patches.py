@@ -1,0 +1,115 @@
+"""What is changed in verl on a CPU, each patch on a module in the place of verl's."""
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from verl_padding.errors import PaddingConfigError
+from verl_padding.local import verl_patches
+
+
+class Engine:
+    """In the place of verl's."""
+
+    def __init__(self, ranks: int) -> None:
+        self.engine_config = SimpleNamespace(ulysses_sequence_parallel_size=ranks)
+
+
+@pytest.fixture
+def registered():
+    """The classes that are registered for device cpu, by model type."""
+    found = {}
+
+    def register(model_type, backend, device):
+        assert (backend, device) == (["fsdp", "fsdp2"], "cpu")
+        return lambda engine: found.setdefault(model_type, engine)
+
+    module = SimpleNamespace(
+        EngineRegistry=SimpleNamespace(register=register),
+        FSDPEngineWithLMHead=Engine,
+        FSDPEngineWithValueHead=Engine,
+        CPUOffloadPolicy=object,
+    )
+    verl_patches.register_engines(module)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["language_model", "value_model"])
+def test_ranks_that_share_rows_are_refused_where_nothing_exchanges_their_tokens(kind, registered, monkeypatch):
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", sdpa_attention_forward)
+    registered[kind](1)
+    with pytest.raises(PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* Set it to 1\.$"):
+        registered[kind](2)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *_: None)  # as tests/engines does
+    registered[kind](2)
+
+
+def test_a_saved_shard_is_a_copy() -> None:
+    parameter = torch.ones(3)
+    module = ModuleType("fsdp_utils")
+    module.fsdp2_sharded_save_to_cpu = lambda model: ({"w": (parameter.detach().cpu(), "spec")}, "global")
+    verl_patches.copy_on_sharded_save(module)
+
+    shards, spec = module.fsdp2_sharded_save_to_cpu(None)
+    parameter.zero_()
+
+    assert shards["w"][0].tolist() == [1.0, 1.0, 1.0]
+    assert (shards["w"][1], spec) == ("spec", "global")
+
+
+def test_the_default_backend_names_the_device_once() -> None:
+    module = ModuleType("distributed")
+    module.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: backend
+    verl_patches.use_one_gloo_backend(module)
+
+    assert module.initialize_global_process_group_ray() == "cpu:gloo"
+    assert module.initialize_global_process_group_ray(timeout_second=None) == "cpu:gloo"
+    assert module.initialize_global_process_group_ray(backend="other") == "other"
+
+
+def test_ranks_connect_where_the_system_gives_no_port_away_and_each_group_elsewhere() -> None:
+    class RayWorkerGroup:
+        def __init__(self, **kwargs: Any) -> None:
+            self.range = kwargs["master_port_range"]
+
+    module = ModuleType("base")
+    module.RayWorkerGroup = RayWorkerGroup
+    verl_patches.keep_rendezvous_port_free(module)
+
+    ranges = [module.RayWorkerGroup().range for _ in range(20)]
+    assert len({first for first, _ in ranges}) > 15
+    assert {past_last for _, past_last in ranges} == {32768}
+    assert all(20000 <= first < 32000 for first, _ in ranges)
+    assert module.RayWorkerGroup(master_port_range=[5, 6]).range == [5, 6]
+
+
+def test_a_replay_buffer_polls_often_unless_it_is_given_an_interval() -> None:
+    class ReplayBuffer:
+        def __init__(self, poll_interval: float = 2.0) -> None:
+            self.poll_interval = poll_interval
+
+    module = ModuleType("replay_buffer")
+    module.ReplayBuffer = ReplayBuffer
+    verl_patches.poll_often(module)
+
+    assert module.ReplayBuffer().poll_interval == verl_patches.POLL_INTERVAL_S
+    assert module.ReplayBuffer(poll_interval=0.01).poll_interval == 0.01
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        verl_patches.copy_on_sharded_save,
+        verl_patches.honour_attention_of_value_models,
+        verl_patches.use_one_gloo_backend,
+        verl_patches.keep_rendezvous_port_free,
+        verl_patches.poll_often,
+    ],
+)
+def test_a_patch_whose_target_is_gone_says_so(patch: object) -> None:
+    with pytest.raises(AttributeError):
+        patch(ModuleType("verl_without_it"))  # type: ignore[operator]

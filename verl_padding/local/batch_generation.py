@@ -1,0 +1,127 @@
+"""Generation with transformers for rows of unequal prompts, limits and sampling, many at a time.
+
+What a row samples depends on its seed and its probabilities, not on the rows beside it: its log-probs are those of the
+row alone, up to the rounding of a batched matrix product (about 1e-7 in float32).
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
+
+
+@dataclass(eq=False)
+class Generation:
+    """One request and its response so far.
+
+    Attributes:
+        prompt_ids: the prompt, at least one token.
+        max_new_tokens: at least 1.
+        temperature: 0 for greedy.
+        top_k: -1 for all tokens.
+        top_p: in (0, 1].
+        stop_ids: tokens that end the response; the token itself is part of it.
+        images: what the model's image processor made of the prompt's images, ``pixel_values`` and ``image_grid_thw``;
+            the prompt holds their tokens. Empty for text alone.
+        seed: two generations with equal seeds and equal probabilities draw the same tokens, whatever else is
+            in the batch.
+        token_ids, log_probs: the response; log-probs are those of the distribution that was sampled from.
+        error: why there is none.
+    """
+
+    prompt_ids: list[int]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    stop_ids: Collection[int] = ()
+    seed: int | str = 0
+    images: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.prompt_ids and self.max_new_tokens > 0 and self.temperature >= 0 and 0 < self.top_p <= 1):
+            raise ValueError(
+                f"cannot generate: a prompt of {len(self.prompt_ids)} tokens, max_new_tokens={self.max_new_tokens}, "
+                f"temperature={self.temperature}, top_p={self.top_p}"
+            )
+        self.random = Random(self.seed)
+
+    @property
+    def is_finished(self) -> bool:
+        last = self.token_ids[-1:]
+        return len(self.token_ids) >= self.max_new_tokens or not set(last).isdisjoint(self.stop_ids)
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel, rows: Sequence[Generation], is_aborted: Callable[[], bool] = lambda: False
+) -> None:
+    """Gives every row its response, or what there is of it when the generation is aborted.
+
+    Args:
+        model: a causal language model on a CPU; with images, one that has M-RoPE.
+        is_aborted: is asked before every token.
+    """
+    slots = max(len(row.prompt_ids) for row in rows)
+    ids = torch.zeros(len(rows), slots, dtype=torch.long)
+    mask = torch.zeros(len(rows), slots, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, slots - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
+        mask[index, slots - len(row.prompt_ids) :] = 1
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if seeing := [row.images for row in rows if row.images]:
+        inputs |= {name: torch.cat([images[name] for images in seeing]) for name in seeing[0]}
+        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+
+    def sample(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Leaves one token of each row."""
+        tokens = _sample(logits, rows)
+        return torch.full_like(logits, float("-inf")).scatter(1, tokens[:, None], 0.0)
+
+    def has_ended(*_: torch.Tensor, **__: Any) -> torch.Tensor:
+        return torch.tensor([row.is_finished or is_aborted() for row in rows])
+
+    # The model's own would fill in what is left out here: a token that ends all rows, another way to sample.
+    model.generation_config = GenerationConfig(
+        max_new_tokens=max(row.max_new_tokens for row in rows), do_sample=False, pad_token_id=0
+    )
+    model.generate(**inputs, logits_processor=[sample], stopping_criteria=[has_ended])
+
+
+def _sample(logits: torch.Tensor, rows: Sequence[Generation]) -> torch.Tensor:
+    """Draws a token for each row and writes it, with its log-prob, into the row unless that is finished.
+
+    Args:
+        logits: (rows, vocabulary).
+
+    Returns: (rows,) the tokens.
+    """
+    greedy = torch.tensor([row.temperature == 0 for row in rows])
+    temperatures = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float64)
+    # In float64, since the sum runs over the whole vocabulary.
+    logits = logits.double() / temperatures[:, None]
+    for logits_of_row, row in zip(logits.split(1), rows, strict=True):
+        if row.top_k > 0:
+            logits_of_row.copy_(TopKLogitsWarper(row.top_k)(None, logits_of_row))
+        if row.top_p < 1:
+            logits_of_row.copy_(TopPLogitsWarper(row.top_p)(None, logits_of_row))
+    log_probs = logits.log_softmax(-1)
+    # By the inverse of the distribution function, with one number from each row's own stream: what a row
+    # draws does not depend on its neighbours.
+    cumulative = log_probs.exp().cumsum(-1)
+    draws = torch.tensor([row.random.random() for row in rows], dtype=torch.float64) * cumulative[:, -1]
+    sampled = torch.searchsorted(cumulative, draws[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    tokens = torch.where(greedy, logits.argmax(-1), sampled)
+    chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
+    for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
+        if row.is_finished:
+            continue
+        row.token_ids.append(token)
+        row.log_probs.append(log_prob)
+    return tokens

@@ -1,0 +1,129 @@
+"""What is changed in verl 0.9 on a CPU, or registered with it.
+
+Each function is called once, with the verl module it changes, right after that module's import. A name that
+verl no longer has ends the import with an AttributeError: better than training on something else.
+"""
+
+import random
+from functools import partial, partialmethod, wraps
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+from verl_padding.errors import PaddingConfigError
+
+ROLLOUT_NAME = "transformers"
+"""Value of ``actor_rollout_ref.rollout.name``."""
+FIRST_PORT, LAST_PORT = 20_000, 32_767
+"""Above the ports that ``ray start`` keeps for its workers (10002 to 19999), below those that Linux (32768 and up) and
+macOS (49152 and up) give away."""
+POLL_INTERVAL_S = 0.1
+
+
+def register_engines(transformer_impl: Any) -> None:
+    """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
+
+    Reference policies ask for ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator. Their
+    parameters are in CPU memory anyway, so no offload policy is used at all.
+    """
+    for model_type, engine in {
+        "language_model": transformer_impl.FSDPEngineWithLMHead,
+        "value_model": transformer_impl.FSDPEngineWithValueHead,
+    }.items():
+        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
+        transformer_impl.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(on_cpu)
+    transformer_impl.CPUOffloadPolicy = lambda **_: None
+
+
+class _OnCpu:
+    """Mixin before one of verl's FSDP engines.
+
+    Raises:
+        PaddingConfigError: ranks share rows (Ulysses). verl exchanges their tokens around flash attention alone, which
+            has no CPU kernels: each rank would silently attend to its own part of a row.
+    """
+
+    engine_config: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        super().__init__(*args, **kwargs)
+        ranks = self.engine_config.ulysses_sequence_parallel_size
+        if ranks > 1 and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
+            raise PaddingConfigError(
+                f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
+            )
+
+
+def honour_attention_of_value_models(model: Any) -> None:
+    """Lets the config choose the attention of a critic: verl hard-codes flash_attention_2."""
+
+    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+        )
+
+    model.load_valuehead_model = wraps(model.load_valuehead_model)(load)
+
+
+def copy_on_sharded_save(fsdp_utils: Any) -> None:
+    """Makes ``fsdp2_sharded_save_to_cpu`` save a copy.
+
+    verl's function relies on ``.cpu()`` to copy, but on a CPU that returns the live parameter itself: separate_async
+    would silently restore the policy that it has just trained instead of the old one.
+    """
+    save = fsdp_utils.fsdp2_sharded_save_to_cpu
+
+    def save_copy(model: Any) -> Any:
+        shards, global_spec = save(model)
+        return {name: (shard.clone(), spec) for name, (shard, spec) in shards.items()}, global_spec
+
+    fsdp_utils.fsdp2_sharded_save_to_cpu = save_copy
+
+
+def use_one_gloo_backend(distributed: Any) -> None:
+    """verl asks for "cpu:gloo,<device>:<backend>", which names a CPU twice, and torch refuses it."""
+    start = distributed.initialize_global_process_group_ray
+    distributed.initialize_global_process_group_ray = partial(start, backend="cpu:gloo")
+
+
+def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
+    """Has the ranks of a group connect at a port that nothing else is given.
+
+    verl asks the system for a free port, gives it back, and starts the workers. Until the first of them listens there,
+    some ten seconds of imports later, the system may give the port to any of the hundreds of connections that Ray and
+    TransferQueue open ("Ping failed, invalid value returned from server"). verl takes the first free port of a range;
+    each group's begins elsewhere, by the system's random numbers, which no seed repeats.
+    """
+    init = ray_base.RayWorkerGroup.__init__
+
+    @wraps(init)
+    def init_with_range(self: Any, *args: Any, **kwargs: Any) -> None:
+        first = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT - 1_000)
+        init(self, *args, **{"master_port_range": [first, LAST_PORT + 1]} | kwargs)
+
+    ray_base.RayWorkerGroup.__init__ = init_with_range
+
+
+def poll_often(replay_buffer: ModuleType) -> None:
+    """The trainer looks for finished prompts every 2 s by default, which is most of a step on a toy model."""
+    buffer = replay_buffer.ReplayBuffer
+    buffer.__init__ = partialmethod(buffer.__init__, poll_interval=POLL_INTERVAL_S)
+
+
+def register_adapter(rollout: ModuleType) -> None:
+    """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
+    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_replica.TransformersAdapter"
+
+
+def register_replicas(replica: ModuleType) -> None:
+    """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
+    for name, place in {
+        ROLLOUT_NAME: "rollout_replica:TransformersReplica",
+        "vllm": "vllm_replica:CpuVllmReplica",
+    }.items():
+        replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.local.{place}"))
