@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transfer_queue as tq
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.engine import EngineRegistry
@@ -14,18 +15,12 @@ from tests.equivalence.updates import ALL_TERMS, LENGTHS, call, with_trained_fie
 from tests.support import hidden_engines
 from tests.support.fsdp2_workers import start_actor, stop, weights_of
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
-from verl_padding.local.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
 PACKAGES = {name: pytest.param(name, marks=getattr(pytest.mark, name), id=name) for name in ("megatron", "veomni")}
 """Package, which is also the name of its engine."""
 ROWS = 8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
 
 
 def updated_weights(model: Path, package: str, *, hidden: bool) -> torch.Tensor:
@@ -49,10 +44,8 @@ def assert_has_engine(package: str, *, has: bool) -> Any:
 
 
 def _weights_after_an_update(ranks: RayWorkerGroup) -> torch.Tensor:
-    import transfer_queue as tq
-
     torch.manual_seed(0)
-    batch = with_trained_fields(put_rows(LENGTHS[:ROWS]), torch.Generator().manual_seed(0))
+    batch = with_trained_fields(put_rows(LENGTHS[:ROWS]))
     before = weights_of(ranks)
     ranks.update_actor(call(batch, batch.keys, global_batch_size=ROWS, mini_batch_size=ROWS, epochs=2))
     after = weights_of(ranks)
@@ -62,9 +55,9 @@ def _weights_after_an_update(ranks: RayWorkerGroup) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("package", PACKAGES.values())
-def test_an_update_of_fsdp2_ranks_is_the_same_to_the_last_bit_without_it(package, model):
+def test_an_update_of_fsdp2_ranks_is_the_same_to_the_last_bit_without_it(package, qwen2):
     pytest.importorskip(package)
-    with_it, without = (updated_weights(model, package, hidden=hidden) for hidden in (False, True))
+    with_it, without = (updated_weights(qwen2, package, hidden=hidden) for hidden in (False, True))
     assert torch.equal(with_it, without)
 
 
