@@ -52,12 +52,12 @@ elif module == "venv":
         os.symlink(os.path.abspath(sys.argv[0]), arguments[2] + "/bin/" + program)
 elif name == "python" and not module.startswith(({MAIN!r}, "benchmarks", "tests")):
     os.execv({sys.executable!r}, [{sys.executable!r}, *arguments])
-elif name == "verl-padding" and "VERL_USE_EXTERNAL_MODULES" in os.environ:  # of the reader's own
+elif name == "verl-padding" and ("-" in arguments or "VERL_USE_EXTERNAL_MODULES" in os.environ):
     os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "verl_padding", *arguments])
 else:
     with open(os.environ["CALLS"], "a") as file:
         print(json.dumps([name, *arguments]), file=file)
-    if arguments[0] == "symmetric-run":
+    if arguments[:1] == ["symmetric-run"]:
         behind = arguments[arguments.index("--") + 1 :]
         os.execvp(behind[0], behind)
 """

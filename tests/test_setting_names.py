@@ -63,9 +63,10 @@ def named_settings(path: Path) -> set[tuple[str, str]]:
 
 @cache
 def is_known(plus: str, name: str) -> bool:
-    pattern = re.compile(re.escape(name).replace(r"\{\}", r"[\w.{}]+"))
-    known = SETTINGS | BY_PLUS if plus else SETTINGS
-    return bool(OWN.fullmatch(name)) or any(map(pattern.fullmatch, known))
+    by_plus = (re.escape(each).replace(r"\{\}", r"[\w{}]+") for each in BY_PLUS if plus)
+    if OWN.fullmatch(name) or any(re.fullmatch(pattern, name) for pattern in by_plus):
+        return True
+    return any(map(re.compile(re.escape(name).replace(r"\{\}", r"[\w.]+")).fullmatch, SETTINGS))
 
 
 def test_every_setting_that_is_named_is_there():
