@@ -109,43 +109,8 @@ def returns_of(keys, rows, said) -> list[float]:
         tq.kv_clear(keys=keys, partition_id=PARTITION)
 
 
-def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():
-    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
-    masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
-    rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
-    found = []
-    for compute in (get_trainer_cls("sync")._compute_advantage, type(padded_trainer())._compute_advantage):
-        scores = [
-            torch.tensor([0.0] * (len(mask) - 1) + [rewards[session_of_key(k)]])
-            for k, mask in zip(keys, masks, strict=True)
-        ]
-        fields = {"rm_scores": scores, "old_log_probs": [torch.zeros(len(mask)) for mask in masks]}
-        batch = put_rows([(2, len(m)) for m in masks], keys, response_mask=[torch.tensor(m) for m in masks], **fields)
-        try:
-            compute(padded_trainer("algorithm.adv_estimator=grpo"), batch, {})
-            data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages", "returns"])
-            found.append([row.tolist() for row in data["advantages"].unbind()])
-            assert [row.tolist() for row in data["returns"].unbind()] == found[-1]
-        finally:
-            tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
-    verls, ours = found
-    assert verls[0] == [0, 0], "verl looks for a trained token now: mend_untrained_ends may go"
-    assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
-    assert ours[1:] == verls[1:]
-    assert ours[2][0] != ours[5][0] == ours[6][0] != 0
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        pytest.param(([0.6, 1.0], [[1, 1], [0, 0]]), [0.7], id="penalties that differ by row"),
-        pytest.param(([0.0, 1.0], [[1], [0]]), [0.5], id="scores that differ by row"),
-    ],
-)
-def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compares(a, b):
-    """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
-    rewards, masks = (*a[0], *b), [*a[1], [1]]
-    keys = ["p_0_0", "p_0_1", "p_1_0"]
+def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
+    """Advantages, which are the returns, too, of rows with masks, and a reward at the end of each."""
     fields = {
         "rm_scores": [torch.tensor([0.0] * (len(m) - 1) + [r]) for r, m in zip(rewards, masks, strict=True)],
         "old_log_probs": [torch.zeros(len(mask)) for mask in masks],
@@ -153,13 +118,44 @@ def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compar
     }
     batch = put_rows([(2, len(mask)) for mask in masks], keys, **fields)
     try:
-        type(padded_trainer())._compute_advantage(padded_trainer("algorithm.adv_estimator=grpo"), batch, {})
-        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages"])["advantages"].unbind()
+        compute(trainer, batch, {})
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["advantages", "returns"])
+        found = [row.tolist() for row in data["advantages"].unbind()]
+        assert [row.tolist() for row in data["returns"].unbind()] == found
+        return found
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():
+    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
+    masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
+    rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
+    rewards_R, trainer = [rewards[session_of_key(key)] for key in keys], padded_trainer("algorithm.adv_estimator=grpo")
+    verls, ours = (
+        outcomes_of(trainer, keys, masks, rewards_R, kind._compute_advantage)
+        for kind in (get_trainer_cls("sync"), type(trainer))
+    )
+    assert verls[0] == [0, 0], "verl looks for a trained token now: mend_untrained_ends may go"
+    assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
+    assert ours[1:] == verls[1:]
+    assert ours[2][0] != ours[5][0] == ours[6][0] != 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "masks"),
+    [
+        pytest.param([0.6, 1.0, 0.7], [[1, 1], [0, 0], [1]], id="penalties that differ by row"),
+        pytest.param([0.0, 1.0, 0.5], [[1], [0], [1]], id="scores that differ by row"),
+    ],
+)
+def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compares(rewards, masks):
+    """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
+    trainer = padded_trainer("algorithm.adv_estimator=grpo")
+    found = outcomes_of(trainer, ["p_0_0", "p_0_1", "p_1_0"], masks, rewards, type(trainer)._compute_advantage)
     half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
-    assert data[0].tolist() == pytest.approx([half] * len(masks[0]), abs=1e-4)
-    assert data[2].tolist() == pytest.approx([-half], abs=1e-4)
+    assert found[0] == pytest.approx([half] * len(masks[0]), abs=1e-4)
+    assert found[2] == pytest.approx([-half], abs=1e-4)
 
 
 def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
