@@ -1,16 +1,17 @@
 """Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
 
-What takes minutes is met by stand-ins, found first on PATH, that check as much as can be checked at once: the demo
-takes its options, a run script is read by bash, an environment gets the same stand-ins, an installation has its extras
-looked up, tests and benchmarks have their files. What verl's trainer, the doctor and Ray's commands are given is
-written down, and when the block has run, this process composes the job, has the doctor look at it, or has the command
-take its options: starting each would take seconds. The end-to-end tests run the commands themselves.
+What takes minutes is called through a stand-in, first on PATH, which notes what it is given. When the block has run,
+this process checks that: it composes the trainer's job, has the doctor look at a job that is to be rehearsed, has
+commands take their options, and looks for extras, tests and modules. The end-to-end tests run the commands themselves.
 """
 
+import json
 import os
-import stat
+import re
 import subprocess
 import sys
+from configparser import ConfigParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,121 +23,56 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
 from tests.support.run_folder import write_run
 from tests.timing.test_laps import two_ranks
+from verl_padding.cli import demo
 from verl_padding.cli.app import app
 from verl_padding.job.composition import MAIN, JobArguments, compose_job
 from verl_padding.plan import STRATEGIES
 from verl_padding.timing.laps import TimedStep, write_step
 
-OWN_RECIPE, FIRST_HOUR = DOCS / "own_recipe.md", DOCS / "first_hour.md"
-RUN_AS_A_WHOLE = {OWN_RECIPE}
-"""Pages whose blocks are run in order, in a folder of their own, by ``test_own_recipe.py``."""
-READ = [*(page for page in PAGES if page not in RUN_AS_A_WHOLE), *sorted(ROOT.glob("recipes/*/*.md"))]
-(OVERRIDES,) = [code for code in commands_of(FIRST_HOUR) if "overrides=(" in code]
+READ = [*(page for page in PAGES if page != DOCS / "own_recipe.md"), *sorted(ROOT.glob("recipes/*/*.md"))]
+"""Pages; the blocks of own_recipe.md are run in order, in a folder of their own, by ``test_own_recipe.py``."""
+(OVERRIDES,) = [code for code in commands_of(DOCS / "first_hour.md") if "overrides=(" in code]
 """The first hour's job, in the array that other pages take for the reader's own."""
-
-CALLS = "calls"
-"""File with what trainer, doctor and Ray were given: a zero byte ends each argument, and another one each call."""
-PYTHON = f"""#!/bin/bash
-arguments=()
-for argument in "$@"; do [[ $argument == ... ]] || arguments+=("$argument"); done
-case "${{arguments[*]}}" in
-"-m verl.trainer.main_ppo"*) printf '%s\\0' "${{arguments[@]:1}}" "" >> "$CALLS" ;;
-"-m benchmarks."* | "-m tests."*)
-    exec {sys.executable} -c "import importlib.util as i, sys; sys.exit(i.find_spec('${{arguments[1]}}') is None)" ;;
-"-m venv "*) mkdir -p "${{arguments[2]}}/bin" && cp "${{0%/*}}"/{{python,pip,pytest}} "${{arguments[2]}}/bin" ;;
-*) exec {sys.executable} "${{arguments[@]}}" ;;
-esac
+OUTPUTS = ("stock", "unshared", "subagents_tiny", "every_call_tiny")
+NAMES = ("python", "bash", "pip", "pytest", "verl-padding", "ray", "scontrol", "srun")
+STAND_IN = f"""#!{sys.executable} -IS
+import json, os, sys
+name, arguments = os.path.basename(sys.argv[0]), [each for each in sys.argv[1:] if each != "..."]
+module = arguments[1] if arguments[:1] == ["-m"] else ""
+if name == "bash":
+    os.execv("/bin/bash", ["bash", "-n", arguments[0]])
+elif name == "scontrol":
+    assert arguments == ["show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    print("node1", "node2", sep=chr(10))
+elif name == "srun":
+    os.execvp(arguments[0], arguments)
+elif module == "venv":
+    os.makedirs(arguments[2] + "/bin")
+    for program in ("python", "pip", "pytest"):
+        os.symlink(os.path.abspath(sys.argv[0]), arguments[2] + "/bin/" + program)
+elif name == "python" and not module.startswith(({MAIN!r}, "benchmarks", "tests")):
+    os.execv({sys.executable!r}, [{sys.executable!r}, *arguments])
+elif name == "verl-padding" and ("-" in arguments or "VERL_USE_EXTERNAL_MODULES" in os.environ):
+    os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "verl_padding", *arguments])
+else:
+    with open(os.environ["CALLS"], "a") as file:
+        print(json.dumps([name, *arguments]), file=file)
+    if arguments[:1] == ["symmetric-run"]:
+        behind = arguments[arguments.index("--") + 1 :]
+        os.execvp(behind[0], behind)
 """
-
-BASH = """#!/bin/bash
-exec /bin/bash -n "$1"
-"""
-
-PIP = f"""#!{sys.executable}
-import configparser, re, sys
-parser = configparser.ConfigParser()
-parser.read({str(ROOT / "setup.cfg")!r})
-assert sys.argv[1] == "install", sys.argv
-for extras in re.findall(r"\\[(.*?)\\]", " ".join(sys.argv)):
-    for extra in extras.split(","):
-        assert extra in parser["options.extras_require"], extra
-"""
-
-PYTEST = f"""#!{sys.executable}
-import sys
-from pathlib import Path
-arguments = sys.argv[1:]
-if "-m" in arguments:
-    place = arguments.index("-m")
-    _, marker = arguments[place], arguments[place + 1]
-    for name in set(marker.split()) - {{"or", "and", "not"}}:
-        assert f'"{{name}}: ' in Path({str(ROOT / "pyproject.toml")!r}).read_text(), marker
-    del arguments[place : place + 2]
-for argument in arguments:
-    assert (Path({str(ROOT)!r}) / argument.split("::")[0]).exists(), argument
-"""
-
-VERL_PADDING = f"""#!/bin/bash
-# A module of the reader's own is imported in a process of its own. What a rehearsal is given, the doctor takes too.
-[[ $1 == rehearse ]] && set -- doctor "${{@:2}}"
-if [[ $1 == doctor && -z ${{VERL_USE_EXTERNAL_MODULES-}} ]]; then
-    printf '%s\\0' "$@" "" >> "$CALLS"
-else
-    exec {sys.executable} "${{0%/*}}/verl_padding_without_demo.py" "$@"
-fi
-"""
-
-WITHOUT_DEMO = """
-import verl_padding.cli.demo
-from verl_padding.cli.app import app
-verl_padding.cli.demo.run_demo = lambda **options: 0
-app()
-"""
-
-RAY = """#!/bin/bash
-printf '%s\\0' ray "$@" "" >> "$CALLS"
-if [[ $1 == symmetric-run ]]; then
-    while [[ $1 != -- ]]; do shift; done
-    exec "${@:2}"
-fi
-"""
-
-SCONTROL = """#!/bin/bash
-[[ $1 == show && $2 == hostnames && $3 == "$SLURM_JOB_NODELIST" ]] && printf 'node1\\nnode2\\n'
-"""
-
-SRUN = """#!/bin/bash
-[[ $1 == -* ]] && exit 1
-exec "$@"
-"""
-
-STAND_INS = {"python": PYTHON, "bash": BASH, "pip": PIP, "pytest": PYTEST, "verl-padding": VERL_PADDING}
-STAND_INS |= {"verl_padding_without_demo.py": WITHOUT_DEMO, "ray": RAY, "scontrol": SCONTROL, "srun": SRUN}
 
 
 def blocks(language: str) -> dict[str, str]:
-    """Code -> the first page that has it."""
-    found: dict[str, str] = {}
-    for page in READ:
-        for match in FENCE.finditer(read(page)):
-            if match["language"] == language:
-                found.setdefault(match["code"], page.relative_to(ROOT).as_posix())
-    return found
+    """Code -> a page that has it."""
+    found = [(match, page.relative_to(ROOT).as_posix()) for page in READ for match in FENCE.finditer(read(page))]
+    assert {match["language"] for match, _ in found if match["language"][0] != "{"} <= {"bash", "python", "text"}
+    return {match["code"]: page for match, page in found if match["language"] == language}
 
 
 BASH_BLOCKS, PYTHON_BLOCKS = blocks("bash"), blocks("python")
-
-
-def test_there_are_blocks_and_each_is_of_a_language_that_is_run():
-    assert len(BASH_BLOCKS) > 15
-    assert len(PYTHON_BLOCKS) >= 2
-    others = {
-        match["language"]
-        for page in READ
-        for match in FENCE.finditer(read(page))
-        if not match["language"].startswith("{")
-    } - {"bash", "python"}
-    assert others <= {"text"}, "say here how it is run"
+assert len(BASH_BLOCKS) > 15
+assert len(PYTHON_BLOCKS) >= 2
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +83,8 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
         (folder / path.name).symlink_to(path)
     for name in ("benchmarks", "recipes", "tests", "docs", "configs", "verl_padding", "setup.cfg", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
-    for run, padded in (("runs/stock", False), ("runs/padded", True), ("outputs/stock", False)):
-        write_run(folder / run, padded=padded)
-    for run in ("subagents_tiny", "every_call_tiny", "unshared"):
-        write_run(folder / "outputs" / run, padded=True)
+    for run in ("runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
+        write_run(folder / run, padded="stock" not in run)
     write_step([TimedStep(step=3, keys=["a_0_0", "a_0_1"], laps=two_ranks())], folder / "timing/3.jsonl")
     for environment in ("environment", "vllm_environment"):
         (folder / environment / "bin").mkdir(parents=True)
@@ -159,10 +93,9 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
     (trainer,) = [code for code in PYTHON_BLOCKS if "my_trainer" in code]
     (folder / "my_package/my_trainer.py").write_text(trainer)
     (folder / "bin").mkdir()
-    for name, script in STAND_INS.items():
-        path = folder / "bin" / name
-        path.write_text(script)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    for name in NAMES:
+        (folder / "bin" / name).write_text(STAND_IN)
+        (folder / "bin" / name).chmod(0o755)
     return folder
 
 
@@ -171,49 +104,54 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
     [pytest.param(code, marks=pytest.mark.docs if "sphinx-build" in code else ()) for code in BASH_BLOCKS],
     ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}",
 )
-def test_a_block_of_commands_runs(code, checkout, monkeypatch):
+def test_a_block_of_commands_runs(code, checkout, tmp_path, monkeypatch):
     if "sphinx-build" in code:
         skip_without_the_extra_docs()
+    noted = tmp_path / "calls"
     environment = os.environ | {
         "PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{checkout}:{ROOT}",
-        "CALLS": str(checkout / CALLS),
+        "CALLS": str(noted),
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
     }
-    result = subprocess.run(
-        ["/bin/bash", "-euo", "pipefail", "-c", f"{OVERRIDES}\n{code}"],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    calls = calls_of(checkout)
+    command = ["/bin/bash", "-euo", "pipefail", "-c", f"{OVERRIDES}\n{code}"]
+    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    assert (MAIN in [call[0] for call in calls]) == ("main_ppo" in code)
+    calls = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+    assert any(MAIN in call for call in calls) == ("main_ppo" in code)
     monkeypatch.chdir(checkout)
     monkeypatch.syspath_prepend(checkout)
-    for program, *arguments in calls:
-        if program == MAIN:
-            given = get_args_parser().parse_args(arguments)
+    monkeypatch.setattr(demo, "run_demo", lambda **options: 0)
+    for call in calls:
+        check_call(*call)
+
+
+def check_call(program: str, *arguments: str) -> None:
+    match program, *arguments:
+        case "python", "-m", module, *rest if module == MAIN:
+            given = get_args_parser().parse_args(rest)
             options = {name: getattr(given, name) for name in ("config_dir", "config_name", "config_path")}
             named = {name: value for name, value in options.items() if value is not None}
             assert compose_job(JobArguments(overrides=tuple(given.overrides), **named)).padding.strategy in STRATEGIES
-        elif program == "ray":
-            name, *options = arguments[: arguments.index("--") if "--" in arguments else None]
-            ray_cli.commands[name].make_context(name, options)
-        else:
-            answer = CliRunner().invoke(app, [program, *arguments])
+        case "python", "-m", module, *_:
+            assert find_spec(module), module
+        case "pip", "install", *rest:
+            setup = ConfigParser()
+            setup.read(ROOT / "setup.cfg")
+            named = [extra for extras in re.findall(r"\[(.*?)\]", " ".join(rest)) for extra in extras.split(",")]
+            assert set(named) <= set(setup["options.extras_require"])
+        case "pytest", "-m", marks, *rest:
+            text = (ROOT / "pyproject.toml").read_text()
+            assert all(f'"{mark}: ' in text for mark in set(marks.split()) - {"or", "and", "not"})
+            check_call("pytest", *rest)
+        case "pytest", *files:
+            assert all((ROOT / file.split("::")[0]).exists() for file in files)
+        case "ray", name, *options:
+            ray_cli.commands[name].make_context(name, options[: options.index("--") if "--" in options else None])
+        case "verl-padding", name, *rest:
+            answer = CliRunner().invoke(app, ["doctor" if name == "rehearse" else name, *rest])
             assert answer.exit_code == 0, answer.output
-
-
-def calls_of(checkout: Path) -> list[list[str]]:
-    """Arguments of each call of the trainer, the module first, of the doctor, and of Ray; they are forgotten."""
-    file = checkout / CALLS
-    text = file.read_text() if file.exists() else ""
-    file.unlink(missing_ok=True)
-    return [call.split("\0") for call in text.split("\0\0")[:-1]]
 
 
 @pytest.mark.parametrize("code", PYTHON_BLOCKS, ids=lambda code: f"{PYTHON_BLOCKS[code]}: {code.splitlines()[0]}")

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.support.own_recipe import PAGE, make_own_recipe
-from tests.support.pages import DOCS, commands_of, files_of
+from tests.support.pages import DOCS, commands_of
 from tests.support.verl_config import compose_job
 from verl_padding.job.job_reader import check_job
 from verl_padding.local.launch import LOG, run_command
@@ -41,29 +41,6 @@ def job_of(script: str, folder: Path) -> list[str]:
 def complete(overrides: list[str]) -> bool:
     """Whether nothing is left at ``???`` in the job that is composed of them."""
     return OmegaConf.missing_keys(compose_job(*overrides)) <= NOT_USED
-
-
-def test_the_page_prints_every_file_that_it_names_and_no_other():
-    files = files_of(PAGE)
-    assert set(files) == {
-        *("make_data.py", "guess_loop.py", "reward.py", "guess_trainer.py"),
-        *("agent.yaml", "job.sh", "cpu.sh", "gpu.sh"),
-    }
-    assert len(commands_of(PAGE)) == 5
-    for name in ("guess_loop", "guess_trainer", "reward", "agent"):
-        assert name in files["job.sh"] + files["agent.yaml"]
-    assert len([line for line in files["guess_loop.py"].splitlines() if line]) <= 40
-
-
-@pytest.mark.slow
-def test_the_doctor_passes_the_job_as_it_is_printed(own_recipe):
-    code = f"source {own_recipe}/job.sh\n" + files_of(PAGE)["cpu.sh"].split("python -m verl.trainer")[0]
-    environment = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    result = subprocess.run(
-        ["/bin/bash", "-c", code], cwd=own_recipe, env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 @pytest.mark.parametrize("script", ["cpu.sh", "gpu.sh"])

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.workers.rollout.replica import TokenOutput
 
 from tests.end_to_end.message_text import text_of
 
@@ -20,6 +21,25 @@ FAILING_STEP = 3
 
 def _hash(*parts: object) -> int:
     return int(hashlib.md5("-".join(map(str, parts)).encode()).hexdigest(), 16)
+
+
+def fields_of(prompt_ids: Sequence[int], response_ids: list[int], answer: TokenOutput) -> dict[str, Any]:
+    """Of a row, from the rollout's answer."""
+    return {
+        "prompt_ids": list(prompt_ids),
+        "response_ids": response_ids,
+        "response_mask": [1] * len(response_ids),
+        "response_logprobs": answer.log_probs[: len(response_ids)] if answer.log_probs else None,
+        "num_turns": 2,
+        "metrics": {},
+        "extra_fields": dict(answer.extra_fields),
+    }
+
+
+def reward_letters(tokenizer: Any, output: AgentLoopOutput) -> None:
+    text = tokenizer.decode(output.response_ids, skip_special_tokens=True)
+    output.reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
+    output.extra_fields["reward_extra_info"] = {"acc": output.reward_score}
 
 
 class VaryingTurns(AgentLoopBase):
@@ -48,9 +68,7 @@ class VaryingTurns(AgentLoopBase):
             tokens = len(output.prompt_ids) + len(output.response_ids)
             output.routed_experts = self._draw_routes(tokens, index, session, turn)
         if outputs:
-            text = self.tokenizer.decode(outputs[-1].response_ids, skip_special_tokens=True)
-            outputs[-1].reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
-            outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
+            reward_letters(self.tokenizer, outputs[-1])
         return outputs
 
     async def _play(self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]) -> list[AgentLoopOutput]:
@@ -69,16 +87,7 @@ class VaryingTurns(AgentLoopBase):
             image_data=media.get("images"),
         )
         ids = answer.token_ids[: self.rollout_config.response_length]
-        return AgentLoopOutput(
-            prompt_ids=prompt_ids,
-            response_ids=ids,
-            response_mask=[1] * len(ids),
-            response_logprobs=answer.log_probs[: len(ids)] if answer.log_probs else None,
-            num_turns=2,
-            metrics={},
-            extra_fields=dict(answer.extra_fields),
-            multi_modal_data=media,
-        )
+        return AgentLoopOutput(**fields_of(prompt_ids, ids, answer), multi_modal_data=media)
 
     def _draw_routes(self, tokens: int, *seed: object) -> list[list[list[int]]] | None:
         if self.routes is None:
@@ -175,20 +184,7 @@ class GrowingContext(AgentLoopBase):
                 request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
             )
             ids = answer.token_ids[: self.rollout_config.response_length]
-            outputs.append(
-                WeightedOutput(
-                    loss_weight=1 / (1 + len(outputs)),
-                    prompt_ids=list(context),
-                    response_ids=ids,
-                    response_mask=[1] * len(ids),
-                    response_logprobs=answer.log_probs[: len(ids)] if answer.log_probs else None,
-                    num_turns=2,
-                    metrics={},
-                    extra_fields=dict(answer.extra_fields),
-                )
-            )
+            outputs.append(WeightedOutput(**fields_of(context, ids, answer), loss_weight=1 / (1 + len(outputs))))
             context = context + ids + [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
-        text = self.tokenizer.decode(outputs[-1].response_ids, skip_special_tokens=True)
-        outputs[-1].reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
-        outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
+        reward_letters(self.tokenizer, outputs[-1])
         return outputs

@@ -133,10 +133,6 @@ def run_job(
         probe.FOLDER: str(facts),
         "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.end_to_end.probe"]),
         "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
-        # For who asks for these loggers: nothing leaves the machine.
-        "WANDB_MODE": "offline",
-        "WANDB_DIR": str(folder),
-        "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "PYTHONPATH": str(ROOT),
         **({probe.KILL: kill} if kill else {}),
         **({probe.KILL_ACTOR: kill_actor} if kill_actor else {}),
@@ -200,14 +196,20 @@ def _picture(seed: int) -> bytes:
 def read_probe(folder: Path, *, torn: bool) -> dict:
     """What the probe has noted; ``torn``: the job may have ended between the notes of two ranks."""
     notes = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
-    by_rank = defaultdict(list)
-    for note in notes:
-        if note["kind"] == "optimizer_step":
-            by_rank[note["model"], note["rank"]].append(note)
-    steps = {}
-    for model in {model for model, _ in by_rank}:
-        ranks = [by_rank[key] for key in sorted(by_rank) if key[0] == model]
-        steps[model] = [
+
+    def by_model(kind: str) -> dict[str, list[tuple[dict, ...]]]:
+        """Model -> of each step or pass, the notes of all ranks."""
+        by_rank = defaultdict(list)
+        for note in notes:
+            if note["kind"] == kind:
+                by_rank[note["model"], note["rank"]].append(note)
+        return {
+            model: list(zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn))
+            for model in {model for model, _ in by_rank}
+        }
+
+    steps = {
+        model: [
             OptimizerStep(
                 rows=sum(note["rows"] for note in notes_of_step),
                 real_rows=sum(note["real_rows"] for note in notes_of_step),
@@ -216,28 +218,16 @@ def read_probe(folder: Path, *, torn: bool) -> dict:
                 images=[image for note in notes_of_step for image in note["images"]],
                 nodes=[note["node"] for note in notes_of_step],
             )
-            for notes_of_step in zip(*ranks, strict=not torn)
+            for notes_of_step in of_model
         ]
+        for model, of_model in by_model("optimizer_step").items()
+    }
+    kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "levels": "level"}
     return {
         "optimizer_steps": steps,
-        "passes": _passes(notes, torn),
-        "batches": [note for note in notes if note["kind"] == "batch"],
-        "queue": [note for note in notes if note["kind"] == "queue"],
-        "sampled": [note for note in notes if note["kind"] == "sampled"],
-        "levels": [note for note in notes if note["kind"] == "level"],
+        "passes": {
+            model: [{name: sum(note[name] for note in ranks) for name in ("rows", "pads")} for ranks in of_model]
+            for model, of_model in by_model("pass").items()
+        },
         "killed_at": next((note["time"] for note in notes if note["kind"] == "killed"), None),
-    }
-
-
-def _passes(notes: list[dict], torn: bool) -> dict[str, list[dict]]:
-    by_rank = defaultdict(list)
-    for note in notes:
-        if note["kind"] == "pass":
-            by_rank[note["model"], note["rank"]].append(note)
-    return {
-        model: [
-            {"rows": sum(note["rows"] for note in ranks), "pads": sum(note["pads"] for note in ranks)}
-            for ranks in zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn)
-        ]
-        for model in {model for model, _ in by_rank}
-    }
+    } | {name: [note for note in notes if note["kind"] == kind] for name, kind in kinds.items()}

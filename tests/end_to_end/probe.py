@@ -128,7 +128,6 @@ def _watch_steps(module) -> None:
         _note(
             kind="batch",
             step=self.global_steps,
-            rows=len(batch),
             pads=_pads(batch.tags),
             keys=batch.keys,
             prompt_lengths=[tag["prompt_len"] for tag in batch.tags],
@@ -151,7 +150,6 @@ def _watch_steps(module) -> None:
         _note(
             kind="queue",
             step=self.global_steps,
-            keys=len(tags),
             pads=_pads(tags.values()),
             waiting=_questions(prompts) if self.trainer_mode != "sync" else [],
         )
@@ -232,7 +230,7 @@ def _kill_actors(name: str) -> None:
     # Named by their class and the method that they run: those of this job have this process's parent, the raylet.
     actors = [p for p in psutil.Process().parent().children() if "".join(p.cmdline()).startswith(f"ray::{name}")]
     assert actors, f"no actor {name}"
-    _note(kind="killed", time=time.time(), pids=[p.pid for p in actors])
+    _note(kind="killed", time=time.time())
     for process in actors:
         process.kill()
 
@@ -246,12 +244,11 @@ def _watch_levels(module) -> None:
         log(self, data, step, *args, **kwargs)
         # fit logs a step when it has cleared the step's rows: all that is left now stays for good.
         gc.collect()
-        content = tq.kv_list() or {}
+        content = (tq.kv_list("train") or {}).get("train", {})
         _note(
             kind="level",
             step=step,
-            keys=sum(map(len, content.values())),
-            rows=[key for key, tag in content.get("train", {}).items() if not tag.get("is_prompt", False)],
+            rows=[key for key, tag in content.items() if not tag.get("is_prompt", False)],
             objects=_ray_objects(),
             memory=_memory_by_process(),
         )

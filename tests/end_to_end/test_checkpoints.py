@@ -57,31 +57,24 @@ def assert_each_prompt_counts_once(killed: JobFacts, resumed: JobFacts) -> None:
     assert fetched == set(range(len(fetched))), "a prompt was lost"
 
 
-def assert_snapshots_hold_no_trained_row(facts: JobFacts, checkpoints: Path, steps: list[int]) -> None:
-    for step in steps:
-        trained = {key for note in facts.batches if note["step"] <= step for key in note["keys"]}
-        tq.load_checkpoint(checkpoints / f"global_step_{step}" / "transfer_queue")
-        try:
-            content = queue_content()
-            assert content, "nothing was in flight"
-            assert not trained & set(content)
-            assert not any(tag.get("is_padding", False) for tag in content.values())
-            prompts = {key for key, tag in content.items() if tag.get("is_prompt")}
-            assert prompts
-            assert {key.split("_")[0] for key in content} == prompts, "rows that nobody can sample"
-        finally:
-            tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
-
-
-def finished_rows_of_snapshot(folder: Path) -> set[str]:
-    """Rows of the groups that were finished as a snapshot was taken."""
+def snapshot(folder: Path) -> dict[str, dict]:
+    """Tags of what a checkpoint holds of the queue, by key."""
     tq.load_checkpoint(folder / "transfer_queue")
     try:
-        content = queue_content()
-        finished = {key for key, tag in content.items() if tag.get("is_prompt") and tag["status"] == "finished"}
-        return {key for key in content if key not in finished and key.split("_")[0] in finished}
+        return queue_content()
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def assert_snapshots_hold_no_trained_row(facts: JobFacts, checkpoints: Path, steps: list[int]) -> None:
+    for step in steps:
+        content = snapshot(checkpoints / f"global_step_{step}")
+        assert content, "nothing was in flight"
+        assert not content.keys() & {key for note in facts.batches if note["step"] <= step for key in note["keys"]}
+        assert not any(tag.get("is_padding", False) for tag in content.values())
+        prompts = {key for key, tag in content.items() if tag.get("is_prompt")}
+        assert prompts
+        assert {key.split("_")[0] for key in content} == prompts, "rows that nobody can sample"
 
 
 def assert_trained_as_configured(facts: JobFacts, steps_a_batch: int) -> None:
@@ -95,7 +88,9 @@ def assert_trained_as_configured(facts: JobFacts, steps_a_batch: int) -> None:
 
 
 def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path) -> None:
-    finished = finished_rows_of_snapshot(checkpoint)
+    content = snapshot(checkpoint)
+    groups = {key for key, tag in content.items() if tag.get("is_prompt") and tag["status"] == "finished"}
+    finished = {key for key in content.keys() - groups if key.split("_")[0] in groups}
     trained = [key for note in resumed.batches for key in note["keys"]]
     assert finished, "no group was finished ahead of its step"
     assert all(trained.count(key) == 1 for key in finished), "a row of a finished group was lost"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.jobs import JobFacts, run_job
 from tests.end_to_end.probe import LOG_PROBS
-from tests.end_to_end.test_runs_repeat import rollouts, row_name
+from tests.end_to_end.test_runs_repeat import MEASURED, rollouts, row_name
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
 from verl_padding.local.tiny_models import make_tiny_model
@@ -16,7 +16,6 @@ from verl_padding.local.tiny_models import make_tiny_model
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 3
-MEASURED = re.compile(r"timing|seconds|memory|perf/(mfu|throughput|time)")
 OF_THE_PLAN = re.compile(r"^padding/|^global_seqlen/|^perf/total_num_tokens")
 """What the two plans are meant to differ in."""
 

@@ -7,7 +7,7 @@ import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ALL_TERMS, BUDGETS
-from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor, stop
+from tests.support.fsdp2_workers import empty_queue, follow_no_plan, padded_and_plain, start_actor, stop
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.plan_packer import install
@@ -27,8 +27,9 @@ def started_actors(transfer_queue, qwen2) -> Iterator[tuple[RayWorkerGroup, RayW
 
 @pytest.fixture(scope="module")
 def actors(started_actors) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Two ranks that get pads, and one that does not. Who puts more into them takes it out again."""
+    """Two ranks that get pads, and one that does not; they begin with verl's packer."""
     yield started_actors
+    started_actors[0].execute_with_func_generator(follow_no_plan)
     empty_queue()
 
 

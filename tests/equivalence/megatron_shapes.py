@@ -3,33 +3,24 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from transfer_queue import KVBatchMeta
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.test_actor_update import assert_metrics_agree
-from tests.equivalence.test_critic_update import assert_critic_metrics_agree
 from tests.equivalence.updates import (
     ALL_TERMS,
-    BUDGET,
     BUDGETS,
-    PACKERS,
-    assert_cut_as_told,
+    BUDGETS_OF_CRITICS,
+    CUTS,
+    assert_updates_agree,
     pad_tokens_of,
-    put_few_rows,
-    put_trained_rows,
-    update_both_with,
 )
-from tests.support.fsdp2_workers import empty_queue, give_same_head, start_critic, start_over, stop
+from tests.support.fsdp2_workers import empty_queue, give_same_head, start_critic, stop
 from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
 from verl_padding.worker.losses import wrap_worker_loss
-from verl_padding.worker.plan_packer import install
 
 NO_DECAY = "actor_rollout_ref.actor.optim.weight_decay=0"
 """Megatron leaves norms and biases out of it."""
@@ -59,8 +50,16 @@ class Shape:
         return self.ranks // (self.pipeline_model * self.tensor_model * self.context)
 
     @property
-    def micro_batch_multiple(self) -> int:
-        return self.pipeline_model if self.virtual_pipeline_model > 1 else 1
+    def planned(self) -> dict[str, Any]:
+        """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of its parts."""
+        multiple = self.pipeline_model if self.virtual_pipeline_model > 1 else 1
+        sizes = {"dp_size": self.dp_size, "ranks_of_row": self.context, "micro_batch_multiple": multiple}
+        return {**sizes, "template": self.template}
+
+    @property
+    def cuts(self) -> list[dict[str, Any]]:
+        """Where its ranks share every row, none of them holds pads alone."""
+        return [cut for cut in CUTS.values() if self.dp_size > 1 or "few" not in cut]
 
     def settings(self, role: str = "actor_rollout_ref.actor") -> list[str]:
         sizes = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "ranks"}
@@ -101,91 +100,29 @@ def started(workers: RayWorkerGroup, *, padded: bool = False) -> Iterator[RayWor
         empty_queue()
 
 
-def plan_for(
-    batch: KVBatchMeta,
-    packer: str,
-    shape: Shape,
-    prompts: int = 6,
-    micro_batch_rows: int | None = None,
-    update: str = "actor",
-) -> BatchPlan:
-    """Three mini-batches; and, by a token budget, a pass."""
-    sizes: dict[str, Any] = {"dp_size": shape.dp_size, "micro_batch_multiple": shape.micro_batch_multiple}
-    if micro_batch_rows is None:
-        sizes["token_budget"] = BUDGET * shape.context
-    else:
-        sizes["micro_batch_rows"] = micro_batch_rows
-    job = Job(
-        strategy="prompt",
-        prompts=prompts,
-        sessions_per_prompt=2,
-        updates={update: Update(**sizes, prompts_per_mini_batch=prompts // 3)},
-        inference={"log_prob": Pass(**sizes)} if micro_batch_rows is None else {},
-        packer=packer,
-        pad_tokens=shape.template.length,
-    )
-    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-    assert plan.layouts[update].n_mini_batches == 3
-    return plan
-
-
-def start_both_over(
-    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, mode: str, packer: str, micro_batch_rows: int | None = None
-) -> None:
-    start_over(one_rank, mode)
-    start_over(padded_ranks, mode, micro_batch_rows)
-    if packer == "plan":
-        padded_ranks.execute_with_func_generator(install())
-
-
-def assert_agrees_where_some_hold_pads_alone(
-    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, batch: KVBatchMeta
-) -> None:
-    plan = plan_of_idle_ranks(batch, packer, shape, "actor")
-    both = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer)
-
-
-def plan_of_idle_ranks(batch: KVBatchMeta, packer: str, shape: Shape, update: str) -> BatchPlan:
-    plan = plan_for(batch, packer, shape, prompts=3, update=update)
-    assert plan.layouts[update].reporting_ranks_M == (1, 1, 2), "one group of ranks was meant to hold pads alone"
-    return plan
-
-
 CRITIC_TERMS = (
     "+local=cpu_megatron",
     "+critic.optim.override_optimizer_config.adam_eps=1e-5",
     "critic.optim.lr=3e-4",  # a mean of values that is nearly zero shows how rounding grows from step to step
     "critic.cliprange_value=0.5",
 )
-BUDGET_OF_CRITIC = "+critic.ppo_infer_max_token_len_per_gpu={}"
 
 
 @contextmanager
 def one_critic_of(model: Path) -> Iterator[RayWorkerGroup]:
     """A critic of one rank that sees no pads."""
-    with started(start_critic(model, 1, *CRITIC_TERMS, BUDGET_OF_CRITIC.format(4096))) as critic:
+    with started(start_critic(model, 1, *CRITIC_TERMS, *BUDGETS_OF_CRITICS["plain"])) as critic:
         yield critic
 
 
 def assert_critics_agree(model: Path, shape: Shape, one_critic: RayWorkerGroup) -> None:
-    """Of a shape with the one, however micro-batches are cut; also where some hold pads alone."""
-    settings = [*shape.settings("critic"), BUDGET_OF_CRITIC.format(BUDGET)]
+    """Of a shape with the one, however micro-batches are cut."""
+    settings = [*shape.settings("critic"), *BUDGETS_OF_CRITICS["padded"]]
     with started(start_critic(model, shape.ranks, *CRITIC_TERMS, *settings), padded=True) as critics:
+        for cut in shape.cuts:
+            assert_updates_agree(critics, one_critic, **cut, **shape.planned, update="critic", started=give_heads)
 
-        def assert_agree(mode: str, packer: str, batch: KVBatchMeta, plan: BatchPlan, rows: int | None = None) -> None:
-            start_both_over(critics, one_critic, mode, packer, rows)
-            for workers in (critics, one_critic):
-                give_same_head(workers)
-            both = update_both_with(critics, one_critic, batch, plan, shape.template, method="train_mini_batch")
-            assert_critic_metrics_agree(both)
-            assert_cut_as_told(both, packer, rows, "critic")
 
-        for (mode, rows), packer in product((("token-mean", None), ("seq-mean-token-sum", 2)), PACKERS):
-            batch = put_trained_rows()
-            plan = plan_for(batch, packer, shape, micro_batch_rows=rows, update="critic")
-            assert_agree(mode, packer, batch, plan, rows)
-        for packer in PACKERS if shape.dp_size > 1 else ():
-            batch = put_few_rows()
-            assert_agree("token-mean", packer, batch, plan_of_idle_ranks(batch, packer, shape, "critic"))
+def give_heads(*both: RayWorkerGroup) -> None:
+    for workers in both:
+        give_same_head(workers)

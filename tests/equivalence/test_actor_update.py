@@ -1,7 +1,6 @@
 """Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a pad."""
 
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,20 +10,18 @@ from tensordict import TensorDict
 from verl.protocol import DataProto
 
 from tests.equivalence.updates import (
+    EACH_CUT,
     EPOCHS,
     LENGTHS,
     MODES,
     PACKERS,
-    POLICY_LOSSES,
-    BothUpdates,
-    assert_cut_as_told,
+    TEMPLATE,
+    assert_metrics_agree,
+    assert_updates_agree,
     call,
     plan_of,
-    plan_of_few,
-    put_few_rows,
     put_trained_rows,
     update_both,
-    update_both_with,
     with_trained_fields,
 )
 from tests.support.fsdp2_workers import follow_no_plan, start_over
@@ -32,7 +29,6 @@ from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.tolerance import RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
-from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.worker.losses import MICRO_BATCHES
 from verl_padding.worker.plan_packer import install
@@ -40,125 +36,82 @@ from verl_padding.worker.plan_packer import install
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
-@pytest.fixture(params=PACKERS)
-def packer(request, actors) -> Iterator[str]:
-    """Who cuts the micro-batches of the padded ranks."""
-    if request.param == "plan":
-        actors[0].execute_with_func_generator(install())
-    yield request.param
-    actors[0].execute_with_func_generator(follow_no_plan)
+EACH_PACKER = pytest.mark.parametrize("packer", PACKERS)
 
 
-def assert_metrics_agree(both: BothUpdates) -> None:
-    for name in ("actor/pg_loss", "kl_loss", "actor/entropy_loss", "grad_norm", "actor/ppo_kl", "actor/pg_clipfrac"):
-        np.testing.assert_allclose(
-            both.padded[name], [step[name][0] for step in both.plain], rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name
-        )
-
-
+@EACH_PACKER
 @pytest.mark.parametrize("mode", MODES)
 def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
-    padded_ranks, one_rank = actors
-    for workers in actors:
-        start_over(workers, mode)
-    both = update_both(padded_ranks, one_rank, packer=packer)
-    assert_metrics_agree(both)
+    both = assert_updates_agree(*actors, packer, mode=mode)
     micro_batches = both.padded[MICRO_BATCHES]
     assert len(micro_batches) == EPOCHS * both.layout.n_mini_batches
-    if packer == "plan":
-        assert max(micro_batches) > 1
-    assert_cut_as_told(both, packer)
+    assert max(micro_batches) > 1 or packer == "verl"
 
 
-@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
-def test_so_do_ranks_with_other_policy_losses(policy_loss, actors):
+def test_so_do_ranks_with_another_policy_loss(actors):
     for workers in actors:
-        start_over(workers, "seq-mean-token-mean", policy_loss=policy_loss)
-    assert_metrics_agree(update_both(*actors))
+        start_over(workers, "seq-mean-token-mean", policy_loss="gspo")
+    batch = put_trained_rows()
+    assert_metrics_agree(update_both(*actors, batch, plan_of(batch, "verl")))
 
 
-@pytest.mark.parametrize("mode", ["token-mean", pytest.param("seq-mean-token-mean", marks=pytest.mark.slow)])
-def test_so_do_ranks_with_micro_batches_of_fixed_size(mode, packer, actors):
-    padded_ranks, one_rank = actors
-    start_over(one_rank, mode)
-    start_over(padded_ranks, mode, micro_batch_rows=2)
-    both = update_both(padded_ranks, one_rank, packer=packer, micro_batch_rows=2)
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer, 2)
+@EACH_PACKER
+def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
+    assert_updates_agree(*actors, packer, mode="token-mean", micro_batch_rows=2)
 
 
 @pytest.mark.slow
+@EACH_PACKER
 def test_so_do_ranks_of_which_one_holds_pads_alone(packer, actors):
-    for workers in actors:
-        start_over(workers, "seq-mean-token-mean")
-    batch = put_few_rows()
-    both = update_both_with(*actors, batch, plan_of_few(batch, packer), PadTemplate(eos_token_id=3, length=2))
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer)
+    assert_updates_agree(*actors, packer, few=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packer", PACKERS)
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_so_do_four_ranks_with_real_rows_on_each(mode, packer, actors, four_ranks):
-    _, one_rank = actors
-    for workers in (four_ranks, one_rank):
-        start_over(workers, mode)
+@EACH_CUT
+def test_so_do_four_ranks(cut, actors, four_ranks):
+    assert_updates_agree(four_ranks, actors[1], **cut, dp_size=4)
+
+
+@pytest.mark.slow
+@EACH_PACKER
+def test_so_do_four_ranks_with_real_rows_on_each(packer, actors, four_ranks):
     keys = [f"{prompt}_{session}_{row}" for prompt in "abcdef" for session in range(2) for row in range(2)]
-    torch.manual_seed(0)
     lengths = [*LENGTHS, *LENGTHS]
-    batch = with_trained_fields(put_rows(lengths, keys[: len(lengths)]), torch.Generator().manual_seed(0))
-    plan = plan_of(batch, packer, dp_size=4)
-    assert plan.layouts["actor"].reporting_ranks_M == (4, 4, 4), "each rank was meant to have real rows"
-    both = update_both_with(four_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2))
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer)
+
+    def put():
+        torch.manual_seed(0)
+        return with_trained_fields(put_rows(lengths, keys[: len(lengths)]))
+
+    both = assert_updates_agree(four_ranks, actors[1], packer, put=put, dp_size=4)
+    assert both.layout.reporting_ranks_M == (4, 4, 4), "each rank was meant to have real rows"
 
 
-@pytest.mark.slow
-def test_so_do_four_ranks_with_micro_batches_of_fixed_size(actors, four_ranks):
-    _, one_rank = actors
-    for packer in PACKERS:
-        start_over(four_ranks, "seq-mean-token-mean", micro_batch_rows=2)
-        start_over(one_rank, "seq-mean-token-mean")
-        both = update_both(four_ranks, one_rank, packer=packer, micro_batch_rows=2, dp_size=4)
-        assert_metrics_agree(both)
-        assert_cut_as_told(both, packer, 2)
-
-
-@pytest.mark.slow
-def test_so_do_four_ranks_of_which_three_hold_pads_alone(actors, four_ranks):
-    _, one_rank = actors
-    for packer in PACKERS:
-        for workers in (four_ranks, one_rank):
-            start_over(workers, "seq-mean-token-mean")
-        batch = put_few_rows()
-        plan = plan_of_few(batch, packer, dp_size=4)
-        template = PadTemplate(eos_token_id=3, length=2)
-        assert_metrics_agree(update_both_with(four_ranks, one_rank, batch, plan, template))
-
-
+@EACH_PACKER
 def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_has_them(packer, actors):
     """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""
     for workers in actors:
         start_over(workers, "seq-mean-token-mean")
+    follow(actors[0], packer)
     batch = put_trained_rows()
     plan = plan_of(batch, packer)
     first, second, _ = plan.layouts["actor"].cells
     masked = {row for cell in (*first, second[0]) for row in cell}
     mask_field(batch, masked)
-    both = update_both_with(*actors, batch, plan, PadTemplate(eos_token_id=3, length=2))
+    both = update_both(*actors, batch, plan)
     steps = len(both.plain)
     assert (steps, len(both.padded["grad_norm"])) == (3 * EPOCHS, 3 * EPOCHS), "the configured steps"
+    assert_metrics_agree(both, names=("grad_norm", "loss"))
     for name in ("grad_norm", "loss"):
-        plain = [step[name][0] for step in both.plain]
-        assert [value == 0 for value in plain] == [True, False, False] * EPOCHS
-        np.testing.assert_allclose(both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+        assert [step[name][0] == 0 for step in both.plain] == [True, False, False] * EPOCHS
     for name in ("actor/ppo_kl", "actor/pg_clipfrac"):
         plain = [step[name][0] for step in both.plain]
         trained = [value for step, value in enumerate(plain) if step % 3 > 0]
         np.testing.assert_allclose(both.padded[name], trained, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
     assert both.padded["actor/pg_loss"][-3] == 0, "the losses are known by the second epoch"
+
+
+def follow(padded_ranks, packer):
+    padded_ranks.execute_with_func_generator(install() if packer == "plan" else follow_no_plan)
 
 
 def mask_field(batch, masked):
@@ -179,7 +132,7 @@ def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(act
     padded_ranks, _ = actors
     start_over(padded_ranks, "token-mean")
     batch = put_trained_rows()
-    padded = upsample(batch, plan_of(batch, "verl"), PadTemplate(eos_token_id=3, length=2))
+    padded = upsample(batch, plan_of(batch, "verl"), TEMPLATE)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
 
     def peak_gib(update) -> float:
@@ -196,10 +149,12 @@ def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(act
     strip(padded.pads)
 
 
+@EACH_PACKER
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer, actors):
     padded_ranks, one_rank = actors
     for workers in actors:
         start_over(workers, "token-mean")
+    follow(padded_ranks, packer)
     batch = put_trained_rows()
     asked = {"calculate_entropy": True, "compute_loss": False}
 
@@ -211,7 +166,7 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer,
     one_rank.compute_log_prob(call(batch, batch.keys, **asked))
     want = log_probs()
     plan = plan_of(batch, packer)
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
+    padded = upsample(batch, plan, TEMPLATE)
     output = PaddedWorkerGroup(padded_ranks, lambda: padded).compute_log_prob(call(batch, batch.keys, **asked))
     got = log_probs()
     strip(padded.pads)

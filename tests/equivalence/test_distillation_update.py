@@ -12,12 +12,10 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import BUDGET, plan_of, put_trained_rows, update_both_with
+from tests.equivalence.updates import BUDGET, assert_metrics_agree, plan_of, put_trained_rows, update_both
 from tests.support.fsdp2_workers import padded_and_plain, start_actor
 from tests.support.rows_in_queue import PARTITION
-from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
-from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.pads.template import PadTemplate
+from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -25,23 +23,22 @@ TOP_K = 5
 
 
 @pytest.fixture(scope="module")
-def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+def distilling(transfer_queue, qwen2) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Two ranks that get pads, and one that does not."""
-    model = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
     overrides = (
         f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
         "distillation.enabled=true",
         "distillation.n_gpus_per_node=2",
         "distillation.nnodes=1",
         "distillation.teacher_models.teacher_model.inference.name=vllm",  # is not started here
-        f"distillation.teacher_models.teacher_model.model_path={model}",
+        f"distillation.teacher_models.teacher_model.model_path={qwen2}",
         "distillation.teacher_models.teacher_model.num_replicas=1",
         "distillation.distillation_loss.loss_mode=forward_kl_topk",
         f"distillation.distillation_loss.topk={TOP_K}",
         "distillation.distillation_loss.use_policy_gradient=false",
     )
     budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
-    with padded_and_plain(start_actor, model, *overrides, padded=[budget]) as both:
+    with padded_and_plain(start_actor, qwen2, *overrides, padded=[budget]) as both:
         yield both
 
 
@@ -59,12 +56,9 @@ def put_taught_rows():
     )
 
 
-def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(actors):
+def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(distilling):
     batch = put_taught_rows()
-    template = PadTemplate(eos_token_id=3, length=2)
-    said = {"distillation_use_topk": True}
-    both = update_both_with(*actors, batch, plan_of(batch, "verl"), template, said=said)
-    for name in ("distillation/loss", "actor/pg_loss", "grad_norm", "distillation/student_mass"):
-        plain = [np.ravel(step[name])[0] for step in both.plain]
-        np.testing.assert_allclose(both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+    both = update_both(*distilling, batch, plan_of(batch, "verl"), said={"distillation_use_topk": True})
+    names = ("distillation/loss", "actor/pg_loss", "grad_norm", "distillation/student_mass")
+    assert_metrics_agree(both, names=names)
     assert min(np.ravel(step["distillation/loss"])[0] for step in both.plain) > 0

@@ -12,10 +12,8 @@ from transformers import AutoModelForCausalLM
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import BUDGET, update_both
+from tests.equivalence.updates import ALL_TERMS, BUDGETS, MODES, assert_updates_agree
 from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over, weights_of
-from tests.support.tolerance import ADAM_EPS, RELATIVE_METRIC
-from verl_padding.local.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -35,30 +33,26 @@ def make_adapter(model: Path, folder: Path) -> Path:
     return folder
 
 
+def adapter_settings(adapter: Path) -> list[str]:
+    model = "actor_rollout_ref.model"
+    return [f"{model}.lora_rank={RANK}", f"+{model}.lora_adapter_path={adapter}"]
+
+
 @pytest.fixture(scope="module")
-def actors(transfer_queue, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+def adapted(transfer_queue, qwen2, tmp_path_factory) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Two ranks that get pads, and one that does not."""
-    folder = tmp_path_factory.mktemp("model")
-    model = make_tiny_model("qwen2", folder)
-    overrides = (
-        f"actor_rollout_ref.model.lora_rank={RANK}",
-        f"+actor_rollout_ref.model.lora_adapter_path={make_adapter(model, folder / 'adapter')}",
-        f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
-    )
-    budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
-    with padded_and_plain(start_actor, model, *overrides, padded=[budget]) as both:
+    adapter = adapter_settings(make_adapter(qwen2, tmp_path_factory.mktemp("adapter")))
+    with padded_and_plain(start_actor, qwen2, *ALL_TERMS, *adapter, padded=BUDGETS) as both:
         yield both
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
-def test_two_padded_ranks_end_with_the_adapters_of_one_rank_without_pads(mode, actors):
-    for workers in actors:
+@pytest.mark.parametrize("mode", MODES)
+def test_two_padded_ranks_end_with_the_adapters_of_one_rank_without_pads(mode, adapted):
+    for workers in adapted:
         start_over(workers, mode)
-    before = weights_of(actors[0])
-    both = update_both(*actors)
-    plain = [step["grad_norm"][0] for step in both.plain]
-    np.testing.assert_allclose(both.padded["grad_norm"], plain, rtol=RELATIVE_METRIC, atol=5e-7)
-    moved = (weights_of(actors[0]) != before).float().mean()
+    before = weights_of(adapted[0])
+    assert_updates_agree(*adapted, mode=mode)
+    moved = (weights_of(adapted[0]) != before).float().mean()
     assert 0 < moved < 0.5, "only the adapters were meant to move"
 
 
@@ -68,8 +62,8 @@ def _names_of_weights(worker: Any) -> DataProto:
     return DataProto(non_tensor_batch={"names": np.array([name for name, _ in weights], dtype=object)})
 
 
-def test_verl_still_sends_other_processes_no_adapter(actors):
+def test_verl_still_sends_other_processes_no_adapter(adapted):
     # When this fails, verl sends it: refuse_unmerged_adapter() may let separate_async pass.
-    names = actors[1].execute_with_func_generator(_names_of_weights).non_tensor_batch["names"]
+    names = adapted[1].execute_with_func_generator(_names_of_weights).non_tensor_batch["names"]
     assert len(names) > 10
     assert not [name for name in names if "lora_" in name]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
@@ -21,32 +20,23 @@ from tests.equivalence.megatron_shapes import (
     ON_MEGATRON,
     TERMS,
     Shape,
-    assert_agrees_where_some_hold_pads_alone,
     assert_critics_agree,
     one_critic_of,
-    plan_for,
-    plan_of_idle_ranks,
-    start_both_over,
     started,
     with_shared_heads,
 )
-from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.updates import (
     BUDGETS,
     CUTS,
+    EACH_CUT,
     LENGTHS,
-    PACKERS,
     PAD_TOKENS,
-    assert_cut_as_told,
-    put_few_rows,
-    put_trained_rows,
-    update_both_with,
+    assert_updates_agree,
     with_trained_fields,
 )
 from tests.support.fsdp2_workers import padded_and_plain, start_actor
 from tests.support.rows_in_queue import put_rows
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.plan import BatchPlan
 
 pytestmark = [
     pytest.mark.ray,
@@ -70,6 +60,7 @@ SHAPES = {
 }
 ODD_VOCABULARY = 261
 """A vocabulary that two tensor parallel ranks cannot share as it is."""
+BY_SIZE = [cut for cut in CUTS.values() if "few" not in cut]
 BUCKET = 16
 ROUND_UP = (
     "actor_rollout_ref.actor.megatron.pad_to_length=true",
@@ -105,36 +96,12 @@ def actors(request, transfer_queue, model, one_rank) -> Iterator[tuple[RayWorker
         yield padded_ranks, one_rank, shape
 
 
-@pytest.mark.parametrize("packer", PACKERS)
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
+@EACH_CUT
+def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, actors):
     padded_ranks, one_rank, shape = actors
-    start_both_over(padded_ranks, one_rank, mode, packer)
-    batch = put_trained_rows()
-    both = update_both_with(padded_ranks, one_rank, batch, plan_for(batch, packer, shape), shape.template)
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer)
-
-
-@pytest.mark.parametrize("packer", PACKERS)
-def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
-    padded_ranks, one_rank, shape = actors
-    start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer, micro_batch_rows=2)
-    batch = put_trained_rows()
-    plan = plan_for(batch, packer, shape, micro_batch_rows=2)
-    assert plan.layouts["actor"].rows_per_cell % (2 * shape.micro_batch_multiple) == 0
-    both = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer, 2)
-
-
-@pytest.mark.parametrize("packer", PACKERS)
-def test_so_do_ranks_of_which_some_hold_pads_alone(packer, actors):
-    padded_ranks, one_rank, shape = actors
-    if shape.dp_size == 1:
+    if cut not in shape.cuts:
         pytest.skip("its ranks share every row")
-    start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer)
-    assert_agrees_where_some_hold_pads_alone(padded_ranks, one_rank, packer, shape, put_few_rows())
+    assert_updates_agree(padded_ranks, one_rank, **cut, **shape.planned)
 
 
 # With context parallelism, verl drops the fraction of a token that each rank would have of a micro-batch: lengths are
@@ -148,13 +115,12 @@ def test_so_do_ranks_whose_gradients_megatron_divides_by_their_tokens(shape, tra
     # and those of pads are among both.
     with started(start_actor(model, shape.ranks, *ON_MEGATRON, *shape.settings(), PER_TOKEN), padded=True) as padded:
         padded.execute_with_func_generator(assert_divides_by_tokens)
-        for rows, packer in CUTS:
-            start_both_over(padded, one_rank, "token-mean", packer, rows)
-            batch = with_trained_fields(put_rows(EVEN_LENGTHS), torch.Generator().manual_seed(0))
-            plan = plan_for(batch, packer, shape, micro_batch_rows=rows)
-            both = update_both_with(padded, one_rank, batch, plan, shape.template)
-            assert_metrics_agree(both)
-            assert_cut_as_told(both, packer, rows)
+        for cut in BY_SIZE:
+            assert_updates_agree(padded, one_rank, **cut, **shape.planned, mode="token-mean", put=put_even_rows)
+
+
+def put_even_rows() -> KVBatchMeta:
+    return with_trained_fields(put_rows(EVEN_LENGTHS))
 
 
 def assert_divides_by_tokens(worker: Any) -> DataProto:
@@ -165,21 +131,10 @@ def assert_divides_by_tokens(worker: Any) -> DataProto:
 def test_so_do_ranks_whose_micro_batches_verl_rounds_up(transfer_queue, model, one_rank):
     shape = SHAPES["dp2"]
     with started(start_actor(model, shape.ranks, *ON_MEGATRON, *ROUND_UP), padded=True) as padded:
-
-        def assert_agree(batch: KVBatchMeta, plan: BatchPlan, packer: str, rows: int | None = None) -> None:
-            start_both_over(padded, one_rank, "seq-mean-token-mean", packer, rows)
-            padded.execute_with_func_generator(note_lengths)
-            both = update_both_with(padded, one_rank, batch, plan, shape.template)
-            assert_metrics_agree(both)
-            assert_cut_as_told(both, packer, rows)
+        for cut in shape.cuts:
+            noted = {"started": lambda padded, _: padded.execute_with_func_generator(note_lengths)}
+            assert_updates_agree(padded, one_rank, **cut, **shape.planned, **noted, mode="seq-mean-token-mean")
             padded.execute_with_func_generator(assert_rounded_up)
-
-        for rows, packer in CUTS:
-            batch = put_trained_rows()
-            assert_agree(batch, plan_for(batch, packer, shape, micro_batch_rows=rows), packer, rows)
-        for packer in PACKERS:
-            batch = put_few_rows()
-            assert_agree(batch, plan_of_idle_ranks(batch, packer, shape, "actor"), packer)
 
 
 def note_lengths(worker: Any) -> DataProto:
@@ -206,13 +161,8 @@ def test_ranks_whose_vocabulary_is_padded_agree_with_one_that_pads_it_too(transf
     with padded_and_plain(start_actor, model, *TERMS, padding, padded=[*BUDGETS, *shape.settings()]) as both:
         for workers in both:
             workers.execute_with_func_generator(assert_pads_vocabulary)
-        for rows, packer in CUTS:
-            start_both_over(*both, "token-mean", packer, rows)
-            batch = put_trained_rows()
-            plan = plan_for(batch, packer, shape, micro_batch_rows=rows)
-            update = update_both_with(*both, batch, plan, shape.template)
-            assert_metrics_agree(update)
-            assert_cut_as_told(update, packer, rows)
+        for cut in BY_SIZE:
+            update = assert_updates_agree(*both, **cut, **shape.planned, mode="token-mean")
             assert update.plain[0]["actor/entropy_loss"][0] > math.log(ODD_VOCABULARY), "it could be one of FSDP2 now"
 
 

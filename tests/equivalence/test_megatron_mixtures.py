@@ -24,25 +24,24 @@ from tests.equivalence.megatron_shapes import (
     ON_MEGATRON,
     TERMS,
     Shape,
-    assert_agrees_where_some_hold_pads_alone,
     assert_critics_agree,
     one_critic_of,
-    plan_for,
-    start_both_over,
     started,
     with_shared_heads,
 )
-from tests.equivalence.test_actor_update import assert_metrics_agree
 from tests.equivalence.updates import (
     BUDGETS,
+    EACH_CUT,
     PACKERS,
     PAD_TOKENS,
     BothUpdates,
-    assert_cut_as_told,
+    assert_metrics_agree,
+    assert_updates_agree,
     call,
+    plan_of,
     put_few_rows,
     put_trained_rows,
-    update_both_with,
+    update_both,
 )
 from tests.support.fsdp2_workers import empty_queue, padded_and_plain, start_actor, start_over
 from tests.support.padded_rows import upsample
@@ -50,6 +49,7 @@ from tests.support.rows_in_queue import PARTITION
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [
     pytest.mark.ray,
@@ -108,25 +108,12 @@ def mixtures(
         yield padded_ranks, one_rank_of_mixture, shape
 
 
-@pytest.mark.parametrize("packer", PACKERS)
-def test_so_do_ranks_with_a_mixture_of_experts(packer, mixtures):
+@EACH_CUT
+def test_ranks_with_a_mixture_of_experts_end_with_the_weights_of_one_rank_without_pads(cut, mixtures):
     padded_ranks, one_rank, shape = mixtures
-    start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer)
-    batch = put_trained_rows()
-    both = update_both_with(padded_ranks, one_rank, batch, plan_for(batch, packer, shape), shape.template)
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer)
-
-
-@pytest.mark.parametrize("packer", PACKERS)
-def test_so_do_ranks_with_a_mixture_in_micro_batches_of_fixed_size(packer, mixtures):
-    padded_ranks, one_rank, shape = mixtures
-    start_both_over(padded_ranks, one_rank, "token-mean", packer, micro_batch_rows=2)
-    batch = put_trained_rows()
-    plan = plan_for(batch, packer, shape, micro_batch_rows=2)
-    both = update_both_with(padded_ranks, one_rank, batch, plan, shape.template)
-    assert_metrics_agree(both)
-    assert_cut_as_told(both, packer, 2)
+    if cut not in shape.cuts:
+        pytest.skip("its ranks share every row")
+    assert_updates_agree(padded_ranks, one_rank, **cut, **shape.planned)
 
 
 def assert_cuts_rows_and_experts(shape: Shape) -> Callable[[Any], DataProto]:
@@ -138,15 +125,6 @@ def assert_cuts_rows_and_experts(shape: Shape) -> Callable[[Any], DataProto]:
         return DataProto()
 
     return check
-
-
-@pytest.mark.parametrize("packer", PACKERS)
-def test_so_do_ranks_with_a_mixture_of_which_some_hold_pads_alone(packer, mixtures):
-    padded_ranks, one_rank, shape = mixtures
-    if shape.dp_size == 1:
-        pytest.skip("its ranks share every row")
-    start_both_over(padded_ranks, one_rank, "seq-mean-token-mean", packer)
-    assert_agrees_where_some_hold_pads_alone(padded_ranks, one_rank, packer, shape, put_few_rows())
 
 
 def test_so_do_critics_of_a_mixture_whose_ranks_share_experts(transfer_queue, mixture):
@@ -185,17 +163,17 @@ def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, mixture):
     padded = [*BUDGETS, *shape.settings()]
     with padded_and_plain(start_actor, mixture, *TERMS, replays, padded=padded, ranks=shape.ranks) as both:
         for packer in PACKERS:
-            start_both_over(*both, "token-mean", packer)
-            batch = with_drawn_routes(put_trained_rows())
-            plan = plan_for(batch, packer, shape)
-            update = update_both_with(*both, batch, plan, shape.template)
-            assert_metrics_agree(update)
+            update = assert_updates_agree(*both, packer, put=put_routed_rows, **shape.planned)
         for layer in (0, LAYERS - 1):
-            assert_other_experts_give_another_update(layer, *both, batch, plan, shape, update)
+            batch = put_routed_rows()
+            assert_other_experts_give_another_update(layer, *both, shape, update, batch, plan_for(batch, "plan", shape))
         if shape.dp_size > 1:
-            start_both_over(*both, "seq-mean-token-mean", "plan")
-            batch = with_drawn_routes(put_few_rows())
-            assert_agrees_where_some_hold_pads_alone(*both, "plan", shape, batch)
+            few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
+            assert_updates_agree(*both, "plan", **few, **shape.planned)
+
+
+def put_routed_rows() -> KVBatchMeta:
+    return with_drawn_routes(put_trained_rows())
 
 
 RECORDING = {name: MIXTURES[name] for name in ("ep2", "pp2 x dp2", "pp2 vpp2")}
@@ -214,7 +192,10 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(name, tran
 def assert_replays_what_was_recorded(
     padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, layer: int
 ) -> None:
-    start_both_over(padded_ranks, one_rank, "token-mean", packer)
+    for workers in (padded_ranks, one_rank):
+        start_over(workers, "token-mean")
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
     want = read(after_pass(one_rank, put_trained_rows()), "routed_experts")
     empty_queue()
 
@@ -225,21 +206,25 @@ def assert_replays_what_was_recorded(
     batch = after_pass(PaddedWorkerGroup(padded_ranks, lambda: with_pads), batch)
     recorded = read(batch, "routed_experts")
     assert all(map(torch.equal, recorded, want))
-    update = update_both_with(padded_ranks, one_rank, batch, plan, shape.template, padded=with_pads)
+    update = update_both(padded_ranks, one_rank, batch, plan, template=shape.template, padded=with_pads)
     assert_metrics_agree(update)
     assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), "of the pass and the first step"
+    assert_other_experts_give_another_update(layer, padded_ranks, one_rank, shape, update, batch, plan)
 
-    assert_other_experts_give_another_update(layer, padded_ranks, one_rank, batch, plan, shape, update)
+
+def plan_for(batch: KVBatchMeta, packer: str, shape: Shape) -> BatchPlan:
+    sizes = shape.planned
+    return plan_of(batch, packer, pad_tokens=sizes.pop("template").length, **sizes)
 
 
 def assert_other_experts_give_another_update(
     layer: int,
     padded_ranks: RayWorkerGroup,
     one_rank: RayWorkerGroup,
-    batch: KVBatchMeta,
-    plan: BatchPlan,
     shape: Shape,
     update: BothUpdates,
+    batch: KVBatchMeta,
+    plan: BatchPlan,
 ) -> None:
     """What is replayed is what rows have: with other experts in the layer, the first step has other log-probs."""
     others = [of_row.clone() for of_row in read(batch, "routed_experts")]
@@ -247,7 +232,7 @@ def assert_other_experts_give_another_update(
         of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
     for workers in (padded_ranks, one_rank):
         start_over(workers, "token-mean")
-    other = update_both_with(padded_ranks, one_rank, with_routes(batch, others), plan, shape.template)
+    other = update_both(padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.template)
     assert_metrics_agree(other)
     first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))
     assert abs(changed - first) > 1e-4

@@ -3,15 +3,13 @@
 import pytest
 from ray.exceptions import RayTaskError
 
-from tests.equivalence.updates import BUDGET, put_trained_rows, update_both_with
+from tests.equivalence.updates import BUDGET, put_trained_rows, update_both
 from tests.support.fsdp2_workers import padded_and_plain, start_actor
 from tests.support.tolerance import ADAM_EPS
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.engine_check import check_engines
 from verl_padding.job.job_reader import JobReader
-from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.worker import plan_packer
 
@@ -19,16 +17,15 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transf
 
 
 @pytest.fixture(scope="module")
-def ranks(transfer_queue, tmp_path_factory):
-    model = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+def ranks(transfer_queue, qwen2):
     padded = (
         "actor_rollout_ref.model.use_remove_padding=false",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
     )
-    config = compose_job("+local=cpu", "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={model}", *padded)
+    config = compose_job("+local=cpu", "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={qwen2}", *padded)
     engine = JobReader(config, PaddingConfig(packer="plan"), "sync").engines["actor"]
     assert engine.padded_to == "micro_batch"
-    with padded_and_plain(start_actor, model, f"+actor_rollout_ref.actor.optim.{ADAM_EPS}", padded=padded) as (
+    with padded_and_plain(start_actor, qwen2, f"+actor_rollout_ref.actor.optim.{ADAM_EPS}", padded=padded) as (
         padded_ranks,
         one_rank,
     ):
@@ -47,7 +44,7 @@ def test_padded_rows_give_the_weights_of_packed_ones_and_hold_the_budget(ranks):
         strategy="prompt", prompts=6, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer="plan"
     )
     plan = plan_batch(Rows.from_keys(batch.keys, tokens), job)
-    both = update_both_with(*ranks, batch, plan, PadTemplate(eos_token_id=3, length=2))
+    both = update_both(*ranks, batch, plan)
     all_tokens = [*tokens, *[2] * both.layout.n_pads]
     areas = [
         len(block) * max(all_tokens[row] for row in block)

@@ -1,20 +1,17 @@
 """On real FSDP2 ranks, the first optimizer step of a batch sees a ratio of exactly 1, and a KL of exactly 0."""
 
-from pathlib import Path
-
 import pytest
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_from_nested
 
-from tests.equivalence.test_shared_prefixes import BUDGETS, TEMPLATE, batch_and_plan
-from tests.equivalence.updates import ALL_TERMS, call
+from tests.equivalence.test_shared_prefixes import BUDGETS, batch_and_plan
+from tests.equivalence.updates import ALL_TERMS, TEMPLATE, call
 from tests.support.fsdp2_workers import start_actor, start_over, stop
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, queue_content
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
-from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.upsampling import strip
 from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.plan_packer import install
@@ -22,11 +19,6 @@ from verl_padding.worker.plan_packer import install
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
 EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
 
 
 FSDP = "actor_rollout_ref.actor.fsdp_config"
@@ -38,9 +30,9 @@ WHOLE = (f"{FSDP}.fsdp_size=1", f"{FSDP}.use_no_sync_for_gradient_accumulation=t
     [("fp32", (), "micro_batch"), ("bf16", (), "micro_batch"), ("fp32", WHOLE, "mini_batch")],
     ids=["fp32", "bf16", "each rank has all parameters"],
 )
-def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, meet, model, transfer_queue):
+def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, meet, qwen2, transfer_queue):
     precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
-    ranks = start_actor(model, 2, *ALL_TERMS, *BUDGETS, precision, *shape)
+    ranks = start_actor(qwen2, 2, *ALL_TERMS, *BUDGETS, precision, *shape)
     ranks.execute_with_func_generator(wrap_worker_loss("rows"))
     # Engines that once share go on to share whatever the plan says is a chain: "off" has none.
     ranks.execute_with_func_generator(install("chains"))

@@ -191,35 +191,6 @@ def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
     assert metrics == unweighted
 
 
-def test_factors_that_rows_have_from_an_earlier_update_are_not_read_in_one_that_weighs_none():
-    class TrainedBefore(WeightedRows):
-        def micro_batch(self, rows, leaves, output_name, **shape):
-            output, data = super().micro_batch(rows, leaves, output_name, **shape)
-            return output, data.exclude(WEIGHS_ROWS)
-
-    loss, mode = RealRowsLoss(policy_loss("token-mean"), "rows"), weighing("token-mean")
-    got, _ = run_as_verl_does(loss, TrainedBefore(mode), SPREAD, "log_probs")
-    want, _ = run_as_verl_does(loss, Rows(), SPREAD, "log_probs")
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_row_of_weight_two_counts_as_two_rows(mode):
-    loss = RealRowsLoss(policy_loss(mode), "rows")
-    got, _ = run_as_verl_does(loss, WeightedRows(weighing(mode), [2.0, 1, 1, 1, 1]), [[[0, 1, 2, 3, 4]]], "log_probs")
-
-    class Twice(Rows):
-        def micro_batch(self, rows, leaves, output_name, **shape):
-            output, data = super().micro_batch(rows, leaves, output_name, **shape)
-            tokens = sum(response for _, response in self.lengths) + self.lengths[0][1]
-            tu.assign_non_tensor(data, batch_num_tokens=tokens)
-            return output, data
-
-    want, _ = run_as_verl_does(loss, Twice(), [[[0, 0, 1, 2, 3, 4]]], "log_probs")
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=RELATIVE_FLOAT64, atol=1e-15)
-
-
 def test_a_row_that_weighs_nothing_adds_nothing_even_where_its_gradient_is_not_finite():
     leaf = torch.zeros(2, requires_grad=True)
     output = nested([leaf[:1], leaf[1:]])

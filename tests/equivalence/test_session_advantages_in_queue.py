@@ -14,7 +14,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF, VALUES
 from verl_padding.job.calls import CRITIC as CRITIC_CALL
 from verl_padding.pads.upsampling import strip
-from verl_padding.plan.row_keys import index_of_key, session_of_key
+from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -23,33 +23,18 @@ TURNS = [3, 1, 2, 1, 4, 1]
 COLUMNS = ("old_log_probs", "ref_log_prob", "values")
 
 
-def computed(
-    advantages: str, estimator: str, *overrides: str, shared: bool = False, drifted: bool = False, said: bool = False
-) -> tuple[dict[str, dict[str, list[float]]], dict]:
-    """Advantages and returns of each row by its key, and the metrics.
-
-    Args:
-        shared: whether the responses of earlier rows are in the response of a later one, and not in its prompt.
-        drifted: whether each row begins with a token of its own, as if its text had been tokenised anew.
-        said: whether the agent loop says that each row extends the one before.
-    """
+def computed(advantages: str, estimator: str, *overrides: str) -> tuple[dict[str, list[float]], dict]:
+    """Advantages of each row by its key, and the metrics."""
     discount = ("algorithm.gamma=0.9", "algorithm.lam=0.8")
     settings = (f"algorithm.adv_estimator={estimator}", f"padding.advantages={advantages}", *discount, *overrides)
     trainer = padded_trainer(*settings, *(CRITIC if estimator == "gae" else []))
     trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC_CALL, LOG_PROB, REF, VALUES), 2)
     trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
     rows, metrics = grown_sessions(TURNS, prompts=3), {}
-    if shared:
-        asked = {key: len(rows[f"{session_of_key(key)}_0"][0]) for key in rows}
-        wholes = {key: [*prompt, *response] for key, (prompt, response) in rows.items()}
-        rows = {key: (whole[: asked[key]], whole[asked[key] :]) for key, whole in wholes.items()}
-    if drifted:
-        rows = {key: ([200 + index_of_key(key), *prompt[1:]], response) for key, (prompt, response) in rows.items()}
-    extra = [{"extends": index_of_key(key) - 1} if said and index_of_key(key) else {} for key in rows]
     draw = torch.Generator().manual_seed(0)
     rewards = {session: float(torch.randn((), generator=draw)) for session in sorted(set(map(session_of_key, rows)))}
     torch.manual_seed(0)  # of whatever else rows have
-    batch = put_grown_sessions(rows, extra_fields=extra)
+    batch = put_grown_sessions(rows)
     responses = [len(response) for _, response in rows.values()]
     scores = [torch.zeros(response) for response in responses]
     for key, score in zip(rows, scores, strict=True):
@@ -62,12 +47,8 @@ def computed(
         assert trainer._padded_batch.plan.n_pads > 0
         trainer._compute_advantage(batch, metrics)
         strip(trainer._padded_batch.pads)
-        names = ["advantages", "returns"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=names)
-        found = {
-            name: dict(zip(batch.keys, [row.tolist() for row in data[name].unbind()], strict=True)) for name in names
-        }
-        return found, metrics
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["advantages"])["advantages"]
+        return dict(zip(batch.keys, [row.tolist() for row in data.unbind()], strict=True)), metrics
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
@@ -76,39 +57,14 @@ def computed(
 def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estimator):
     by_row, _ = computed("row", estimator)
     by_session, _ = computed("session", estimator)
-    assert {key: len(row) for key, row in by_session["advantages"].items()} == {
-        key: len(row) for key, row in by_row["advantages"].items()
-    }
-    differ = max(
-        abs(a - b)
-        for key, row in by_session["advantages"].items()
-        for a, b in zip(row, by_row["advantages"][key], strict=True)
-    )
+    pairs = [zip(row, by_row[key], strict=True) for key, row in by_session.items()]
+    differ = max(abs(a - b) for pair in pairs for a, b in pair)
     # verl takes sessions for samples itself, or weighs samples by their tokens, however these are shared out to rows.
     assert differ < 1e-6 if estimator in ("grpo", "opo") else differ > 0.05
     if estimator not in ("gae", "reinforce_plus_plus"):  # whose advantages differ from token to token
-        for session in {session_of_key(key) for key in by_session["advantages"]}:
-            rows = [row for key, row in by_session["advantages"].items() if session_of_key(key) == session]
+        for session in {session_of_key(key) for key in by_session}:
+            rows = [row for key, row in by_session.items() if session_of_key(key) == session]
             assert len({round(value, 5) for row in rows for value in row}) == 1
-
-
-def test_tokens_that_rows_share_are_one_token_of_the_trajectory_through_the_trainer():
-    found, _ = computed("session", "gae", shared=True)
-    compared = 0
-    for key, row in found["returns"].items():
-        session, turn = key.rsplit("_", 1)
-        longer = found["returns"].get(f"{session}_{int(turn) + 1}")
-        if longer is not None:
-            assert len(longer) > len(row)
-            assert longer[: len(row)] == row
-            compared += 1
-    assert compared == sum(turns - 1 for turns in TURNS)
-
-
-def test_rows_that_do_not_extend_each_other_share_no_token_whatever_their_agent_loop_says():
-    silent, _ = computed("session", "gae", shared=True, drifted=True)
-    wrong, _ = computed("session", "gae", shared=True, drifted=True, said=True)
-    assert wrong == silent != computed("session", "gae", shared=True, said=True)[0]
 
 
 @pytest.mark.parametrize(("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)])
@@ -122,6 +78,11 @@ def test_two_equal_turns_are_two_actions_unless_the_agent_loop_says_that_one_con
 def test_a_row_that_goes_on_from_an_earlier_one_has_its_actions_unless_the_agent_loop_says_otherwise(said, apart):
     first, *longer = returns_of(["a_0_0", "a_0_1"], [([1], [2]), ([1], [2, 3])], said)
     assert [first, *longer] == pytest.approx([0.81, 0.9, 1.0] if apart else [0.9, 0.9, 1.0])
+
+
+def test_rows_that_do_not_extend_each_other_share_no_token_whatever_their_agent_loop_says():
+    drifted = ["a_0_0", "a_0_1"], [([8, 1], [2]), ([9, 1], [2, 3])]
+    assert returns_of(*drifted, [None, 0]) == returns_of(*drifted, None) == pytest.approx([0.81, 0.9, 1.0])
 
 
 def test_a_row_that_comes_after_a_longer_one_is_an_action_of_its_own():
@@ -148,43 +109,8 @@ def returns_of(keys, rows, said) -> list[float]:
         tq.kv_clear(keys=keys, partition_id=PARTITION)
 
 
-def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():
-    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
-    masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
-    rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
-    found = []
-    for compute in (get_trainer_cls("sync")._compute_advantage, type(padded_trainer())._compute_advantage):
-        scores = [
-            torch.tensor([0.0] * (len(mask) - 1) + [rewards[session_of_key(k)]])
-            for k, mask in zip(keys, masks, strict=True)
-        ]
-        fields = {"rm_scores": scores, "old_log_probs": [torch.zeros(len(mask)) for mask in masks]}
-        batch = put_rows([(2, len(m)) for m in masks], keys, response_mask=[torch.tensor(m) for m in masks], **fields)
-        try:
-            compute(padded_trainer("algorithm.adv_estimator=grpo"), batch, {})
-            data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages", "returns"])
-            found.append([row.tolist() for row in data["advantages"].unbind()])
-            assert [row.tolist() for row in data["returns"].unbind()] == found[-1]
-        finally:
-            tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
-    verls, ours = found
-    assert verls[0] == [0, 0], "verl looks for a trained token now: mend_untrained_ends may go"
-    assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
-    assert ours[1:] == verls[1:]
-    assert ours[2][0] != ours[5][0] == ours[6][0] != 0
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        pytest.param(([0.6, 1.0], [[1, 1], [0, 0]]), [0.7], id="penalties that differ by row"),
-        pytest.param(([0.0, 1.0], [[1], [0]]), [0.5], id="scores that differ by row"),
-    ],
-)
-def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compares(a, b):
-    """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
-    rewards, masks = (*a[0], *b), [*a[1], [1]]
-    keys = ["p_0_0", "p_0_1", "p_1_0"]
+def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
+    """Advantages, which are the returns, too, of rows with masks, and a reward at the end of each."""
     fields = {
         "rm_scores": [torch.tensor([0.0] * (len(m) - 1) + [r]) for r, m in zip(rewards, masks, strict=True)],
         "old_log_probs": [torch.zeros(len(mask)) for mask in masks],
@@ -192,17 +118,48 @@ def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compar
     }
     batch = put_rows([(2, len(mask)) for mask in masks], keys, **fields)
     try:
-        type(padded_trainer())._compute_advantage(padded_trainer("algorithm.adv_estimator=grpo"), batch, {})
-        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages"])["advantages"].unbind()
+        compute(trainer, batch, {})
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["advantages", "returns"])
+        found = [row.tolist() for row in data["advantages"].unbind()]
+        assert [row.tolist() for row in data["returns"].unbind()] == found
+        return found
     finally:
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+
+
+def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():
+    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
+    masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
+    rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
+    rewards_R, trainer = [rewards[session_of_key(key)] for key in keys], padded_trainer("algorithm.adv_estimator=grpo")
+    verls, ours = (
+        outcomes_of(trainer, keys, masks, rewards_R, kind._compute_advantage)
+        for kind in (get_trainer_cls("sync"), type(trainer))
+    )
+    assert verls[0] == [0, 0], "verl looks for a trained token now: mend_untrained_ends may go"
+    assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
+    assert ours[1:] == verls[1:]
+    assert ours[2][0] != ours[5][0] == ours[6][0] != 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "masks"),
+    [
+        pytest.param([0.6, 1.0, 0.7], [[1, 1], [0, 0], [1]], id="penalties that differ by row"),
+        pytest.param([0.0, 1.0, 0.5], [[1], [0], [1]], id="scores that differ by row"),
+    ],
+)
+def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compares(rewards, masks):
+    """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
+    trainer = padded_trainer("algorithm.adv_estimator=grpo")
+    found = outcomes_of(trainer, ["p_0_0", "p_0_1", "p_1_0"], masks, rewards, type(trainer)._compute_advantage)
     half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
-    assert data[0].tolist() == pytest.approx([half] * len(masks[0]), abs=1e-4)
-    assert data[2].tolist() == pytest.approx([-half], abs=1e-4)
+    assert found[0] == pytest.approx([half] * len(masks[0]), abs=1e-4)
+    assert found[2] == pytest.approx([-half], abs=1e-4)
 
 
 def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
     overrides = ("algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=64")
     (by_row, row_metrics), (by_session, metrics) = (computed(kind, "rloo", *overrides) for kind in ("row", "session"))
-    assert by_row["advantages"] != by_session["advantages"]
+    assert by_row != by_session
     assert metrics == row_metrics

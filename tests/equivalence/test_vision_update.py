@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import assert_packed_as_planned, update_both_with, with_trained_fields
+from tests.equivalence.updates import assert_packed_as_planned, update_both, with_trained_fields
 from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
 from tests.support.tolerance import ADAM_EPS
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_grown_vision_rows, put_vision_rows
@@ -16,7 +18,7 @@ from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for
-from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.worker import plan_packer, position_ids, text_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
@@ -44,6 +46,18 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
         yield request.param, config, *both
 
 
+def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:
+    """Of pads that show the model's vision tower what it must see."""
+    image = image_for("auto", config, find_images(batch))
+    return PadTemplate(eos_token_id=3, length=1 + len(image.token_ids) if image else 2, image=image)
+
+
+def plan_for(batch: KVBatchMeta, extends_R: Any = None, *, prompts_per_mini_batch: int = 1, **of_job: Any) -> BatchPlan:
+    update = Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=prompts_per_mini_batch)
+    job = Job(strategy="prompt", sessions_per_prompt=1, updates={"actor": update}, inference={}, **of_job)
+    return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], extends_R), job)
+
+
 def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
     patterns = [[True, True, True]]
@@ -53,23 +67,12 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         for workers in (padded_ranks, one_rank):
             start_over(workers, "token-mean")
         torch.manual_seed(0)
-        batch = with_trained_fields(put_vision_rows(family, config, with_image), torch.Generator().manual_seed(0))
-        image = image_for("auto", config, find_images(batch))
-        assert (image is None) == (family in RUNS_WITHOUT_IMAGES)
-        length = 1 + len(image.token_ids) if image else 2
-        job = Job(
-            strategy="prompt",
-            prompts=3,
-            sessions_per_prompt=1,
-            updates={"actor": Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=1)},
-            inference={},
-            pad_tokens=length,
-            packer=packer,
-        )
-        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+        batch = with_trained_fields(put_vision_rows(family, config, with_image))
+        template = template_for(config, batch)
+        assert (template.length == 2) == (family in RUNS_WITHOUT_IMAGES)
+        plan = plan_for(batch, prompts=3, packer=packer, pad_tokens=template.length)
         assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 1), "one rank was meant to have pads alone"
-        template = PadTemplate(eos_token_id=3, length=length, image=image)
-        update_both_with(padded_ranks, one_rank, batch, plan, template)
+        update_both(padded_ranks, one_rank, batch, plan, template=template)
 
 
 # Two rows of four axes of positions and two tokens: they have as many values as two rows of two axes and four tokens.
@@ -80,21 +83,11 @@ def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
         for workers in (padded_ranks, one_rank):
             start_over(workers, "token-mean")
         torch.manual_seed(0)
-        rows = put_grown_vision_rows(family, config, [(True, False, False), (True,)])
-        batch = with_trained_fields(rows, torch.Generator().manual_seed(0))
-        job = Job(
-            strategy="prompt",
-            prompts=2,
-            sessions_per_prompt=1,
-            updates={"actor": Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=1)},
-            inference={},
-            pad_tokens=2,
-            packer=packer,
-        )
-        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+        batch = with_trained_fields(put_grown_vision_rows(family, config, [(True, False, False), (True,)]))
+        plan = plan_for(batch, prompts=2, packer=packer)
         cells = [cell for ranks in plan.layouts["actor"].cells for cell in ranks]
         assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], "one rank was meant to have two pads"
-        update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=2))
+        update_both(padded_ranks, one_rank, batch, plan)
 
 
 # Two families are not packed here. Gemma's random weights have gradients of norm 2000, whose rounding, added up in
@@ -106,24 +99,11 @@ def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
         start_over(workers, "seq-mean-token-mean")
     torch.manual_seed(0)
     rows = put_grown_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
-    batch = with_trained_fields(rows, torch.Generator().manual_seed(0))
-    tokens_R = [tag["seq_len"] for tag in batch.tags]
-    extends_R = find_extensions(batch, tokens_R)
+    batch = with_trained_fields(rows)
+    extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags])
     assert extends_R == [None, 0, 1, None, 3, None, None, 6, 7]
-    image = image_for("auto", config, find_images(batch))
-    length = 1 + len(image.token_ids) if image else 2
-    job = Job(
-        strategy="prompt",
-        prompts=4,
-        sessions_per_prompt=1,
-        updates={"actor": Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=2)},
-        inference={},
-        pad_tokens=length,
-        packer="plan",
-        sharing="chains",
-    )
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
+    template = template_for(config, batch)
+    shared = {"packer": "plan", "sharing": "chains", "pad_tokens": template.length}
+    plan = plan_for(batch, extends_R, prompts=4, prompts_per_mini_batch=2, **shared)
     assert plan.figures["actor"].sharing_factor > 1.3
-    template = PadTemplate(eos_token_id=3, length=length, image=image)
-    both = update_both_with(sharing, one_rank, batch, plan, template)
-    assert_packed_as_planned(both)
+    assert_packed_as_planned(update_both(sharing, one_rank, batch, plan, template=template))

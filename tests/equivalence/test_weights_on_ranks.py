@@ -1,7 +1,5 @@
 """Weights on real FSDP2 ranks: a row of weight three trains them as three rows of weight one train one rank."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import transfer_queue as tq
@@ -9,13 +7,12 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.updates import call, plan_of, put_trained_rows, update_both_with
-from tests.support.fsdp2_workers import follow_no_plan, start_over, weights_of
+from tests.equivalence.updates import MODES, TEMPLATE, call, plan_of, put_trained_rows, update_both
+from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.padded_batch import padded_batch
-from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.pads.weighing import Weighing
 from verl_padding.worker.plan_packer import install
@@ -26,10 +23,8 @@ WEIGHTS = [1, 3, 2, 1, 1, 2, 0, 1, 3, 1, 2]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cut_as_planned(actors) -> Iterator[None]:
+def _cut_as_planned(actors) -> None:
     actors[0].execute_with_func_generator(install())
-    yield
-    actors[0].execute_with_func_generator(follow_no_plan)
 
 
 def copied(batch: KVBatchMeta) -> dict[str, list[str]]:
@@ -44,7 +39,7 @@ def copied(batch: KVBatchMeta) -> dict[str, list[str]]:
     return copies
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     padded_ranks, one_rank = actors
     for workers in actors:
@@ -54,9 +49,7 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
     plan = plan_of(batch, "plan")
-    padded = padded_batch(
-        batch, plan, PadTemplate(eos_token_id=3, length=2), weighings=[Weighing(call="actor", mode=mode)]
-    )
+    padded = padded_batch(batch, plan, TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
     padded.put_pads()
     before = weights_of(padded_ranks)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
@@ -76,7 +69,7 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
 
 def test_rows_without_a_weight_train_as_if_no_earlier_update_had_weighed_them(actors):
     padded_ranks, one_rank = actors
-    mode, template = "token-mean", PadTemplate(eos_token_id=3, length=2)
+    mode = "token-mean"
     for workers in actors:
         start_over(workers, mode)
     batch = put_trained_rows()
@@ -84,11 +77,11 @@ def test_rows_without_a_weight_train_as_if_no_earlier_update_had_weighed_them(ac
     heavy, rest = batch.select_keys(batch.keys[:1]), batch.select_keys(batch.keys[1:])
     weights = TensorDict({"loss_weight": torch.tensor([4.0])}, batch_size=1)
     tq.kv_batch_put(keys=heavy.keys, partition_id=PARTITION, fields=weights)
-    padded = padded_batch(batch, plan_of(batch, "plan"), template, weighings=[Weighing(call="actor", mode=mode)])
+    padded = padded_batch(batch, plan_of(batch, "plan"), TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
     padded.put_pads()
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     group.update_actor(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1))
     strip(padded.pads)
     start_over(padded_ranks, mode)
-    update_both_with(padded_ranks, one_rank, rest, plan_of(rest, "plan"), template)
+    update_both(padded_ranks, one_rank, rest, plan_of(rest, "plan"))
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

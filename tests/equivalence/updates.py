@@ -5,9 +5,8 @@ and in one micro-batch, with their number as ``global_batch_size``. Both sides s
 same AdamW steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -19,10 +18,10 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.support.fsdp2_workers import weights_of
+from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
-from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32
+from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
@@ -32,11 +31,13 @@ from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+from verl_padding.worker.plan_packer import install
 
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
 EPOCHS = 2
 PAD_TOKENS = 2
 """What engines ask for that round no row up; see :func:`pad_tokens_of`."""
+TEMPLATE = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
 ALL_TERMS = (
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.kl_loss_coef=0.1",
@@ -45,37 +46,45 @@ ALL_TERMS = (
     f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
 )
 """An actor's loss with policy, KL and entropy terms."""
-_OTHER_MODES, _OTHER_LOSSES = ("seq-mean-token-sum", "seq-mean-token-sum-norm"), ("geo_mean", "sapo", "cispo")
-MODES = ["token-mean", "seq-mean-token-mean", *(pytest.param(mode, marks=pytest.mark.slow) for mode in _OTHER_MODES)]
-POLICY_LOSSES = ["gspo", *(pytest.param(loss, marks=pytest.mark.slow) for loss in _OTHER_LOSSES)]
-"""Beside verl's own loss. Ranks and workers do not know what a loss computes of their rows, so that one of each kind is
-enough for every run; test_registered_losses.py and test_shared_gradients.py have them all, without workers."""
+MODES = ("token-mean", "seq-mean-token-mean")
+"""Ranks and workers do not know what a loss computes of their rows: test_registered_losses.py and
+test_shared_gradients.py have all modes of all losses, without workers."""
 PACKERS = ("verl", "plan")
-CUTS = tuple(product((None, 2), PACKERS))
-"""Rows of a micro-batch, or None for as many as a token budget allows; and who cuts them."""
+CUTS: dict[str, dict[str, Any]] = {
+    f"{name}, {packer}": {"packer": packer} | cut
+    for name, cut in (("budget", {}), ("two rows", {"micro_batch_rows": 2}), ("pads alone", {"few": True}))
+    for packer in PACKERS
+}
+"""Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows, whoever cuts them;
+and batches of which all ranks but one get pads alone."""
+EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 BUDGET = 32
 BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
     f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
 )
+CRITIC_TERMS = (f"+critic.optim.{ADAM_EPS}", "critic.cliprange_value=0.5")
+BUDGET_OF_CRITICS = "+critic.ppo_infer_max_token_len_per_gpu"
+BUDGETS_OF_CRITICS = {"padded": [f"{BUDGET_OF_CRITICS}={BUDGET}"], "plain": [f"{BUDGET_OF_CRITICS}=4096"]}
+"""Of padded critics and of the one, as ``padded_and_plain`` takes them."""
 
 
 def put_trained_rows() -> KVBatchMeta:
     """Rows with all that an update of actor or critic reads."""
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    return with_trained_fields(put_rows(LENGTHS), generator)
+    return with_trained_fields(put_rows(LENGTHS))
 
 
 def put_few_rows() -> KVBatchMeta:
     """Rows of three prompts, of which the first two have one row: too few for all ranks of a mini-batch each."""
     torch.manual_seed(0)
     lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
-    return with_trained_fields(put_rows(lengths, keys), torch.Generator().manual_seed(0))
+    return with_trained_fields(put_rows(lengths, keys))
 
 
-def with_trained_fields(batch: KVBatchMeta, generator: torch.Generator) -> KVBatchMeta:
+def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
     """Puts what trainer and workers add to rows before an update."""
+    generator = torch.Generator().manual_seed(0)
     responses = [tag["response_len"] for tag in batch.tags]
 
     def column(scale: float, shift: float) -> torch.Tensor:
@@ -122,36 +131,43 @@ def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:
 def plan_of(
     batch: KVBatchMeta,
     packer: str,
+    *,
     update: str = "actor",
+    few: bool = False,
     micro_batch_rows: int | None = None,
     dp_size: int = 2,
     ranks_of_row: int = 1,
+    micro_batch_multiple: int = 1,
+    pad_tokens: int = PAD_TOKENS,
 ) -> BatchPlan:
-    """Three mini-batches, over ranks of which ``ranks_of_row`` share a row, and their budgets."""
+    """Three mini-batches; and, by a token budget, a pass.
+
+    Args:
+        few: for :func:`put_few_rows`: in two of the mini-batches, one rank (or group of them) alone has a real row.
+        ranks_of_row: how many ranks share a row, and their budgets.
+    """
+    sizes: dict[str, Any] = {"dp_size": dp_size, "micro_batch_multiple": micro_batch_multiple}
     if micro_batch_rows is None:
-        shape = {"dp_size": dp_size, "token_budget": BUDGET * ranks_of_row}
+        sizes["token_budget"] = BUDGET * ranks_of_row
     else:
-        shape = {"dp_size": dp_size, "micro_batch_rows": micro_batch_rows}
+        sizes["micro_batch_rows"] = micro_batch_rows
     job = Job(
         strategy="prompt",
-        prompts=6,
+        prompts=3 if few else 6,
         sessions_per_prompt=2,
-        updates={update: Update(**shape, prompts_per_mini_batch=2)},
-        inference={"log_prob": Pass(**shape)},
+        updates={update: Update(**sizes, prompts_per_mini_batch=1 if few else 2)},
+        inference={"log_prob": Pass(**sizes)} if micro_batch_rows is None and not few else {},
         packer=packer,
+        pad_tokens=pad_tokens,
     )
-    return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-
-
-def plan_of_few(
-    batch: KVBatchMeta, packer: str, dp_size: int = 2, ranks_of_row: int = 1, update: str = "actor"
-) -> BatchPlan:
-    """For :func:`put_few_rows`: in two of three mini-batches, one rank (or group of them) alone has a real row."""
-    shape = Update(dp_size=dp_size, token_budget=BUDGET * ranks_of_row, prompts_per_mini_batch=1)
-    job = Job(strategy="prompt", prompts=3, sessions_per_prompt=2, updates={update: shape}, inference={}, packer=packer)
     plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-    assert plan.layouts[update].reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
+    assert plan.layouts[update].n_mini_batches == 3
+    if few:
+        assert plan.layouts[update].reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
     return plan
+
+
+METHODS = {call: method for method, call in UPDATE_CALLS.items()}
 
 
 @dataclass(frozen=True)
@@ -164,39 +180,63 @@ class BothUpdates:
     """Metrics of each optimizer step of the reference."""
 
 
-def update_both(
+def assert_updates_agree(
     padded_ranks: RayWorkerGroup,
     one_rank: RayWorkerGroup,
-    method: str = "update_actor",
     packer: str = "verl",
+    *,
+    mode: str | None = None,
+    update: str = "actor",
+    few: bool = False,
     micro_batch_rows: int | None = None,
-    dp_size: int = 2,
-    ranks_of_row: int = 1,
+    put: Callable[[], KVBatchMeta] | None = None,
+    template: PadTemplate = TEMPLATE,
+    started: Callable[[RayWorkerGroup, RayWorkerGroup], None] = lambda padded_ranks, one_rank: None,
+    **shape: int,
 ) -> BothUpdates:
-    """Trains both on the same rows, and asserts that they end with the same weights."""
-    batch = put_trained_rows()
-    plan = plan_of(batch, packer, UPDATE_CALLS[method], micro_batch_rows, dp_size, ranks_of_row)
-    assert plan.layouts[UPDATE_CALLS[method]].n_mini_batches == 3
-    return update_both_with(padded_ranks, one_rank, batch, plan, PadTemplate(eos_token_id=3, length=PAD_TOKENS), method)
+    """Trains both on the same rows from the same start, and asserts that they end with the same weights and metrics.
+
+    Args:
+        mode: None for one that divides by rows where micro-batches are cut by rows, and by tokens otherwise.
+        put: puts the rows; None for those that the plan is made for.
+        started: what else both are given for their new start.
+        shape: of the ranks, as :func:`plan_of` takes it.
+    """
+    if mode is None:
+        by_rows = micro_batch_rows is not None or (few and update == "actor")
+        mode = ("seq-mean-token-mean" if update == "actor" else "seq-mean-token-sum") if by_rows else "token-mean"
+    start_over(one_rank, mode)
+    start_over(padded_ranks, mode, micro_batch_rows)
+    started(padded_ranks, one_rank)
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
+    batch = (put or (put_few_rows if few else put_trained_rows))()
+    cut = {"micro_batch_rows": micro_batch_rows, "few": few, "pad_tokens": template.length}
+    plan = plan_of(batch, packer, update=update, **cut, **shape)
+    both = update_both(padded_ranks, one_rank, batch, plan, template=template, update=update)
+    assert_metrics_agree(both, update)
+    assert_cut_as_told(both, packer, micro_batch_rows, update)
+    return both
 
 
-def update_both_with(
+def update_both(
     padded_ranks: RayWorkerGroup,
     one_rank: RayWorkerGroup,
     batch: KVBatchMeta,
     plan: BatchPlan,
-    template: PadTemplate,
-    method: str = "update_actor",
+    *,
+    template: PadTemplate = TEMPLATE,
+    update: str = "actor",
     said: Mapping[str, Any] = MappingProxyType({}),
     padded: PaddedBatch | None = None,
 ) -> BothUpdates:
-    """The same for rows, a plan and pads of any kind.
+    """Trains both on the same rows, and asserts that they end with the same weights.
 
     Args:
         said: goes to the workers with each call.
         padded: the batch with its pads in the queue, where a call has had them before.
     """
-    layout = plan.layouts[UPDATE_CALLS[method]]
+    layout, method = plan.layouts[update], METHODS[update]
     assert layout.n_pads > 0
     before = weights_of(padded_ranks)
     assert torch.equal(before, weights_of(one_rank))
@@ -220,6 +260,20 @@ def update_both_with(
     assert (reference - before).norm() > 0.1, "the update was meant to move the weights"
     assert (after - reference).norm() <= RELATIVE_FLOAT32 * reference.norm()
     return BothUpdates(layout, plan, got, want)
+
+
+METRICS = {
+    "actor": ("actor/pg_loss", "kl_loss", "actor/entropy_loss", "grad_norm", "actor/ppo_kl", "actor/pg_clipfrac"),
+    "critic": ("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean", "grad_norm"),
+}
+
+
+def assert_metrics_agree(both: BothUpdates, update: str = "actor", names: Sequence[str] | None = None) -> None:
+    for name in METRICS[update] if names is None else names:
+        plain = [np.ravel(step[name])[0] for step in both.plain]
+        np.testing.assert_allclose(both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+    if update == "critic":
+        assert max(np.ravel(step["critic/vf_clipfrac"])[0] for step in both.plain) > 0
 
 
 def assert_cut_as_told(

@@ -40,11 +40,7 @@ def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 
 
 @st.composite
 def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -> Job:
-    """Any job that fits batches of up to 12 prompts and 400 tokens a row.
-
-    With ``pass_cut_as_update`` the pass of log probabilities takes over the micro-batches of the actor's update: few
-    jobs that are drawn at large do.
-    """
+    """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is cut as its update."""
     strategy = draw(st.sampled_from(strategies))
     prompts = draw(st.sampled_from([12, 24]))
     sessions = draw(st.integers(1, 4))

@@ -105,13 +105,11 @@ def train_as_planned(
     factor_R: Sequence[float] | None = None,
     **said: Any,
 ) -> Iterator[torch.Tensor]:
-    """Gradient (N,) of each mini-batch, summed over micro-batches and ranks as verl and FSDP do it.
+    """Gradient (N,) of each mini-batch, at the weights that are there when it is asked for.
 
-    Each is of the weights that are there when it is asked for.
+    It is summed over micro-batches and ranks, all of which the engine plays in turn, as verl and FSDP do it.
 
     Args:
-        engine: plays every rank in turn.
-        rows: fields of each row, by its key.
         pads: False for the plan's micro-batches without their pads, and none that is empty then.
         factor_R: of each row, if rows weigh differently.
         said: non-tensor data of every micro-batch, beside what each update says.
@@ -138,10 +136,7 @@ def cut_as_planned(
     factor_R: Sequence[float] | None = None,
     **said: Any,
 ) -> Iterator[tuple[list[str | None], TensorDict]]:
-    """The micro-batches of all ranks of a mini-batch, as verl's workers get them.
-
-    Each comes with the keys of its rows, None for a pad. The arguments are those of :func:`train_as_planned`.
-    """
+    """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a pad."""
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     pad = PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])).shared
     trained_R = [int(row["response_mask"].sum()) for row in fields]
@@ -187,13 +182,9 @@ def loss_tokens(rows: Sequence[Row]) -> int:
     return int(sum(row["loss_mask"].sum() for row in rows))
 
 
-def trained_rows(texts: Mapping[str, tuple[list[int], list[int]]], seed: int = 0) -> dict[str, Row]:
-    """Rows with all that an update of actor or critic reads, by their keys, in float64.
-
-    Args:
-        texts: tokens of each row's prompt and response.
-    """
-    draw = torch.Generator().manual_seed(seed)
+def trained_rows(texts: Mapping[str, tuple[list[int], list[int]]]) -> dict[str, Row]:
+    """Rows with all that an update of actor or critic reads, in float64, of the tokens of prompts and responses."""
+    draw = torch.Generator().manual_seed(0)
 
     def column(n: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(n, generator=draw, dtype=torch.float64) * scale

@@ -3,8 +3,8 @@
 Most of what a process of a job takes is spent on imports, and a job on two ranks has about ten. `forked_python` is a
 command that stands where Python's would, also in Ray (``runtime_env.py_executable``). It asks a server for a copy of
 itself, which gets its arguments, environment, folder and streams, and lives no longer than it. verl, Hydra, Ray and the
-plug-in are not imported before: each copy does it anew, in its own environment. All copies hash texts alike, and their
-parent is the server: where that matters, Python itself is to be taken.
+plug-in are not imported before: each copy does it anew, in its own environment. All copies hash texts alike, and none
+is a child of who asks: where that matters, Python itself is to be taken.
 
 Run as a script, with ``-I -S``, it is that command; so nothing is imported here that takes time.
 """
@@ -52,8 +52,6 @@ READ_BY_IMPORTED = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZ
 """Variables that these do read, as all jobs of tests have them."""
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SERVE = "--serve"
-SECONDS = 10.0
-"""How long who asks for a copy may take to say what it wants."""
 LENGTH = 8
 """Bytes of a number on the socket."""
 
@@ -102,8 +100,13 @@ def ask_for_copy(path: str, arguments: list[str]) -> int:
         socket.send_fds(server, [_bytes(len(text))], [0, 1, 2])
         server.sendall(text)
         copy = _number(_read(server, LENGTH))
+
+        def pass_on(number: int, _: Any) -> None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                os.kill(copy, number)
+
         for number in PASSED_ON:
-            signal.signal(number, lambda number, _: _end(copy, number))
+            signal.signal(number, pass_on)
         return _number(_read(server, LENGTH))
 
 
@@ -111,7 +114,7 @@ def serve(path: str) -> dict[str, Any]:
     """Makes copies until nobody is left at the other end of stdin; in a copy, returns what it was asked for."""
     import gc
     import importlib
-    import selectors
+    import select
     import shutil
     import threading
 
@@ -124,57 +127,53 @@ def serve(path: str) -> dict[str, Any]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(128)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after a copy
     print("ready", flush=True)
-    watched = selectors.DefaultSelector()
-    watched.register(0, selectors.EVENT_READ)
-    watched.register(listener, selectors.EVENT_READ)
-    copies: dict[int, tuple[int, socket.socket]] = {}
-    """File descriptor of a copy's process -> its number, and who has asked for it."""
     while True:
-        for key, _ in watched.select():
-            if watched.get_map().get(key.fd) is not key:
-                continue  # what came before it has closed it
-            if key.fd == 0:
-                for copy, _ in copies.values():
-                    _end(copy, signal.SIGKILL)
-                shutil.rmtree(os.path.dirname(path))
-                sys.exit()
-            elif key.fileobj is listener:
-                asks, _ = listener.accept()
-                asks.settimeout(SECONDS)
-                try:
-                    request, streams = _request(asks)
-                except (OSError, ValueError):  # who asks has ended before it has asked
-                    asks.close()
-                    continue
-                copy = os.fork()
-                if copy == 0:
-                    for each in (watched, listener, asks, *(other for _, other in copies.values())):
-                        each.close()
-                    for number, stream in enumerate(streams):
-                        os.dup2(stream, number)
-                    _close_all(*streams, *copies)
-                    return request
-                _close_all(*streams)
-                process = os.pidfd_open(copy)
-                copies[process] = copy, asks
-                watched.register(process, selectors.EVENT_READ)
-                watched.register(asks, selectors.EVENT_READ, process)
-                with contextlib.suppress(OSError):  # who asks has ended already
-                    asks.sendall(_bytes(copy))
-            elif key.fd in copies:
-                copy, asks = copies.pop(key.fd)
-                code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
-                watched.unregister(key.fd)
-                os.close(key.fd)
-                if asks in watched.get_map():
-                    watched.unregister(asks)
-                    with contextlib.suppress(OSError):
-                        asks.sendall(_bytes(code))
-                asks.close()
-            else:  # who has asked for a copy has ended before it
-                watched.unregister(key.fileobj)
-                _end(copies[key.data][0], signal.SIGKILL)
+        readable, _, _ = select.select([0, listener], [], [])
+        if 0 in readable:
+            shutil.rmtree(os.path.dirname(path))
+            sys.exit()
+        asks, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _end_with_parent()
+            return _copy_for(asks)
+        asks.close()
+
+
+def _copy_for(asks: socket.socket) -> dict[str, Any]:
+    """Looks after a copy to its end, which comes at the latest with who has asked; in the copy, returns the request."""
+    import select
+
+    length, streams, _, _ = socket.recv_fds(asks, LENGTH, 3)
+    request = json.loads(_read(asks, _number(length)))
+    copy = os.fork()
+    if copy == 0:
+        _end_with_parent()
+        asks.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        return request
+    for stream in (0, 1, 2, *streams):
+        os.close(stream)
+    with contextlib.suppress(OSError):  # who asks has ended already
+        asks.sendall(_bytes(copy))
+    readable, _, _ = select.select([os.pidfd_open(copy), asks], [], [])
+    if asks in readable:
+        os.kill(copy, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    with contextlib.suppress(OSError):
+        asks.sendall(_bytes(code))
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def become(request: dict[str, Any]) -> None:
@@ -214,12 +213,6 @@ def become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def _request(asks: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What a copy is asked for, and its streams."""
-    length, streams, _, _ = socket.recv_fds(asks, LENGTH, 3)
-    return json.loads(_read(asks, _number(length))), streams
-
-
 def _read(connection: socket.socket, length: int) -> bytes:
     data = b""
     while len(data) < length:
@@ -228,16 +221,6 @@ def _read(connection: socket.socket, length: int) -> bytes:
             raise ConnectionError("the other end is gone")
         data += part
     return data
-
-
-def _end(process: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
-        os.kill(process, number)
-
-
-def _close_all(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _bytes(number: int) -> bytes:

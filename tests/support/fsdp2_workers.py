@@ -28,14 +28,8 @@ from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.plan_packer import PATCHED
 
 
-def start_actor(
-    model: Path, n_ranks: int, *overrides: str, environment: Mapping[str, str] | None = None
-) -> RayWorkerGroup:
-    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights.
-
-    Args:
-        environment: variables of the workers' processes.
-    """
+def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
+    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights."""
     config = compose_job(
         *_on_a_cpu(overrides),
         f"actor_rollout_ref.model.path={model}",
@@ -44,17 +38,8 @@ def start_actor(
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         *overrides,
     )
-    workers = RayWorkerGroup(
-        resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
-        ray_cls_with_init=RayClassWithInitArgs(
-            cls=ray.remote(ActorRolloutRefWorker),
-            config=config.actor_rollout_ref,
-            role="actor",
-            distillation_config=config.distillation,
-        ),
-        device_name="cpu",
-        worker_env=environment,
-    )
+    of_worker = {"config": config.actor_rollout_ref, "role": "actor", "distillation_config": config.distillation}
+    workers = _start(n_ranks, ActorRolloutRefWorker, **of_worker)
     workers.init_model()
     return workers
 
@@ -62,8 +47,7 @@ def start_actor(
 def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
     """A critic of ``n_ranks`` ranks, from the weights of a model with a value head, as verl's trainer does it.
 
-    Of FSDP2 unless an override says otherwise. Megatron's takes any language model and draws a head, see
-    :func:`give_same_head`.
+    Megatron's takes any language model and draws a head, see :func:`give_same_head`.
     """
     config = compose_job(
         *_on_a_cpu(overrides),
@@ -76,23 +60,25 @@ def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
     critic = omega_conf_to_dataclass(config.critic)
     critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
     critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-    workers = RayWorkerGroup(
-        resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
-        ray_cls_with_init=RayClassWithInitArgs(
-            cls=ray.remote(TrainingWorker),
-            config=TrainingWorkerConfig(
-                model_type="value_model",
-                model_config=critic.model,
-                engine_config=critic.engine,
-                optimizer_config=critic.optim,
-                checkpoint_config=critic.checkpoint,
-            ),
-        ),
-        device_name="cpu",
+    training = TrainingWorkerConfig(
+        model_type="value_model",
+        model_config=critic.model,
+        engine_config=critic.engine,
+        optimizer_config=critic.optim,
+        checkpoint_config=critic.checkpoint,
     )
+    workers = _start(n_ranks, TrainingWorker, config=training)
     workers.reset()
     workers.set_loss_fn(partial(value_loss, config=critic))
     return workers
+
+
+def _start(n_ranks: int, worker: type, **of_worker: Any) -> RayWorkerGroup:
+    return RayWorkerGroup(
+        resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
+        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(worker), **of_worker),
+        device_name="cpu",
+    )
 
 
 def _on_a_cpu(overrides: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ def make_vision_model(family: str, folder: Path) -> Path:
     names = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
     tokenizer.add_tokens(names, special_tokens=True)
     start, image, end, video = tokenizer.convert_tokens_to_ids(names)
-    text = {
+    text: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -35,8 +35,8 @@ def make_vision_model(family: str, folder: Path) -> Path:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    ids = {
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    ids: dict[str, Any] = {
         "image_token_id": image,
         "video_token_id": video,
         "vision_start_token_id": start,
@@ -46,49 +46,38 @@ def make_vision_model(family: str, folder: Path) -> Path:
         "pad_token_id": tokenizer.pad_token_id,
         "tie_word_embeddings": False,
     }
-    patches = {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    vision: dict[str, Any]
+    match family:
+        case "qwen2_vl":
+            vision = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14}
+            kinds = transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration
+        case "qwen2_5_vl":
+            vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 14}
+            vision |= {"window_size": 112, "fullatt_block_indexes": [1]}
+            kinds = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
+        case "qwen3_vl":
+            vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16}
+            vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+            text["head_dim"], rope["mrope_interleaved"] = 16, True
+            kinds = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
+        case "gemma3":
+            vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+            vision |= {"image_size": IMAGE_SIDE, "patch_size": 14}
+            text |= {"head_dim": 16, "sliding_window": 512}
+            ids |= {"mm_tokens_per_image": 4, "boi_token_index": start, "eoi_token_index": end}
+            ids |= {"image_token_index": image}
+            # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's embedding twice.
+            ids["tie_word_embeddings"] = True
+            for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
+                del ids[name]
+            kinds = transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration
+    if family != "gemma3":
+        vision |= {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
+        text["rope_parameters"] = rope
+    config_kind, model_kind = kinds
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        match family:
-            case "qwen2_vl":
-                config: Any = transformers.Qwen2VLConfig(
-                    text_config=text | {"rope_parameters": rope},
-                    vision_config=patches | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14},
-                    **ids,
-                )
-                model: Any = transformers.Qwen2VLForConditionalGeneration(config)
-            case "qwen2_5_vl":
-                vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 14}
-                window = {"window_size": 112, "fullatt_block_indexes": [1]}
-                config = transformers.Qwen2_5_VLConfig(
-                    text_config=text | {"rope_parameters": rope}, vision_config=patches | vision | window, **ids
-                )
-                model = transformers.Qwen2_5_VLForConditionalGeneration(config)
-            case "qwen3_vl":
-                vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16}
-                deep = {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-                config = transformers.Qwen3VLConfig(
-                    text_config=text | {"head_dim": 16, "rope_parameters": rope | {"mrope_interleaved": True}},
-                    vision_config=patches | vision | deep,
-                    **ids,
-                )
-                model = transformers.Qwen3VLForConditionalGeneration(config)
-            case "gemma3":
-                vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-                config = transformers.Gemma3Config(
-                    text_config=text | {"head_dim": 16, "sliding_window": 512},
-                    vision_config=vision | {"image_size": IMAGE_SIDE, "patch_size": 14},
-                    mm_tokens_per_image=4,
-                    boi_token_index=start,
-                    eoi_token_index=end,
-                    image_token_index=image,
-                    # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's embedding twice.
-                    tie_word_embeddings=True,
-                    **{name: ids[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
-                )
-                model = transformers.Gemma3ForConditionalGeneration(config)
-            case _:
-                raise ValueError(f"unknown family: {family!r}")
+        model = model_kind(config_kind(text_config=text, vision_config=vision, **ids))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
