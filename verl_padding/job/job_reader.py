@@ -23,7 +23,7 @@ from verl_padding.job.adapter_refusals import refuse_adapter, refuse_unmerged_ad
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.correction_refusals import refuse_lost_correction
 from verl_padding.job.engine_refusals import refuse_engines
-from verl_padding.job.known_verl import KNOWN_VERL, is_known
+from verl_padding.job.known_verl import KNOWN_VERL, is_known, refuse_unknown_verl
 from verl_padding.job.model_cost import has_tower, read_model_config, read_model_cost
 from verl_padding.job.model_refusals import refuse_model
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
@@ -60,6 +60,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     Raises:
         PaddingConfigError: one message with the setting, its value and the fix.
     """
+    refuse_unknown_verl()
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1:
         raise PaddingConfigError(
