@@ -57,6 +57,6 @@ def refuse_unknown_verl() -> None:
     for file in sorted(verl.glob(LOSSES)):
         if WEIGHT in file.read_text(encoding="utf-8"):
             raise PaddingConfigError(
-                f"padding=..: the losses of this verl read {WEIGHT!r} by themselves ({file.relative_to(verl)}), so a row "
-                f"would weigh twice. Install verl {KNOWN_VERL} before it, or leave padding out."
+                f"padding=..: the losses of this verl read {WEIGHT!r} ({file.relative_to(verl)}), so a row would weigh "
+                f"twice. Install verl {KNOWN_VERL} before it, or leave padding out."
             )
