@@ -75,10 +75,12 @@ class CallCosts:
         least = 0 if self._of_micro_batches is None else self._of_micro_batches.pad_handling
         return max(self.of(PAD_HANDLING_TOKENS), least)
 
-    def of_micro_batch(self, tokens_I: Int64s) -> int:
-        """What a micro-batch costs beside what each of its computed rows costs alone, where that was measured."""
+    def of_micro_batch(self, tokens_I: Int64s, n_pads: int = 0) -> int:
+        """What a micro-batch costs beside what each of its computed rows and pads costs alone, where measured."""
         model = self._of_micro_batches
-        return 0 if model is None else model.handling + model.together(tokens_I)
+        if model is None:
+            return 0
+        return model.handling + model.together(np.append(tokens_I, np.full(n_pads, self.pad_tokens, dtype=np.int64)))
 
     @cached_property
     def _of_micro_batches(self) -> MicroBatchCost | None:
@@ -89,7 +91,7 @@ class CallCosts:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
-    def computed(self, rows: Sequence[int]) -> Int64s:
+    def computed(self, rows: Sequence[int] | Int64s) -> Int64s:
         """The numbers of the real rows that the engine computes if these share a micro-batch: the tips, or all."""
         numbers = np.asarray(rows, dtype=np.int64)
         if self.chain_R is None or len(numbers) < 2:

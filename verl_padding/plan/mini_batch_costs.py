@@ -78,8 +78,10 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
     numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
     real = numbers[numbers < costs.n_rows]
     n_pads = len(numbers) - len(real)
-    load_DK = np.array([micro_batch_loads(rows_K, costs) for rows_K in rows_DK], dtype=np.int64)
-    computed = costs.computed(real.tolist())
+    computed_DK = [[_computed(rows, costs) for rows in rows_K] for rows_K in rows_DK]
+    load_DK = np.array([_loads(computed_K, costs) for computed_K in computed_DK], dtype=np.int64)
+    in_micro_batches = np.concatenate([rows for computed_K in computed_DK for rows, _ in computed_K])
+    computed = costs.computed(real)
     tokens_I, cost_I = costs.tokens_R[computed], costs.cost_R[computed]
     mini_bound = mini_batch_bound(cost_I, n_ranks)
     if call.padded_to == "cell" and len(real):  # one rank has the costliest row, and pads all others to it
@@ -99,7 +101,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
         pads=n_pads,
         tokens=int(costs.tokens_R[real].sum()) + n_pads * costs.pad_tokens,
         real_tokens=int(costs.tokens_R[real].sum()),
-        computed_tokens=sum(int(costs.tokens_R[_computed(rows, costs)].sum()) for rows_K in rows_DK for rows in rows_K),
+        computed_tokens=int(costs.tokens_R[in_micro_batches].sum()),
         real_cost=int(cost_I.sum()),
         cost=int(load_DK.sum()),
         micro_batches=load_DK.shape[1],
@@ -119,26 +121,27 @@ def _least_handling(tokens_I: Int64s, n_ranks: int, costs: CallCosts) -> int:
 
 def micro_batch_loads(rows_K: Sequence[Sequence[int]], costs: CallCosts) -> list[int]:
     """Cost of each micro-batch of a rank, as the engine computes it; its handling too, where that was measured."""
-    cost_K = [_costs(rows, costs) for rows in rows_K]
-    padded_to = costs.call.padded_to
-    if padded_to == "row":
-        return [int(cost.sum()) + _of_micro_batch(rows, costs) for cost, rows in zip(cost_K, rows_K, strict=True)]
-    if padded_to == "cell":
-        costliest = max((int(cost.max()) for cost in cost_K if len(cost)), default=0)
-        return [costliest * len(cost) for cost in cost_K]
-    return [int(cost.max()) * len(cost) if len(cost) else 0 for cost in cost_K]
+    return _loads([_computed(rows, costs) for rows in rows_K], costs)
 
 
-def _of_micro_batch(rows: Sequence[int], costs: CallCosts) -> int:
-    n_pads = sum(row >= costs.n_rows for row in rows)
-    pads = np.full(n_pads, costs.pad_tokens, dtype=np.int64)
-    return costs.of_micro_batch(np.append(costs.tokens_R[_computed(rows, costs)], pads))
+def _loads(computed_K: Sequence[tuple[Int64s, int]], costs: CallCosts) -> list[int]:
+    """
+    Args:
+        computed_K: numbers of the real rows that are computed, and how many pads, of each micro-batch of a rank.
+    """
+    if costs.call.padded_to == "row":
+        return [
+            int(costs.cost_R[rows].sum()) + n_pads * costs.pad + costs.of_micro_batch(costs.tokens_R[rows], n_pads)
+            for rows, n_pads in computed_K
+        ]
+    costliest_K = [max(int(costs.cost_R[rows].max(initial=0)), costs.pad if pads else 0) for rows, pads in computed_K]
+    if costs.call.padded_to == "cell":
+        costliest_K = [max(costliest_K, default=0)] * len(costliest_K)
+    return [costliest * (len(rows) + pads) for costliest, (rows, pads) in zip(costliest_K, computed_K, strict=True)]
 
 
-def _costs(rows: Sequence[int], costs: CallCosts) -> Int64s:
-    n_pads = sum(row >= costs.n_rows for row in rows)
-    return np.append(costs.cost_R[_computed(rows, costs)], np.full(n_pads, costs.pad, dtype=np.int64))
-
-
-def _computed(rows: Sequence[int], costs: CallCosts) -> Int64s:
-    return costs.computed([row for row in rows if row < costs.n_rows])
+def _computed(rows: Sequence[int], costs: CallCosts) -> tuple[Int64s, int]:
+    """Numbers of the real rows of a micro-batch that are computed, and how many pads it has."""
+    numbers = np.asarray(rows, dtype=np.int64)
+    real = numbers[numbers < costs.n_rows]
+    return costs.computed(real), len(numbers) - len(real)

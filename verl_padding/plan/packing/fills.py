@@ -4,8 +4,8 @@ Everything that deals rows reckons with costs that add up. Where pairs of tokens
 (:class:`~verl_padding.plan.measured_cost.MeasuredCost`), a row of L tokens takes d L (T - L) of a micro-batch of T
 tokens: that adds up too, once T is known. So a few fills T are tried, from the token budget down by halves. For each,
 rows are priced for a micro-batch of T tokens and dealt with T in the place of the budget; what the layout really costs
-decides. A row longer than T is alone in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits
-beside it.
+decides. Of many rows, a part is dealt for each fill, on a part of the ranks, and the best fill is taken for all. A row
+longer than T is alone in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits beside it.
 
 A cost that does not know yet what depends on the fill may ask for one: then that fill alone is planned.
 """
@@ -24,6 +24,8 @@ from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.mini_batches import MiniBatches
 
+SAMPLED = 8192
+"""Rows for which fills are compared, about: more of them change nothing but the time that it takes."""
 HALVES = 6
 """Times that the fill is halved at most."""
 
@@ -44,8 +46,31 @@ def deal_by_fill(deal: Deal, costs: CallCosts, packer: Packer, mini_batches: Min
     if call.token_budget is None or packer == "verl":
         fill = call.token_budget or int(costs.tokens_R.mean()) * call.micro_batch_rows
         return deal(replace(costs, cost_model=model.at(fill)), packer, mini_batches)
-    layouts = [deal(_priced_for(fill, costs, model), packer, mini_batches) for fill in _fills(costs, model)]
-    return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda layout: layout_time(layout, costs))
+    fills = list(_fills(costs, model))
+    if len(fills) > 1:
+        sample, ranks = _sample(mini_batches, call.dp_size)
+        of_few = replace(costs, call=replace(call, dp_size=ranks))
+
+        def time_with(fill: int) -> int:
+            return layout_time(deal(_priced_for(fill, of_few, model), packer, sample), of_few)
+
+        fills = [min(fills, key=time_with)]
+    return deal(_priced_for(fills[0], costs, model), packer, mini_batches)
+
+
+def _sample(mini_batches: MiniBatches, ranks: int) -> tuple[MiniBatches, int]:
+    """The first mini-batches, about `SAMPLED` rows of them, and their ranks.
+
+    Of a mini-batch that alone has more, the first rows are taken, on the same part of the ranks. Of one whose number of
+    rows is fixed, all are.
+    """
+    rows_M = mini_batches.rows_M
+    n_taken = max(1, SAMPLED // max(map(len, rows_M)))
+    part = len(rows_M[0]) // SAMPLED
+    if n_taken > 1 or part < 2 or mini_batches.mini_batch_rows is not None:
+        return replace(mini_batches, rows_M=rows_M[:n_taken]), ranks
+    of_sample = max(1, ranks // part)
+    return replace(mini_batches, rows_M=[rows_M[0][: len(rows_M[0]) * of_sample // ranks]]), of_sample
 
 
 def layout_time(layout: Layout, costs: CallCosts) -> int:
