@@ -22,6 +22,7 @@ from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.rehearsal.failure import FailuresOfLog
 from verl_padding.rehearsal.reduced_job import reduced
 from verl_padding.rehearsal.shrunk_model import shrunk
+from verl_padding.rehearsal.step import StepReport
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 
@@ -88,6 +89,11 @@ ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunner.run()
     lines = list(first.lines({"/home/me/loss.py": "actor_rollout_ref.model.external_lib"}))
     assert lines[1] == "  /home/me/loss.py:7 in mine: return wrong"
     assert "actor_rollout_ref.model.external_lib" in " ".join(lines)
+
+
+def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_of_scripted_replies_is_not():
+    step = {"training/rollout_actor_probs_pearson_corr": None, "actor/pg_loss": float("nan"), "actor/grad_norm": 1.0}
+    assert StepReport(model="m", steps=[step], seconds=1.0).not_finite == ["actor/pg_loss"]
 
 
 CRITIC = ("algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=4", "critic.enable=true")

@@ -31,6 +31,8 @@ STAGES = {
 """What the log says -> the stage that the job has reached."""
 CALLBACK = {"_target_": "verl_padding.entry.hydra_callback.CheckJobBeforeStart"}
 SHOWN = ("padding/real_rows/total", "padding/pad_rows/total", "actor/grad_norm", "actor/pg_loss", "critic/score/mean")
+OF_THE_ROLLOUT = "training/rollout_"
+"""Names of verl's metrics of the rollout's log-probs begin with this."""
 LAST = 12
 """Lines of the log that are shown where no exception is in it."""
 
@@ -46,13 +48,18 @@ class StepReport:
 
     @property
     def not_finite(self) -> list[str]:
-        """Metrics that are no finite number in a step; verl's logger writes null for those."""
+        """Metrics that are no finite number in a step; verl's logger writes null for those.
+
+        Without those by which verl compares the rollout with the trainer: of scripted replies they say nothing, and a
+        correlation of equal numbers is none.
+        """
         return sorted(
             {
                 name
                 for step in self.steps
                 for name, value in step.items()
-                if value is None or (isinstance(value, int | float) and not math.isfinite(value))
+                if not name.startswith(OF_THE_ROLLOUT)
+                and (value is None or (isinstance(value, int | float) and not math.isfinite(value)))
             }
         )
 
