@@ -21,7 +21,7 @@ from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, show, tell
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
-from verl_padding.plan.packing import balance, by_level, cell_size, fitting, levels, polish
+from verl_padding.plan.packing import balance, by_level, cell_size, fitting, levels, pads, polish
 from verl_padding.plan.planner import costs_of
 from verl_padding.plan.row_keys import row_key
 
@@ -47,7 +47,7 @@ STEPS: dict[str, tuple[Any, str, Any]] = {
     "rows that move to make cells fit": (
         fitting,
         "_shrink",
-        lambda costs, cut, size: cut if cut.least_rows <= size else None,
+        lambda costs, cut, size: cut if pads.least_rows(cut.rows_DK) <= size else None,
     ),
     "micro-batches for pads": (fitting, "_add_levels", lambda costs, cut, size: None),
 }

@@ -24,7 +24,7 @@ def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -
         cost_model=attention_cost,
         pad_tokens=2,
     )
-    return LevelPacker(costs=costs, items=costs.longest_first(range(len(tokens))))
+    return LevelPacker(costs, costs.longest_first(range(len(tokens))))
 
 
 def bound_of(packer: LevelPacker) -> int:

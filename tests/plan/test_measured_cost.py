@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.plan.measured_cost import LEAST_LAPS, MeasuredCost, Measurement, fit_cost, micro_batch_cost
-from verl_padding.plan.packing.fills import layout_time
+from verl_padding.plan.measured_cost import LEAST_LAPS, MeasuredCost, Measurement, fit_cost
+from verl_padding.plan.packing.micro_batch_fill import layout_time
 from verl_padding.plan.planner import costs_of
 
 ON_A_CPU = MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=2e-8, per_pair_s=2e-8)
@@ -128,41 +128,6 @@ def test_a_plan_for_costs_that_do_not_add_up_is_a_whole_plan_within_the_budget(s
         for rank in range(ranks):
             for held in layout.micro_batches(mini_batch, rank):
                 assert sum(rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in held) <= 8192
-
-
-class Doubled:
-    """A cost of micro-batches of somebody's own: twice another one."""
-
-    depends_on_fill = True
-
-    def __init__(self, half: MeasuredCost):
-        self._half = half
-        self.handling, self.pad_handling = 2 * half.handling, 2 * half.pad_handling
-        self.fill, self.least_fill, self.trial_fill = half.fill, half.least_fill, half.trial_fill
-
-    def __call__(self, tokens_R):
-        return 2 * self._half(tokens_R)
-
-    def together(self, tokens_R):
-        return 2 * self._half.together(tokens_R)
-
-    def at(self, fill):
-        return Doubled(self._half.at(fill))
-
-
-@settings(max_examples=30)
-@given(seed=st.integers(0, 1000), ranks=st.sampled_from([1, 2, 4]))
-def test_any_cost_of_micro_batches_is_planned_by_what_it_says_and_not_by_what_it_is(seed: int, ranks: int):
-    draw = random.Random(seed)
-    rows = drawn_rows(draw, draw.randint(ranks, 60))
-    ours, doubled = (
-        plan_batch(rows, job_of(model, ranks=ranks, budget=8192)) for model in (ON_A_CPU, Doubled(ON_A_CPU))
-    )
-    assert doubled.layouts == ours.layouts
-    assert doubled.figures["actor"].micro_over_lower_bound == pytest.approx(
-        ours.figures["actor"].micro_over_lower_bound
-    )
-    assert micro_batch_cost(Doubled(ON_A_CPU), rows.tokens_R) == 2 * micro_batch_cost(ON_A_CPU, rows.tokens_R)
 
 
 @settings(max_examples=30)

@@ -1,4 +1,4 @@
-"""The plan of a batch: a layout for every worker call, and the figures that judge it."""
+"""The plan of a batch: a layout for every worker call, and the figures that score it."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def layout_as_json(
         names_R: what is written for the number of each real row, such as its line in a file.
     """
 
-    def told(rows: Sequence[int]) -> dict[str, Any]:
+    def held(rows: Sequence[int]) -> dict[str, Any]:
         real = [row for row in rows if row < layout.n_rows]
         return {"rows": real if names_R is None else [names_R[row] for row in real], "pads": len(rows) - len(real)}
 
     def rank(step: int, number: int) -> dict[str, Any]:
         if layout.micro_batch_rows is None:
-            return told(layout.cells[step][number])
-        return {"micro_batches": [told(rows) for rows in layout.micro_batches(step, number)]}
+            return held(layout.cells[step][number])
+        return {"micro_batches": [held(rows) for rows in layout.micro_batches(step, number)]}
 
     steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]
     return {"steps": steps} | ({} if figures is None else {"figures": asdict(figures)})

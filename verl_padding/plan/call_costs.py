@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from verl_padding.plan.calls import Call
-from verl_padding.plan.cost import CostModel, Int64s, MicroBatchCost
+from verl_padding.plan.cost import CostModel, Int64s
+from verl_padding.plan.measured_cost import PAD_HANDLING, MeasuredCost
 
 LEVEL_HANDLING_TOKENS = 256
 """A micro-batch delays a step by as much as this many tokens more on every rank would, beside the rows in it.
@@ -28,7 +29,7 @@ of a millisecond, in which a rank trains 8 tokens or so (a model of about a bill
 
 @dataclass(frozen=True, kw_only=True)
 class CallCosts:
-    """CallCosts of a worker call, made once for everything that deals its rows."""
+    """Costs of a worker call, made once for all that plans it."""
 
     call: Call
 
@@ -65,27 +66,22 @@ class CallCosts:
     @cached_property
     def level(self) -> int:
         """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
-        if self._of_micro_batches is not None:
-            return self._of_micro_batches.handling  # as it was measured, rounded up
+        if isinstance(self.cost_model, MeasuredCost):
+            return self.cost_model.handling  # as it was measured, rounded up
         return self.of(LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2)
 
     @cached_property
     def pad_handling(self) -> int:
-        """Cost of handling a pad, which all ranks wait for."""
-        least = 0 if self._of_micro_batches is None else self._of_micro_batches.pad_handling
+        """Cost of handling a pad, which all ranks wait for; no clock of a micro-batch sees it."""
+        least = PAD_HANDLING if isinstance(self.cost_model, MeasuredCost) else 0
         return max(self.of(PAD_HANDLING_TOKENS), least)
 
     def of_micro_batch(self, tokens_I: Int64s, n_pads: int = 0) -> int:
         """What a micro-batch costs beside what each of its computed rows and pads costs alone, where measured."""
-        model = self._of_micro_batches
-        if model is None:
+        model = self.cost_model
+        if not isinstance(model, MeasuredCost):
             return 0
         return model.handling + model.together(np.append(tokens_I, np.full(n_pads, self.pad_tokens, dtype=np.int64)))
-
-    @cached_property
-    def _of_micro_batches(self) -> MicroBatchCost | None:
-        """The cost model, where a micro-batch costs more than its rows do alone."""
-        return self.cost_model if isinstance(self.cost_model, MicroBatchCost) else None
 
     def of(self, tokens: int) -> int:
         """Cost of this many tokens in one row."""
@@ -101,6 +97,16 @@ class CallCosts:
         ordered = numbers[order]
         chains = self.chain_R[ordered]
         return ordered[np.append(chains[1:] != chains[:-1], True)]
+
+    def sum(self, rows: Sequence[int]) -> tuple[int, int]:
+        """Tokens and cost of a micro-batch of real rows, as it is computed."""
+        computed = self.computed(rows)
+        return int(self.tokens_R[computed].sum()), int(self.cost_R[computed].sum())
+
+    def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
+        """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
+        sums_DK2 = np.array([[self.sum(rows) for rows in rows_K] for rows_K in rows_DK], dtype=np.int64)
+        return sums_DK2[..., 0], sums_DK2[..., 1]
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first; of rows that count as equally long, the costliest."""

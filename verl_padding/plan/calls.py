@@ -46,11 +46,11 @@ class Call:
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens")
+        check_at_least_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens")
         if self.token_budget is not None:
-            refuse_below_one(self, "token_budget")
-        refuse_unless_one_of("ranks_meet", self.ranks_meet, get_args(Meeting))
-        refuse_unless_one_of("padded_to", self.padded_to, get_args(PaddedTo))
+            check_at_least_one(self, "token_budget")
+        check_choice("ranks_meet", self.ranks_meet, get_args(Meeting))
+        check_choice("padded_to", self.padded_to, get_args(PaddedTo))
 
     @property
     def cell_multiple(self) -> int:
@@ -84,7 +84,7 @@ class Update(Call):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_below_one(self, "prompts_per_mini_batch")
+        check_at_least_one(self, "prompts_per_mini_batch")
 
 
 LABELS = {
@@ -101,7 +101,7 @@ def setting_of(call: Call) -> str:
     return call.budget_setting or "its token_budget"
 
 
-def refuse_unless_one_of(name: str, value: str, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """
     Raises:
         PlanError: the value is not a choice.
@@ -110,7 +110,7 @@ def refuse_unless_one_of(name: str, value: str, choices: Iterable[str]) -> None:
         raise PlanError(f"{name}={value!r}: choose one of {', '.join(choices)}")
 
 
-def refuse_below_one(values: object, *names: str) -> None:
+def check_at_least_one(values: object, *names: str) -> None:
     """
     Raises:
         PlanError: an attribute of one of these names is below 1.

@@ -20,7 +20,7 @@ def may_extend(tokens_R: Sequence[int], row: int, earlier: int) -> bool:
     return (tokens_R[earlier], earlier) < (tokens_R[row], row)
 
 
-def refuse_wrong_extensions(key_R: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None]) -> None:
+def check_extensions(key_R: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None]) -> None:
     """
     Raises:
         PlanError: a row extends itself, a longer row, or one that is not there.

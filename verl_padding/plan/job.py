@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.calls import Call, Pass, refuse_below_one, refuse_unless_one_of, setting_of
+from verl_padding.plan.calls import Call, Pass, check_at_least_one, check_choice, setting_of
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.step_shape import StepShape
@@ -39,16 +39,16 @@ class Job(StepShape):
     """Name in ``COST_MODELS``: the cost that the ranks are balanced by, unless a call brings its own."""
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
-        refuse_unless_one_of("strategy", self.strategy, STRATEGIES)
-        refuse_unless_one_of("packer", self.packer, get_args(Packer))
-        refuse_unless_one_of("sharing", self.sharing, get_args(Sharing))
+        check_at_least_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
+        check_choice("strategy", self.strategy, STRATEGIES)
+        check_choice("packer", self.packer, get_args(Packer))
+        check_choice("sharing", self.sharing, get_args(Sharing))
         if self.sharing == "chains" and self.packer != "plan":
             raise PlanError(
                 f"sharing='chains' with packer={self.packer!r}: only the plan keeps a chain in one micro-batch; choose "
                 "packer='plan'"
             )
-        refuse_unless_one_of("cost_model", self.cost_model, COST_MODELS)
+        check_choice("cost_model", self.cost_model, COST_MODELS)
         if self.seed < 0:
             raise PlanError(f"seed={self.seed}: must be at least 0")
         for name in self.updates:

@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_padding.plan.cost import CostModel, Int64s, MicroBatchCost
+from verl_padding.plan.cost import CostModel, Int64s
 
 NANOSECONDS = 1_000_000_000
 """Costs are whole numbers: nanoseconds here."""
@@ -87,16 +87,6 @@ class MeasuredCost:
         """What a micro-batch costs, whatever it holds, in nanoseconds."""
         return int(np.rint(self.handling_s * NANOSECONDS))
 
-    @property
-    def pad_handling(self) -> int:
-        """What a pad costs beside its tokens, in nanoseconds; no clock of a micro-batch sees it."""
-        return PAD_HANDLING
-
-    @property
-    def depends_on_fill(self) -> bool:
-        """Whether rows cost more beside others."""
-        return self.per_pair_s > 0
-
     def seconds(self, tokens_K: Sequence[Sequence[int]]) -> Floats:
         """Seconds of micro-batches, from the tokens of their computed rows."""
         return _terms([(sum(t), sum(n * n for n in t)) for t in tokens_K]) @ np.array(astuple(self)[:4])
@@ -129,7 +119,7 @@ class Measurement:
 
 
 def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
-    """The coefficients that foretell the measurements best; None if these are too few.
+    """The coefficients that predict the measurements best; None if these are too few.
 
     Non-negative least squares of relative residuals. Stragglers count less: weights are Huber's, from the median of the
     absolute residuals. Where only the slowest rank's seconds are known, each round takes them for the rank that the
@@ -149,9 +139,9 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
         terms = terms_ND[number_N, slowest_N]
         best = _non_negative(terms * (pace_D[slowest_N] / seconds)[:, None], np.ones(len(known)), weights)
         pace_D = _paces(seconds / np.maximum(terms @ best, 1e-12), slowest_N, pace_D)
-        foretold_ND = terms_ND @ best * pace_D
-        slowest_N = foretold_ND.argmax(axis=1)
-        residual = np.abs(foretold_ND[number_N, slowest_N] / seconds - 1)
+        predicted_ND = terms_ND @ best * pace_D
+        slowest_N = predicted_ND.argmax(axis=1)
+        residual = np.abs(predicted_ND[number_N, slowest_N] / seconds - 1)
         typical = OUTLIER * max(float(np.median(residual)) / 0.6745, 1e-9)  # of a normal distribution
         weights = np.minimum(1.0, typical / np.maximum(residual, 1e-12))
     if not best[1:].any():  # rows have to cost something: where no term of theirs explains the seconds, by their tokens
@@ -170,7 +160,7 @@ def micro_batch_cost(cost_model: CostModel, tokens_I: Sequence[int]) -> int:
     """What a micro-batch costs, by the tokens of its computed rows; with a measured cost, its handling too."""
     tokens = np.array(tokens_I, dtype=np.int64)
     cost = int(cost_model(tokens).sum())
-    if isinstance(cost_model, MicroBatchCost):
+    if isinstance(cost_model, MeasuredCost):
         cost += cost_model.together(tokens) + cost_model.handling
     return cost
 
@@ -179,7 +169,7 @@ def _paces(ratio_N: Floats, slowest_N: Int64s, pace_D: Floats) -> Floats:
     """How many times as long as the mean rank each one takes for the same rows.
 
     Args:
-        ratio_N: of each measurement, its seconds over those foretold for its slowest rank.
+        ratio_N: of each measurement, its seconds over those predicted for its slowest rank.
         slowest_N: the slowest rank of each.
         pace_D: the paces so far, which stay for a rank that is never the slowest.
     """

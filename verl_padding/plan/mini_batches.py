@@ -60,7 +60,7 @@ def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:
     return [units[unit] for unit in permutation.tolist()]
 
 
-def refuse_indivisible_prompts(shape: StepShape, name: str) -> None:
+def check_prompts_divide(shape: StepShape, name: str) -> None:
     """
     Raises:
         PlanError: the prompts do not divide into whole mini-batches of the update called ``name``.

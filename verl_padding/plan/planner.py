@@ -9,14 +9,13 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
-from verl_padding.plan.cost import CostModel, MicroBatchCost
+from verl_padding.plan.cost import CostModel
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.figures import score_layout
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing import deal
-from verl_padding.plan.packing.fills import deal_by_fill
+from verl_padding.plan.packing import fill_cells
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES
 
@@ -44,13 +43,13 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             "let verl replace failed groups (trainer.v1.sampler.sync_refill_failed_groups=True)"
         )
     for name, call in job.calls():
-        _refuse_long_rows(rows, name, call)
-        _refuse_costs_past_int64(rows, name, job.cost_model_of(call))
+        _check_rows_fit(rows, name, call)
+        _check_costs_fit_int64(rows, name, job.cost_model_of(call))
     chains: dict[str, tuple[int, ...]] = {}
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
-    dealt: list[tuple[object, Layout, LayoutFigures]] = []
+    planned: list[tuple[object, Layout, LayoutFigures]] = []
     for name, call in job.calls():
         if isinstance(call, Update):
             cut = STRATEGIES[job.strategy].cut(rows, job, name)
@@ -63,11 +62,11 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         # Calls of one shape get one layout: it is the same anyway, and found once.
         needs = layout_key(call, job.packer)
         shape = (taken, cut.rows_M, cut.mini_batch_rows, needs, costs.cost_model)
-        known = next(((layout, judged) for of, layout, judged in dealt if of == shape), None)
+        known = next(((layout, scored) for of, layout, scored in planned if of == shape), None)
         if known is None:
-            layout = _dealt(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
+            layout = fill_cells(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
             known = layout, score_layout(layout, costs)
-            dealt.append((shape, *known))
+            planned.append((shape, *known))
         layouts[name], figures[name] = known
         if costs.chain_R is not None:
             chains[name] = tuple(costs.chain_R.tolist())
@@ -80,12 +79,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         chains=chains,
         warnings=tuple(warnings),
     )
-
-
-def _dealt(costs: CallCosts, packer: Packer, cut: MiniBatches) -> Layout:
-    if isinstance(costs.cost_model, MicroBatchCost):
-        return deal_by_fill(deal, costs, packer, cut)
-    return deal(costs, packer, cut)
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:
@@ -114,7 +107,7 @@ def shares(job: Job, call: Call) -> bool:
 
 
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
-    """What everything that deals the rows of a call reckons with."""
+    """What rows and pads cost in a call."""
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
@@ -128,12 +121,12 @@ def layout_key(call: Call, packer: Packer) -> Call:
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
     compared |= {"budget_setting": "", "cost_model": None}  # a label, and what is compared beside it
     if packer == "verl" and call.token_budget is not None:
-        # Micro-batches are cut in the workers: the plan deals rows to ranks, whatever the budget.
+        # Micro-batches are cut in the workers: the plan assigns rows to ranks, whatever the budget.
         compared |= {"token_budget": 1, "ranks_meet": "micro_batch", "bucket_tokens": 1}
     return Call(**compared)
 
 
-def _refuse_long_rows(rows: Rows, name: str, call: Call) -> None:
+def _check_rows_fit(rows: Rows, name: str, call: Call) -> None:
     if call.token_budget is None:
         return
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
@@ -147,7 +140,7 @@ def _refuse_long_rows(rows: Rows, name: str, call: Call) -> None:
         )
 
 
-def _refuse_costs_past_int64(rows: Rows, name: str, cost_model: CostModel) -> None:
+def _check_costs_fit_int64(rows: Rows, name: str, cost_model: CostModel) -> None:
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
     cost = int(cost_model(np.array([rows.tokens_R[longest]], dtype=np.int64))[0])
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, SupportsIndex
 
-from verl_padding.plan.chains import chain_of_rows, refuse_wrong_extensions
+from verl_padding.plan.chains import chain_of_rows, check_extensions
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
@@ -59,7 +59,7 @@ class Rows:
         if self.extends_R is not None:
             if len(self.extends_R) != n_rows:
                 raise PlanError(f"extends_R has {len(self.extends_R)} entries for {n_rows} rows: one each is needed")
-            refuse_wrong_extensions(self.key_R, self.tokens_R, self.extends_R)
+            check_extensions(self.key_R, self.tokens_R, self.extends_R)
 
     def __len__(self) -> int:
         return len(self.key_R)

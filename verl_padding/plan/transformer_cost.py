@@ -81,7 +81,7 @@ class TransformerCost:
             PlanError: the operations of this kind of model are not known here.
         """
         config = config.get("text_config") or config
-        _refuse_unknown(config)
+        _check_known(config)
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         head_dim = config.get("head_dim") or hidden // heads
         kv_heads = config.get("num_key_value_heads") or heads
@@ -149,7 +149,7 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
     return int(config["num_hidden_layers"])
 
 
-def _refuse_unknown(config: Mapping[str, Any]) -> None:
+def _check_known(config: Mapping[str, Any]) -> None:
     needed: tuple[str, ...] = (
         "hidden_size",
         "num_hidden_layers",

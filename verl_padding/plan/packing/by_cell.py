@@ -7,71 +7,71 @@ from collections.abc import Sequence
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Call
+from verl_padding.plan.job import Packer
+from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.bins import Bin, first_fit, spread
-from verl_padding.plan.packing.pads import FilledCells
+from verl_padding.plan.packing.cell_size import balanced_cells, up_to_multiple
+from verl_padding.plan.packing.pads import FilledCells, cheap_at_both_ends, pads_in_room
+from verl_padding.plan.packing.way import Way
+
+
+class ByCell(Way):
+    """Balanced cells, each cut into as few micro-batches as hold all of them; those of a rank cost about the same.
+
+    Not where chains are computed once: cells that are cut by themselves know nothing of them. Levels do, and what
+    balances them balances cells, too.
+    """
+
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        return costs.call.ranks_meet == "mini_batch" and costs.chain_R is None
+
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        size, rows_MD = balanced_cells(costs, mini_batches)
+        return [cut_by_cell(costs, rows_D, size) for rows_D in rows_MD]
 
 
 def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
-    """Cuts cells that are dealt already, each by itself, into as few micro-batches as hold all of them.
+    """Cuts balanced cells, whose pads always fit in the end: with a micro-batch for each row or pad.
 
     Args:
         rows_D: real rows of each rank.
-        size: rows of a cell, pads among them; pads are cut with the rows, so that there is room for them.
+        size: rows of a cell, pads among them.
     """
-    items_D = []
-    for rows in rows_D:
-        by_length = costs.longest_first(rows)
-        tokens = costs.tokens_R[by_length].tolist()
-        pads = size - len(rows)
-        # A row may be shorter than a pad: keep falling order.
-        at = len(tokens) - int(np.searchsorted(tokens[::-1], costs.pad_tokens, side="left"))
-        tokens[at:at] = [costs.pad_tokens] * pads
-        numbers: list[int | None] = list(by_length.tolist())
-        numbers[at:at] = [None] * pads
-        cost = [costs.pad if row is None else int(costs.cost_R[row]) for row in numbers]
-        items_D.append((numbers, tokens, cost))
-    bins_DK = _cut_alike(costs.call, [(tokens, cost) for _, tokens, cost in items_D])
-    rows_DK, pads_DK, load_DK = [], [], []
-    for (numbers, _, cost), bins_K in zip(items_D, bins_DK, strict=True):
-        in_order = _cheap_at_both_ends(bins_K, cost)
-        by_number = [[numbers[item] for item in items] for items in in_order]
-        rows_DK.append([[row for row in items if row is not None] for items in by_number])
-        pads_DK.append([sum(row is None for row in items) for items in by_number])
-        load_DK.append([sum(cost[item] for item in items) for items in in_order])
-    height = int(np.array(load_DK).max(axis=0).sum())
-    return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK, time=height + len(load_DK[0]) * costs.level)
-
-
-def _cut_alike(call: Call, items_D: list[tuple[list[int], list[int]]]) -> list[list[Bin]]:
-    """Bins of each rank, equally many on all; those of a rank cost about the same."""
-    budget, multiple = call.token_budget, call.micro_batch_multiple
-    assert budget is not None
-    tight_D = [first_fit(tokens, cost, budget) for tokens, cost in items_D]
-    n_bins = -(-max(map(len, tight_D)) // multiple) * multiple
-    bins_DK = []
-    for (tokens, cost), tight in zip(items_D, tight_D, strict=True):
-        goal = -(-sum(cost) // n_bins)
-        bins = spread(range(len(tokens)), tokens, cost, [goal] * n_bins, budget)
-        bins_DK.append(_split(tight, cost, n_bins) if bins is None else bins)
-    return bins_DK
+    call = costs.call
+    assert call.token_budget is not None
+    longest_first_D = [costs.longest_first(rows).tolist() for rows in rows_D]
+    tokens_DI = [costs.tokens_R[rows].tolist() for rows in longest_first_D]
+    cost_DI = [costs.cost_R[rows].tolist() for rows in longest_first_D]
+    tight_D = [first_fit(tokens, cost, call.token_budget) for tokens, cost in zip(tokens_DI, cost_DI, strict=True)]
+    n_bins = up_to_multiple(max(map(len, tight_D)), call.micro_batch_multiple)
+    while True:
+        rows_DK = []
+        for rows, tokens, cost, tight in zip(longest_first_D, tokens_DI, cost_DI, tight_D, strict=True):
+            goal = -(-sum(cost) // n_bins)
+            bins = spread(range(len(rows)), tokens, cost, [goal] * n_bins, call.token_budget)
+            bins_K = bins or _split(tight, cost, n_bins)
+            bins_K.sort(key=lambda items: -sum(cost[item] for item in items))
+            rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
+        pads_DK = pads_in_room(costs, rows_DK, size)
+        if pads_DK is not None:
+            _, load_DK = costs.sums(rows_DK)
+            slowest_K = (load_DK + costs.pad * np.array(pads_DK)).max(axis=0)
+            return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK, time=int(slowest_K.sum()) + n_bins * costs.level)
+        n_bins += call.micro_batch_multiple
 
 
 def _split(bins: list[Bin], cost_I: Sequence[int], n_bins: int) -> list[Bin]:
-    """Splits the costliest bins of more than one item until there are ``n_bins``."""
+    """Splits the costliest bins of more than one item until there are ``n_bins``, or no such bin; then empty ones."""
     bins = list(bins)
     while len(bins) < n_bins:
         costliest = max(
             (number for number, items in enumerate(bins) if len(items) > 1),
             key=lambda number: sum(cost_I[item] for item in bins[number]),
+            default=None,
         )
+        if costliest is None:
+            return bins + [[] for _ in range(n_bins - len(bins))]
         items = bins[costliest]
         bins[costliest] = items[::2]
         bins.append(items[1::2])
     return bins
-
-
-def _cheap_at_both_ends(bins: list[Bin], cost_I: Sequence[int]) -> list[Bin]:
-    """verl's order of micro-batches (``rearrange_micro_batches``): a pipeline fills and drains with cheap ones."""
-    costly_first = sorted(bins, key=lambda items: -sum(cost_I[item] for item in items))
-    return costly_first[::2][::-1] + costly_first[1::2]

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.chains import members_of_chains
+from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
+from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.bins import Bin
 from verl_padding.plan.packing.by_cell import cut_by_cell
-from verl_padding.plan.packing.cell_size import pads_time, sizes_between, up_to_multiple
-from verl_padding.plan.packing.fitting import MicroBatches, fit
+from verl_padding.plan.packing.cell_size import balanced_cells, may_grow, pads_time, sizes_between, up_to_multiple
+from verl_padding.plan.packing.fitting import Cut, fit
 from verl_padding.plan.packing.levels import LevelPacker, Levels
-from verl_padding.plan.packing.pads import FilledCells
+from verl_padding.plan.packing.pads import FilledCells, least_rows
 from verl_padding.plan.packing.polish import polish
+from verl_padding.plan.packing.way import Way
 
 POLISH_PAIRS = 1 << 22
 """How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
@@ -30,51 +33,43 @@ LARGE = 1024
 """A mini-batch with more rows is large: the ways to cut it differ little once they are polished."""
 
 
-def cut_by_level(
-    costs: CallCosts,
-    rows_M: Sequence[Sequence[int]],
-    rows_MD: Sequence[Sequence[Sequence[int]]],
-    size: int,
-    *,
-    may_grow: bool,
-) -> list[FilledCells]:
-    """Cuts the mini-batches of a call, with cells of the size that takes the least time.
+class ByLevel(Way):
+    """Cells of all mini-batches are of one size, so each mini-batch offers several cuts and the size decides which fit.
 
-    Cells of all mini-batches are of one size, so each mini-batch offers several cuts and the size decides
-    which of them fit. Cutting the balanced cells ``rows_MD`` always fits, from their ``size`` on.
-
-    Args:
-        rows_M: real rows of each mini-batch.
-        rows_MD: the same, dealt to the ranks.
-        size: rows of a cell, pads among them.
-        may_grow: whether cells may hold more rows if that makes the step shorter.
+    Cutting the balanced cells always fits, from their size on.
     """
-    n_mini, multiple = len(rows_M), costs.call.cell_multiple
-    most = None if may_grow else size
-    offers_M = [ways_to_cut(costs, rows, POLISH_PAIRS // n_mini, most) for rows in rows_M]
-    least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
-    sizes = {size}
-    if may_grow:
-        needed = {up_to_multiple(cut.least_rows, multiple) for cuts, _ in offers_M for cut in cuts}
-        sizes |= {rows for rows in needed if rows > size}
-        sizes |= set(sizes_between(size, max(sizes), multiple))
-    best: tuple[int, list[FilledCells]] | None = None
-    for tried in sorted(sizes):
-        if best is not None and least_time + pads_time(costs, tried, n_mini) >= best[0]:
-            break  # more rows cannot pay for their handling
-        filled_M = [
-            _fill(costs, cuts, least, rows_D, tried) for (cuts, least), rows_D in zip(offers_M, rows_MD, strict=True)
-        ]
-        time = sum(filled.time for filled in filled_M) + pads_time(costs, tried, n_mini)
-        if best is None or time < best[0]:
-            best = (time, filled_M)
-    assert best is not None
-    return best[1]
+
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        return True
+
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        """Cuts with cells of the size that takes the least time."""
+        size, rows_MD = balanced_cells(costs, mini_batches)
+        n_mini, multiple, grows = len(rows_MD), costs.call.cell_multiple, may_grow(costs, mini_batches)
+        most = None if grows else size
+        offers_M = [ways_to_cut(costs, rows, POLISH_PAIRS // n_mini, most) for rows in mini_batches.rows_M]
+        least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
+        sizes = {size}
+        if grows:
+            needed = {up_to_multiple(least_rows(cut.rows_DK), multiple) for cuts, _ in offers_M for cut in cuts}
+            sizes |= {rows for rows in needed if rows > size}
+            sizes |= set(sizes_between(size, max(sizes), multiple))
+        best: tuple[int, list[FilledCells]] | None = None
+        for tried in sorted(sizes):
+            if best is not None and least_time + pads_time(costs, tried, n_mini) >= best[0]:
+                break  # more rows cannot pay for their handling
+            offered = zip(offers_M, rows_MD, strict=True)
+            filled_M = [_fit_best(costs, cuts, least, rows_D, tried) for (cuts, least), rows_D in offered]
+            time = sum(filled.time for filled in filled_M) + pads_time(costs, tried, n_mini)
+            if best is None or time < best[0]:
+                best = (time, filled_M)
+        assert best is not None
+        return best[1]
 
 
-def _fill(
+def _fit_best(
     costs: CallCosts,
-    cuts: Sequence[MicroBatches],
+    cuts: Sequence[Cut],
     least_time: int,
     rows_D: Sequence[Sequence[int]],
     size: int,
@@ -103,8 +98,8 @@ def _fill(
 
 def ways_to_cut(
     costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows: int | None = None
-) -> tuple[list[MicroBatches], int]:
-    """Good ways to deal a mini-batch out to ranks that meet at each micro-batch.
+) -> tuple[list[Cut], int]:
+    """Good ways to cut a mini-batch for ranks that synchronize at each micro-batch.
 
     Args:
         rows: real rows of the mini-batch.
@@ -120,16 +115,16 @@ def ways_to_cut(
     rows_of_tip = _rows_of_tips(costs, rows, most_rows)
     by_length = costs.longest_first(list(rows_of_tip))
     rows_I = [rows_of_tip[tip] for tip in by_length.tolist()]
-    packer = LevelPacker(costs=costs, items=by_length)
+    packer = LevelPacker(costs, by_length)
     bound = micro_batch_bound(costs.tokens_R[by_length], costs.cost_R[by_length], call.dp_size, call.token_budget)
     n_polished = POLISHED if len(rows) <= LARGE else 1
     found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
     polished = [polish(levels, packer, bound, max_pairs // n_polished) for levels in found]
     cuts = [
-        MicroBatches(
+        Cut(
             rows_DK=[
                 [[row for item in items for row in rows_I[item]] for items in bins_K]
-                for bins_K in _deal_levels(levels, packer.cost_I, [len(rows) for rows in rows_I], call.dp_size)
+                for bins_K in _assign_ranks(levels, packer.cost_I, [len(rows) for rows in rows_I], call.dp_size)
             ],
             time=packer.time(levels),
         )
@@ -155,13 +150,13 @@ def _rows_of_tips(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
     return found
 
 
-def _deal_levels(levels: Levels, cost_I: Sequence[int], n_rows_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
+def _assign_ranks(levels: Levels, cost_I: Sequence[int], n_rows_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
     """Gives each rank a bin of each level; ranks with few rows so far get the bins with many.
 
     Args:
         n_rows_I: rows of each item.
     """
-    dealt: list[list[Bin]] = [[] for _ in range(n_ranks)]
+    bins_DK: list[list[Bin]] = [[] for _ in range(n_ranks)]
     standing = [(0, 0, rank) for rank in range(n_ranks)]
     for bins in levels.bins_KD:
         weighed = sorted(
@@ -170,6 +165,6 @@ def _deal_levels(levels: Levels, cost_I: Sequence[int], n_rows_I: Sequence[int],
         standing.sort(reverse=True)
         for place, ((count, cost), items) in enumerate(weighed):
             items_before, cost_before, rank = standing[place]
-            dealt[rank].append(items)
+            bins_DK[rank].append(items)
             standing[place] = (items_before + max(count, 1), cost_before + cost, rank)
-    return dealt
+    return bins_DK

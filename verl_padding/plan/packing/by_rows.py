@@ -7,32 +7,37 @@ from collections.abc import Sequence
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.job import Packer
+from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.balance import balance
-from verl_padding.plan.packing.cell_size import extra_cost
+from verl_padding.plan.packing.cell_size import balanced_cells, extra_cost
 from verl_padding.plan.packing.pads import FilledCells
+from verl_padding.plan.packing.way import Way
 
 
-def cut_by_rows(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
-    """Cuts the cells of a mini-batch, the costliest micro-batch first.
+class ByRows(Way):
+    """Micro-batches of about the same cost need the least memory.
 
-    Micro-batches of about the same cost need the least memory. If they are in the same order on all ranks, ranks that
-    meet at each wait least. None holds only pads while there are rows for all.
-
-    Args:
-        rows_D: real rows of each rank.
-        size: rows of a cell, pads among them; a multiple of the rows of a micro-batch.
+    If they are in the same order on all ranks, the costliest first, ranks that meet at each wait least. None holds only
+    pads while there are rows for all.
     """
-    micro_rows = costs.call.micro_batch_rows
-    rows_DK = []
-    for rows in rows_D:
-        extra_I = extra_cost(costs, rows)
-        bins = balance(extra_I, size // micro_rows, micro_rows)
-        bins = [bins[number] for number in np.argsort([-extra_I[items].sum() for items in bins], kind="stable")]
-        rows_DK.append([[rows[item] for item in items] for items in bins])
-    pads_DK = [[micro_rows - len(rows) for rows in rows_K] for rows_K in rows_DK]
-    return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK)
+
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        return costs.call.token_budget is None
+
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        size, rows_MD = balanced_cells(costs, mini_batches)
+        micro_rows = costs.call.micro_batch_rows
+        n_micro = size // micro_rows
+        return [
+            FilledCells.filled_up([_cut(costs, rows, n_micro) for rows in rows_D], [micro_rows] * n_micro)
+            for rows_D in rows_MD
+        ]
 
 
-def leave_uncut(rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
-    """The cells of a mini-batch, each in one piece: the workers cut them."""
-    return FilledCells(rows_DK=[[list(rows)] for rows in rows_D], pads_DK=[[size - len(rows)] for rows in rows_D])
+def _cut(costs: CallCosts, rows: Sequence[int], n_micro: int) -> list[list[int]]:
+    """The micro-batches of a rank, the costliest first."""
+    extra_I = extra_cost(costs, rows)
+    bins = balance(extra_I, n_micro, costs.call.micro_batch_rows)
+    costliest_first = np.argsort([-extra_I[items].sum() for items in bins], kind="stable")
+    return [[rows[item] for item in bins[number]] for number in costliest_first]

@@ -14,26 +14,31 @@ import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
+from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.balance import Bins, balance
 
 
-def least_size(costs: CallCosts, rows_M: Sequence[Sequence[int]]) -> int:
-    """The fewest rows that the cells of a call can hold: an even share of its fullest mini-batch."""
-    most = max(-(-len(rows) // costs.call.dp_size) for rows in rows_M)
+def least_size(costs: CallCosts, mini_batches: MiniBatches) -> int:
+    """The fewest rows that the cells of a call can hold: an even share of its fullest mini-batch, or of a fixed one."""
+    if mini_batches.mini_batch_rows is not None:
+        return mini_batches.mini_batch_rows // costs.call.dp_size
+    most = max(-(-len(rows) // costs.call.dp_size) for rows in mini_batches.rows_M)
     return up_to_multiple(most, costs.call.cell_multiple)
 
 
-def balanced_cells(
-    costs: CallCosts, rows_M: Sequence[Sequence[int]], size: int, *, may_grow: bool
-) -> tuple[int, list[list[list[int]]]]:
-    """The size of a cell, and the real rows of each mini-batch and rank, balanced by cost.
+def may_grow(costs: CallCosts, mini_batches: MiniBatches) -> bool:
+    """Whether cells may hold more rows than the least if that makes the step shorter."""
+    return mini_batches.mini_batch_rows is None and costs.call.token_budget is not None
 
-    Args:
-        size: rows of a cell, pads among them.
-        may_grow: whether cells may hold more rows if that makes the step shorter.
+
+def balanced_cells(costs: CallCosts, mini_batches: MiniBatches) -> tuple[int, list[list[list[int]]]]:
+    """The rows of a cell, pads among them, and the real rows of each mini-batch and rank, balanced by cost.
+
+    What a chain costs is not known here: with chains, the cells are the least, and only make sure that there is a plan.
     """
+    size, rows_M = least_size(costs, mini_batches), mini_batches.rows_M
     extra_M = [extra_cost(costs, rows) for rows in rows_M]
-    if may_grow:
+    if may_grow(costs, mini_batches) and costs.chain_R is None:
         size, bins_M = _trade_pads_for_balance(costs, extra_M, size)
     else:
         bins_M = [balance(extra_I, costs.call.dp_size, size) for extra_I in extra_M]
@@ -60,7 +65,7 @@ def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int)
     Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must
     then be as large: one row of 30k tokens leaves its rank with no other row, the rest of that mini-batch fills
     the other ranks, and the cells of all mini-batches grow with them. So sizes between the least and the free
-    one are tried, and each is judged by the time of the slowest ranks, pads in the cells included, plus what
+    one are tried, and each is scored by the time of the slowest ranks, pads in the cells included, plus what
     the handling of all pads takes. One mini-batch of many then gives up some balance before thousands of pads
     are made, and where a long row decides the time anyway its rank takes short rows until the pads are gone.
     """
@@ -79,9 +84,9 @@ def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int)
             bins if max(map(len, bins)) <= tried else balance(extra_I, n_ranks, tried)
             for extra_I, bins in zip(extra_M, bins_M, strict=True)
         ]
-        judged = (step_cost(tried, bins_M), tried)
-        if judged < best:
-            best, best_bins_M = judged, bins_M
+        scored = (step_cost(tried, bins_M), tried)
+        if scored < best:
+            best, best_bins_M = scored, bins_M
     return best[1], best_bins_M
 
 

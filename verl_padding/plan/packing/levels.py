@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
@@ -57,42 +56,21 @@ class Levels:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LevelPacker:
-    """Packs the rows of a mini-batch into levels."""
+    """Packs the rows of a mini-batch into levels.
 
-    costs: CallCosts
+    Args:
+        items: the row of each item, the longest first; of a chain, it is the tip.
+    """
 
-    items: Int64s
-    """The row of each item, the longest first; of a chain, it is the tip."""
-
-    @cached_property
-    def tokens_I(self) -> list[int]:
-        """Tokens of each item, falling."""
-        tokens: list[int] = self.costs.tokens_R[self.items].tolist()
-        return tokens
-
-    @cached_property
-    def cost_I(self) -> list[int]:
-        """Cost of each item, falling."""
-        cost: list[int] = self.costs.cost_R[self.items].tolist()
-        return cost
-
-    @cached_property
-    def n_ranks(self) -> int:
-        return self.costs.call.dp_size
-
-    @cached_property
-    def token_budget(self) -> int:
-        """Most tokens of a bin."""
-        budget = self.costs.call.token_budget
-        assert budget is not None
-        return budget
-
-    @cached_property
-    def multiple(self) -> int:
+    def __init__(self, costs: CallCosts, items: Int64s):
+        assert costs.call.token_budget is not None
+        self.tokens_I: list[int] = costs.tokens_R[items].tolist()
+        self.cost_I: list[int] = costs.cost_R[items].tolist()
+        self.n_ranks, self.token_budget = costs.call.dp_size, costs.call.token_budget
+        self.multiple = costs.call.micro_batch_multiple
         """The number of levels is a multiple of it."""
-        return self.costs.call.micro_batch_multiple
+        self._handling = costs.level
 
     def candidates(self, bound: int) -> Iterator[Levels]:
         """Good ways to cut the levels, until one is good enough; ``bound`` is the least height there is."""
@@ -105,7 +83,7 @@ class LevelPacker:
         least = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks)) or 1
         n_levels, successes = -(-least // self.multiple) * self.multiple, 0
         while successes <= MORE_LEVELS and n_levels <= len(self.tokens_I) + self.multiple:
-            if best is not None and bound + n_levels * self.costs.level >= best:
+            if best is not None and bound + n_levels * self._handling >= best:
                 return  # not even a perfect cut into so many levels would be better
             found = self._pack(n_levels)
             yield from found
@@ -117,7 +95,7 @@ class LevelPacker:
 
     def time(self, levels: Levels) -> int:
         """What a mini-batch costs, cut like this."""
-        return levels.height + len(levels.bins_KD) * self.costs.level
+        return levels.height + len(levels.bins_KD) * self._handling
 
     def _levels(self, bins: list[Bin]) -> Levels:
         return Levels.of_bins(bins, self.cost_I, self.n_ranks, self.multiple)

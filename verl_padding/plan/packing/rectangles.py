@@ -10,58 +10,52 @@ higher than its level by sorting, whatever the sizes are; what is left to choose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.packing.pads import FilledCells
+from verl_padding.plan.job import Packer
+from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.packing.cell_size import least_size, up_to_multiple
+from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks, cheap_at_both_ends
+from verl_padding.plan.packing.way import Way
 
 LESS_MEMORY = 128
 """A mini-batch may take longer by its time over this if that makes its largest block smaller."""
 
 
-def cut_rectangles(costs: CallCosts, rows: Sequence[int], size: int) -> FilledCells:
-    """Deals a mini-batch out and cuts it.
+class Rectangles(Way):
+    """For engines that pad the rows of a micro-batch or cell to its longest one."""
 
-    Args:
-        rows: real rows of the mini-batch, no more than the ranks have places for.
-        size: rows of a cell, pads among them.
-    """
-    by_length = costs.longest_first(rows)
-    cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
-    rows_DK, pads_DK = cut(costs, by_length, size)
-    return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK)
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        return costs.call.padded_to != "row"
+
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
+        size = least_size(costs, mini_batches)
+        return [cut(costs, costs.longest_first(rows), size) for rows in mini_batches.rows_M]
 
 
-def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
+def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of lengths."""
     n_ranks = costs.call.dp_size
-    tokens = _with_pads(costs, by_length, n_ranks * size)
-    n_rows_K = _level_rows(costs, tokens[::n_ranks], size)
-    rows_DK: list[list[list[int]]] = [[] for _ in range(n_ranks)]
-    pads_DK: list[list[int]] = [[] for _ in range(n_ranks)]
+    n_rows_K = _level_rows(costs, _with_pads(costs, by_length, n_ranks * size)[::n_ranks], size)
+    rows_DK: RowsDK = [[] for _ in range(n_ranks)]
     load_D = [0] * n_ranks
     begin = 0
     for level, n_rows in enumerate(n_rows_K):
         end = begin + n_ranks * n_rows
         # In the first level each rank gets a row, while there are enough.
-        blocks = _blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=level == 0)
-        for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), blocks, strict=True):
+        level_D = blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=level == 0)
+        for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), level_D, strict=True):
             rows_DK[rank].append(block)
-            pads_DK[rank].append(n_rows - len(block))
             load_D[rank] += n_rows * costs.of(int(costs.tokens_R[block].max()) if block else costs.pad_tokens)
         begin = end
-    if costs.call.ranks_meet == "micro_batch":
-        return rows_DK, pads_DK
-    # As in verl: a pipeline fills and drains with cheap micro-batches.
-    order = [*range(len(n_rows_K))[::2][::-1], *range(len(n_rows_K))[1::2]]
-    return (
-        [[rows_DK[rank][level] for level in order] for rank in range(n_ranks)],
-        [[pads_DK[rank][level] for level in order] for rank in range(n_ranks)],
-    )
+    if costs.call.ranks_meet == "mini_batch":
+        rows_DK, n_rows_K = [cheap_at_both_ends(rows_K) for rows_K in rows_DK], cheap_at_both_ends(n_rows_K)
+    return FilledCells.filled_up(rows_DK, n_rows_K)
 
 
 def _with_pads(costs: CallCosts, by_length: Int64s, places: int) -> Int64s:
@@ -81,7 +75,8 @@ def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
         return [costs.call.micro_batch_rows] * (size // costs.call.micro_batch_rows)
     best, time = _fewest(costs, longest_T, budget)
     # Time falls as blocks may be larger: find the smallest limit that costs next to no time.
-    low, high = int(longest_T.max()), max(rows * int(longest_T[at]) for at, rows in _starts(best))
+    starts = accumulate(best, initial=0)
+    low, high = int(longest_T.max()), max(rows * int(longest_T[at]) for at, rows in zip(starts, best, strict=False))
     while low < high:
         limit = (low + high) // 2
         n_rows_K, limited = _fewest(costs, longest_T, limit)
@@ -96,8 +91,8 @@ def _fewest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int],
     """Sizes of the levels for which a mini-batch takes the least time, with blocks of at most ``limit`` tokens.
 
     Dynamic programming over the rows of a rank that are placed: the time from t on is the least, over s, of a
-    level of s rows, s x cost(longest left) + its handling, plus the time from t + s on. Numbers of levels are
-    told apart by their remainder, as the schedule takes only multiples.
+    level of s rows, s x cost(longest left) + its handling, plus the time from t + s on. The number of levels is
+    kept modulo the multiple that the schedule requires.
     """
     size, multiple = len(longest_T), costs.call.micro_batch_multiple
     never = np.iinfo(np.int64).max // 2
@@ -123,52 +118,18 @@ def _fewest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int],
     return n_rows_K, int(time_TL[0, 0])
 
 
-def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> tuple[list[list[list[int]]], list[list[int]]]:
+def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
     """Each rank gets neighbours in the order of lengths, because all its rows are padded to its longest.
 
     The slowest rank is the one with the longest row, whatever the others have, so there is nothing to balance.
     """
     call = costs.call
-    cells = _blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
     if call.token_budget is None:
         n_micro = size // call.micro_batch_rows
     else:
         longest = max(int(costs.tokens_R[by_length[0]]), costs.pad_tokens)
-        n_micro = -(-size // (call.token_budget // longest))
-        n_micro = -(-n_micro // call.micro_batch_multiple) * call.micro_batch_multiple
+        n_micro = up_to_multiple(-(-size // (call.token_budget // longest)), call.micro_batch_multiple)
     ends = [size * number // n_micro for number in range(n_micro + 1)]
+    cells = blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
     rows_DK = [[rows[begin:end] for begin, end in pairwise(ends)] for rows in cells]
-    pads_DK = [
-        [end - begin - len(rows) for (begin, end), rows in zip(pairwise(ends), n_rows_K, strict=True)]
-        for n_rows_K in rows_DK
-    ]
-    return rows_DK, pads_DK
-
-
-def _starts(n_rows_K: Sequence[int]) -> list[tuple[int, int]]:
-    """(rows of a rank before a level, rows in it) of each level."""
-    starts, before = [], 0
-    for rows in n_rows_K:
-        starts.append((before, rows))
-        before += rows
-    return starts
-
-
-def _blocks(rows: list[int], n_blocks: int, size: int, *, spread_pads: bool) -> list[list[int]]:
-    """Cuts rows, longest first, into blocks of ``size`` places; the last places of the last blocks are for pads.
-
-    Args:
-        spread_pads: no block may hold only pads while there are rows for all.
-    """
-    pads = n_blocks * size - len(rows)
-    most = size - 1 if spread_pads else size
-    pads_B = [0] * n_blocks
-    for block in reversed(range(n_blocks)):
-        # With fewer rows than blocks, those that are left without one hold pads alone.
-        pads_B[block] = min(pads, size if block >= len(rows) else most)
-        pads -= pads_B[block]
-    blocks, begin = [], 0
-    for held in pads_B:
-        blocks.append(rows[begin : begin + size - held])
-        begin += size - held
-    return blocks
+    return FilledCells.filled_up(rows_DK, [end - begin for begin, end in pairwise(ends)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_padding.plan.even_cuts import even_groups
-from verl_padding.plan.mini_batches import MiniBatches, ordered, refuse_indivisible_prompts, rows_of_prompts
+from verl_padding.plan.mini_batches import MiniBatches, check_prompts_divide, ordered, rows_of_prompts
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies.strategy import Strategy
@@ -13,7 +13,7 @@ class Prompt(Strategy):
     """Numbers of prompts differ by at most one, numbers of rows by at most the largest prompt's."""
 
     def check(self, shape: StepShape, name: str) -> None:
-        refuse_indivisible_prompts(shape, name)
+        check_prompts_divide(shape, name)
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         update = shape.updates[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, refuse_indivisible_prompts
+from verl_padding.plan.mini_batches import MiniBatches, check_prompts_divide, cut_evenly, ordered
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies.strategy import Strategy
@@ -12,7 +12,7 @@ class EvenRows(Strategy):
     """Numbers of rows differ by at most one."""
 
     def check(self, shape: StepShape, name: str) -> None:
-        refuse_indivisible_prompts(shape, name)
+        check_prompts_divide(shape, name)
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         update = shape.updates[name]

@@ -1,61 +1,55 @@
 """Micro-batches that cost more than their rows do alone: how full they are to be is searched.
 
-Everything that deals rows reckons with costs that add up. Where pairs of tokens of two rows cost something, d each
+Every way to fill cells adds costs up. Where pairs of tokens of two rows cost something, d each
 (:class:`~verl_padding.plan.measured_cost.MeasuredCost`), a row of L tokens takes d L (T - L) of a micro-batch of T
 tokens: that adds up too, once T is known. So a few fills T are tried, from the token budget down by halves. For each,
-rows are priced for a micro-batch of T tokens and dealt with T in the place of the budget; what the layout really costs
-decides. Of many rows, a part is dealt for each fill, on a part of the ranks, and the best fill is taken for all. A row
-longer than T is alone in its micro-batch: while rows are dealt it counts as T tokens, and nothing fits beside it.
+rows are priced for a micro-batch of T tokens and packed with T in the place of the budget; what the layout really costs
+decides. Of many rows, a part is packed for each fill, on a part of the ranks, and the best fill is taken for all. A row
+longer than T is alone in its micro-batch: while rows are packed it counts as T tokens, and nothing fits beside it.
 
 A cost that does not know yet what depends on the fill may ask for one: then that fill alone is planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.cost import MicroBatchCost
-from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
+from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.packing.way import Way
 
 SAMPLED = 8192
 """Rows for which fills are compared, about: more of them change nothing but the time that it takes."""
 HALVES = 6
 """Times that the fill is halved at most."""
 
-Deal = Callable[[CallCosts, Packer, MiniBatches], Layout]
 
-
-def deal_by_fill(deal: Deal, costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout that takes the least time, of those for a few fills.
+def at_best_fill(way: Way, costs: CallCosts, mini_batches: MiniBatches) -> CallCosts:
+    """The costs of a call with rows priced for the fill by which its layout takes the least time, of a few fills.
 
     Args:
-        deal: deals rows whose costs add up.
+        way: what fills the cells.
         costs: the call's; its cost model is one of micro-batches, for rows alone.
     """
-    model = costs.cost_model
-    assert isinstance(model, MicroBatchCost)
+    model, call = costs.cost_model, costs.call
+    assert isinstance(model, MeasuredCost)
     assert not model.fill
-    call = costs.call
-    if call.token_budget is None or packer == "verl":
+    if call.token_budget is None or not way.cuts_micro_batches:
         fill = call.token_budget or int(costs.tokens_R.mean()) * call.micro_batch_rows
-        return deal(replace(costs, cost_model=model.at(fill)), packer, mini_batches)
+        return replace(costs, cost_model=model.at(fill))
     fills = list(_fills(costs, model))
-    if len(fills) > 1:
-        sample, ranks = _sample(mini_batches, call.dp_size)
-        of_few = replace(costs, call=replace(call, dp_size=ranks))
-
-        def time_with(fill: int) -> int:
-            return layout_time(deal(_priced_for(fill, of_few, model), packer, sample), of_few)
-
-        fills = [min(fills, key=time_with)]
-    return deal(_priced_for(fills[0], costs, model), packer, mini_batches)
+    if len(fills) == 1:
+        return _priced_for(fills[0], costs, model)
+    sample, ranks = _sample(mini_batches, call.dp_size)
+    of_few = replace(costs, call=replace(call, dp_size=ranks))
+    best = min(fills, key=lambda fill: layout_time(way.layout(_priced_for(fill, of_few, model), sample), of_few))
+    return _priced_for(best, costs, model)
 
 
 def _sample(mini_batches: MiniBatches, ranks: int) -> tuple[MiniBatches, int]:
@@ -81,7 +75,7 @@ def layout_time(layout: Layout, costs: CallCosts) -> int:
     return slowest + layout.n_pads * costs.pad_handling
 
 
-def _priced_for(fill: int, costs: CallCosts, model: MicroBatchCost) -> CallCosts:
+def _priced_for(fill: int, costs: CallCosts, model: MeasuredCost) -> CallCosts:
     return replace(
         costs,
         call=replace(costs.call, token_budget=fill),
@@ -91,10 +85,10 @@ def _priced_for(fill: int, costs: CallCosts, model: MicroBatchCost) -> CallCosts
     )
 
 
-def _fills(costs: CallCosts, model: MicroBatchCost) -> Iterator[int]:
+def _fills(costs: CallCosts, model: MeasuredCost) -> Iterator[int]:
     """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length.
 
-    None that is emptier than what was measured allows to foretell. Where a fill is to be tried, that one alone; where
+    None that is emptier than what was measured allows to predict. Where a fill is to be tried, that one alone; where
     rows cost the same in micro-batches of any fill, the token budget alone.
     """
     budget = costs.call.token_budget
@@ -106,7 +100,7 @@ def _fills(costs: CallCosts, model: MicroBatchCost) -> Iterator[int]:
         yield min(max(model.trial_fill, least), budget)
         return
     yield budget
-    for halves in range(1, HALVES + 1 if model.depends_on_fill else 1):
+    for halves in range(1, HALVES + 1 if model.per_pair_s else 1):
         if budget >> halves < max(least, model.least_fill):
             return
         yield budget >> halves

@@ -1,0 +1,30 @@
+"""What a way to fill the cells of a call must provide."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.job import Packer
+from verl_padding.plan.layout import Layout
+from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.packing.pads import FilledCells, layout_of
+
+
+class Way(ABC):
+    """A way to assign the rows of mini-batches to ranks and micro-batches, and pads to what is left of the cells."""
+
+    cuts_micro_batches = True
+    """False if the workers cut the cells."""
+
+    @abstractmethod
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        """Whether it fills the cells of this call."""
+
+    @abstractmethod
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        """The cells of each mini-batch (none is empty); cells of all mini-batches are of one size."""
+
+    def layout(self, costs: CallCosts, mini_batches: MiniBatches) -> Layout:
+        """The layout of a call."""
+        return layout_of(self.fill(costs, mini_batches), costs.n_rows, with_micro_batches=self.cuts_micro_batches)
