@@ -21,7 +21,7 @@ from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, show, tell
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
-from verl_padding.plan.packing import balance, by_level, cell_size, fitting, levels, pads, polish
+from verl_padding.plan.packing import balance, by_level, cell_size, fitting, levels, pads
 from verl_padding.plan.planner import costs_of
 from verl_padding.plan.row_keys import row_key
 
@@ -30,7 +30,7 @@ MEETS_ONCE = 4
 """Of so many jobs, the ranks of one meet once a mini-batch; those of the others at every micro-batch."""
 
 STEPS: dict[str, tuple[Any, str, Any]] = {
-    "exchanges between bins": (polish._Search, "lower", lambda search, level: False),
+    "exchanges between bins": (levels, "exchange", lambda bins, *_, **__: bins),
     "heavy levels filled first": (
         levels.LevelPacker,
         "_pack_heavy_first",
@@ -41,7 +41,7 @@ STEPS: dict[str, tuple[Any, str, Any]] = {
     "first fit as one way": (levels, "first_fit", lambda tokens, cost, budget: []),
     "more levels than the least": (levels, "MORE_LEVELS", 0),
     "several ways polished": (by_level, "POLISHED", 1),
-    "moves and swaps between ranks": (balance, "_improve", lambda bins, cost, most: bins),
+    "moves and swaps between ranks": (balance, "exchange", lambda bins, *_, **__: bins),
     "sizes between least and free": (cell_size, "sizes_between", lambda least, free, multiple: []),
     "sizes that cuts ask for": (by_level, "sizes_between", lambda least, free, multiple: []),
     "rows that move to make cells fit": (

@@ -12,7 +12,6 @@ from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.packing.bins import first_fit, spread
 from verl_padding.plan.packing.levels import LevelPacker, Levels
-from verl_padding.plan.packing.polish import polish
 
 EXAMPLES = settings(max_examples=200)
 
@@ -32,7 +31,7 @@ def bound_of(packer: LevelPacker) -> int:
 
 
 def packed(packer: LevelPacker) -> Levels:
-    found = [polish(levels, packer, bound_of(packer), 10**6) for levels in packer.candidates(bound_of(packer))]
+    found = [packer.polish(levels, bound_of(packer), 10**6) for levels in packer.candidates(bound_of(packer))]
     return min(found, key=packer.time)
 
 
@@ -96,7 +95,7 @@ def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_wh
     bound = bound_of(packer)
     ways = list(packer.candidates(bound))
     assert ways
-    for levels in ways + [polish(way, packer, bound, 10**6) for way in ways]:
+    for levels in ways + [packer.polish(way, bound, 10**6) for way in ways]:
         bins = [items for level in levels.bins_KD for items in level]
         assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
         assert all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins)
@@ -111,7 +110,7 @@ def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_wh
 def test_polishing_never_makes_a_cut_worse(packer):
     bound = bound_of(packer)
     for way in packer.candidates(bound):
-        polished = polish(way, packer, bound, 10**6)
+        polished = packer.polish(way, bound, 10**6)
         assert packer.time(polished) <= packer.time(way)
 
 

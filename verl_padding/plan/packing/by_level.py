@@ -1,8 +1,8 @@
 """Cuts mini-batches into micro-batches by tokens, for ranks that meet at every one of them.
 
 Micro-batch k of all ranks is a level. Rows are packed into levels first, whatever rank they will be on
-(:mod:`~verl_padding.plan.packing.levels`, polished by :mod:`~verl_padding.plan.packing.polish`), then ranks get a bin
-of each level, and then the pads find their places (:mod:`~verl_padding.plan.packing.fitting`).
+(:mod:`~verl_padding.plan.packing.levels`), then ranks get a bin of each level, and then the pads find their places
+(:mod:`~verl_padding.plan.packing.fitting`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from verl_padding.plan.packing.cell_size import balanced_cells, may_grow, pads_t
 from verl_padding.plan.packing.fitting import Cut, fit
 from verl_padding.plan.packing.levels import LevelPacker, Levels
 from verl_padding.plan.packing.pads import FilledCells, least_rows
-from verl_padding.plan.packing.polish import polish
 from verl_padding.plan.packing.way import Way
 
 POLISH_PAIRS = 1 << 22
@@ -119,7 +118,7 @@ def ways_to_cut(
     bound = micro_batch_bound(costs.tokens_R[by_length], costs.cost_R[by_length], call.dp_size, call.token_budget)
     n_polished = POLISHED if len(rows) <= LARGE else 1
     found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
-    polished = [polish(levels, packer, bound, max_pairs // n_polished) for levels in found]
+    polished = [packer.polish(levels, bound, max_pairs // n_polished) for levels in found]
     cuts = [
         Cut(
             rows_DK=[

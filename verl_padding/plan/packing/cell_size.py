@@ -15,7 +15,8 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.balance import Bins, balance
+from verl_padding.plan.packing.balance import balance
+from verl_padding.plan.packing.bins import Bin
 
 
 def least_size(costs: CallCosts, mini_batches: MiniBatches) -> int:
@@ -59,7 +60,7 @@ def pads_time(costs: CallCosts, size: int, n_mini_batches: int) -> int:
     return n_mini_batches * size * costs.pad + pads * costs.pad_handling
 
 
-def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int) -> tuple[int, list[Bins]]:
+def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int) -> tuple[int, list[list[Bin]]]:
     """The size of a cell, and the ranks' rows, for which the step takes the least time.
 
     Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must
@@ -71,7 +72,7 @@ def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int)
     """
     n_ranks, multiple = costs.call.dp_size, costs.call.cell_multiple
 
-    def step_cost(size: int, bins_M: list[Bins]) -> int:
+    def step_cost(size: int, bins_M: list[list[Bin]]) -> int:
         return sum(map(_costliest, extra_M, bins_M)) + pads_time(costs, size, len(extra_M))
 
     bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
@@ -90,7 +91,7 @@ def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int)
     return best[1], best_bins_M
 
 
-def _costliest(cost_I: Int64s, bins: Bins) -> int:
+def _costliest(cost_I: Int64s, bins: list[Bin]) -> int:
     """Cost of the costliest bin."""
     return max(int(cost_I[items].sum()) if items else 0 for items in bins)
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.packing.bins import Bin, SortedPool, first_fit, spread
+from verl_padding.plan.packing.exchanges import exchange
 
 MORE_LEVELS = 3
 """How many larger numbers of levels are tried than the least: one more costs its handling, but may fit rows better."""
@@ -92,6 +95,19 @@ class LevelPacker:
                 return
             successes += bool(found)
             n_levels += self.multiple
+
+    def polish(self, levels: Levels, bound: int, max_pairs: int) -> Levels:
+        """Lowers the levels by exchanges between their bins, until they are good enough."""
+        bins = exchange(
+            [items for level in levels.bins_KD for items in level],
+            np.array(self.tokens_I, dtype=np.int64),
+            np.array(self.cost_I, dtype=np.int64),
+            token_budget=self.token_budget,
+            n_levels=len(levels.bins_KD),
+            goal=good_enough(bound, len(self.cost_I)),
+            max_pairs=max_pairs,
+        )
+        return self._levels(bins)
 
     def time(self, levels: Levels) -> int:
         """What a mini-batch costs, cut like this."""
