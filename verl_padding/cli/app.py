@@ -4,57 +4,58 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from typer.core import TyperGroup
 
 from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingError
 from verl_padding.job.composition import CONFIG_PATH, JobArguments
 from verl_padding.job.known_verl import PRIMARY
-from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
+from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, PlanError, Sharing
 from verl_padding.version import __version__
 
-app = typer.Typer(no_args_is_help=True)
+
+class _Commands(TyperGroup):
+    """Shows a refusal, or a file that cannot be read or written, in a line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (PaddingError, PlanError, OSError) as refusal:
+            Console(stderr=True, soft_wrap=True).print(str(refusal), style="red", markup=False, highlight=False)
+            raise typer.Exit(1) from refusal
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True)
 
 Family = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
 """Families of tiny models. Named here again: the command line must not need what its commands need."""
 
 Act = Literal["all", "sessions", "step"]
 
-BESIDE = ("verl", "TransferQueue", "torch")
-"""Packages whose versions a report of a fault should name."""
-
-PLAN_FORMS = (
-    'Each line of the file is a row: {"prompt": "p0", "session": 0, "tokens": 512}. In place of "tokens", it may have '
-    '"prompt_tokens" and "response_tokens", or "token_ids". With "extends": 3, it begins with all tokens of row number '
-    '3. Row numbers are lines, counted from 0. A line of a rollout dump has "uid", "input" and "output".\n\n'
-    '--json prints {"steps": [{"ranks": [{"rows": [0, 2], "pads": 1}]}], "figures": {..}}. With --packer plan, a rank '
-    'is {"micro_batches": [{"rows": [0, 2], "pads": 1}]}. docs/rows_file.md explains every field.'
-)
+OVERRIDES = typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
+ConfigName = Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")]
+ConfigPath = Annotated[str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")]
+ConfigDir = Annotated[str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")]
 
 
-def _tell_version(asked_for: bool) -> None:
+def _show_versions(asked_for: bool) -> None:
     if asked_for:
-        typer.echo(
-            f"verl_padding {__version__} ({', '.join(map(_version_of, BESIDE))}, Python {platform.python_version()})"
-        )
+        others = ", ".join(f"{name} {version_of(name)}" for name in ("verl", "TransferQueue", "torch"))
+        typer.echo(f"verl_padding {__version__} ({others}, Python {platform.python_version()})")
         raise typer.Exit
-
-
-def _version_of(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return f"{package} not installed"
 
 
 @app.callback()
 def main(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show versions and exit."),
+        typer.Option("--version", callback=_show_versions, is_eager=True, help="Show versions and exit."),
     ] = False,
 ) -> None:
     """Batches of any size for verl: only its workers see the pads."""
@@ -65,10 +66,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
     out: Annotated[
         Path,
-        typer.Option(
-            help="Folder for metrics, rollouts, log and picture: a new or an empty one, or that of an earlier demo, "
-            "whose files are replaced. No other file is touched."
-        ),
+        typer.Option(file_okay=False, help="Folder for metrics, rollouts, log and picture: a new or an empty one."),
     ] = Path("demo_out"),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
@@ -77,7 +75,6 @@ def demo(
     images: Annotated[
         bool, typer.Option("--images", help="Train a vision model: sessions start with an image (extra: vision).")
     ] = False,
-    pictures: Annotated[bool, typer.Option("--pictures", hidden=True)] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
 
@@ -85,21 +82,12 @@ def demo(
     the command line cannot be read; 3 if the job ran to its end and the agent has not learned; if the job failed, its
     own.
     """
-    from rich.console import Console
-
     from verl_padding.cli.demo import run_demo
-    from verl_padding.errors import PaddingError
 
-    try:
-        if pictures:
-            Console(stderr=True).print("--pictures is now called --images.")
-        sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images or pictures, seed=seed))
-    except PaddingError as refusal:
-        Console(stderr=True).print(str(refusal), style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
+    sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
 
 
-@app.command(epilog=PLAN_FORMS)
+@app.command()
 def plan(
     rows: Annotated[
         Path,
@@ -160,54 +148,66 @@ def plan(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script.")],
-    picture: Annotated[Path, typer.Option(help="File for the picture.")] = Path("runs.png"),
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True, file_okay=False, help="Folders of runs: the demo's, or the OUT of a recipe's script."
+        ),
+    ],
+    picture: Annotated[Path, typer.Option(dir_okay=False, help="File for the picture.")] = Path("runs.png"),
 ) -> None:
     """Draws runs into one picture: reward, optimizer steps, gradient norm and pads of each step."""
-    from verl_padding.cli.compare import compare_runs
+    from verl_padding.runs.curves import RunCurves, draw, table_of
 
-    sys.exit(compare_runs(runs, picture))
+    curves = [RunCurves.read(run) for run in runs]
+    Console().print(table_of(curves))
+    draw(curves, picture)
+    typer.echo(f"The picture is in {picture}.")
 
 
 @app.command()
 def timeline(
-    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl."
+        ),
+    ],
     picture: Annotated[
-        Path | None, typer.Option(help="Draw ranks over time into this file: a bar for each micro-batch.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Draw ranks over time into this file: a bar for each micro-batch."),
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a Chrome trace into this file, which ui.perfetto.dev opens.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Write a Chrome trace into this file, which ui.perfetto.dev opens."),
     ] = None,
     update: Annotated[int, typer.Option(min=0, help="Local update of the step, from 0 (separate_async).")] = 0,
 ) -> None:
     """Shows what each worker call of a step took, by the clock: seconds, waiting, imbalance, memory."""
     from verl_padding.cli.timeline import show_timeline
 
-    sys.exit(show_timeline(file, update=update, picture=picture, trace=trace))
+    show_timeline(file, update=update, picture=picture, trace=trace)
 
 
 @app.command()
 def tiny_model(
-    folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="The model's folder: empty, or not there yet.")],
     family: Annotated[Family, typer.Option(help="Architecture; qwen3_vl sees images (extra: vision).")] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
-    from verl_padding.cli.tiny_model import make_model
+    from verl_padding.local.tiny_models import write_tiny_model
 
-    sys.exit(make_model(folder, family, seed))
+    write_tiny_model(family, folder, seed=seed)
+    typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
 
 
 @app.command()
 def rehearse(
-    overrides: Annotated[list[str], typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")],
-    config_name: Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")] = PRIMARY,
-    config_path: Annotated[
-        str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
-    ] = CONFIG_PATH,
-    config_dir: Annotated[
-        str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")
-    ] = None,
+    overrides: Annotated[list[str], OVERRIDES],
+    config_name: ConfigName = PRIMARY,
+    config_path: ConfigPath = CONFIG_PATH,
+    config_dir: ConfigDir = None,
     reply: Annotated[
         list[str] | None, typer.Option(help="A text that the model says, among noise and calls of tools.")
     ] = None,
@@ -220,8 +220,6 @@ def rehearse(
 
     The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something is wrong.
     """
-    from rich.console import Console
-
     from verl_padding.cli.rehearse import rehearse as run
 
     job = JobArguments(
@@ -242,16 +240,10 @@ def rehearse(
 
 @app.command()
 def doctor(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
-    ] = None,
-    config_name: Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")] = PRIMARY,
-    config_path: Annotated[
-        str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
-    ] = CONFIG_PATH,
-    config_dir: Annotated[
-        str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    config_name: ConfigName = PRIMARY,
+    config_path: ConfigPath = CONFIG_PATH,
+    config_dir: ConfigDir = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that was checked.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")] = False,
 ) -> None:
@@ -259,8 +251,6 @@ def doctor(
 
     The exit code is 1 if something is wrong.
     """
-    from rich.console import Console
-
     from verl_padding.cli.doctor import diagnose
 
     job = JobArguments(

@@ -26,7 +26,7 @@ from verl_padding.plan import COST_MODELS, PlanError, TransformerCost
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
-from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, STOCK_LIGHT, refuse_unwritable
+from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, STOCK_LIGHT
 from verl_padding.stock.layout import Track
 from verl_padding.timing.learned_costs import LearnedCosts
 
@@ -74,13 +74,11 @@ def _planned_files(
     """
     cost_model, told = _cost_model(request.cost_model)
     count_tokens, files = token_counter(request.tokenizer), files_of(request.path)
-    if picture is not None:
-        if request.is_folder:
-            raise PaddingDataError(
-                f"--picture {picture}: shows one batch, and {request.path} is a folder of them. Name one of its files, "
-                "or leave --picture out."
-            )
-        refuse_unwritable(picture)
+    if picture is not None and request.is_folder:
+        raise PaddingDataError(
+            f"--picture {picture}: shows one batch, and {request.path} is a folder of them. Name one of its files, "
+            "or leave --picture out."
+        )
     planned: list[PlannedFile] = []
     for number in _bar("planning", notes)(range(len(files))):
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from verl_padding.cli.planned_file import LaidOut
 from verl_padding.plan.counted import counted
 from verl_padding.plan.mini_batch_costs import micro_batch_loads
-from verl_padding.runs.charts import PADS, WAITING, new_figure, patch, save_chart
+from verl_padding.runs.charts import PADS, WAITING, add_legend, new_figure, save_chart
 
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
 """More are not drawn: with many ranks, fewer steps, so that the picture fits a screen or two."""
@@ -29,9 +29,6 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
     Args:
         layouts: each with its colours, by its name.
         path: picture, of a kind that matplotlib writes.
-
-    Raises:
-        PaddingDataError: the picture cannot be written there.
     """
     first, _ = next(iter(layouts.values()))
     all_ranks, all_steps = len(first.rows_MDK[0]), max(laid.n_steps for laid, _ in layouts.values())
@@ -45,7 +42,7 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
         figsize=(10 * len(layouts), 1 + steps * (0.8 + 0.16 * ranks)),
         layout="constrained",
     )
-    handles: dict[str, Any] = {}
+    looks: dict[str, dict[str, Any]] = {}
     for column, (name, (laid, colours)) in enumerate(layouts.items()):
         its_steps = min(steps, laid.n_steps)
         axes_MC[0, column].set_title(_title(name, laid, its_steps))
@@ -57,11 +54,10 @@ def draw_layouts(layouts: Mapping[str, tuple[LaidOut, Colours]], path: Path) -> 
         lowest = axes_MC[its_steps - 1, column]
         lowest.tick_params(labelbottom=True)
         lowest.set_xlabel("cost, in rows of 1000 tokens")
-        handles[f"rows ({name})" if len(layouts) > 1 else "rows"] = patch(facecolor=colours[0])
-    handles |= {"pads": patch(facecolor=PADS), "waiting": patch(**WAITING)}
+        looks[f"rows ({name})" if len(layouts) > 1 else "rows"] = {"facecolor": colours[0]}
     left_out = "" if ranks == all_ranks else f" ({ranks} of {all_ranks} ranks)"
     figure.suptitle(f"micro-batches of each rank{left_out}")
-    figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
+    add_legend(figure, {**looks, "pads": {"facecolor": PADS}, "waiting": WAITING})
     save_chart(figure, path)
 
 

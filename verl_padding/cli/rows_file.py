@@ -15,7 +15,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import MOST_TOKENS, Rows
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, row_key, session_name
-from verl_padding.runs.report import dumps_in, is_named_as_dump
+from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
 
@@ -86,7 +86,7 @@ def read_rows_file(file: Path, count_tokens: CountTokens | None) -> RowsFile:
         return read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)
     try:
         with file.open("rb") as lines:
-            return read_rows(lines, name=str(file), count_tokens=count_tokens, is_dump=is_named_as_dump(file))
+            return read_rows(lines, name=str(file), count_tokens=count_tokens, is_dump=file.stem.isdecimal())
     except OSError as error:
         raise PaddingDataError(
             f"{file}: cannot be read ({error.strerror}). Name a file of rows, one JSON object per line; a folder of "

@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from verl_padding.plan.counted import counted
-from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, new_figure, patch, save_chart
+from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, add_legend, new_figure, save_chart
 from verl_padding.timing.laps import Lap, TimedStep
 
 MOST_RANKS = 64
 
 
-def draw_timeline(timed: TimedStep, calls: list[str], path: Path) -> None:
-    """Draws calls of a step below each other, each with its ranks over its own seconds.
+def draw_timeline(timed: TimedStep, path: Path) -> None:
+    """Draws the calls of a step below each other, each with its ranks over its own seconds.
 
     A bar is as long as its lap. What the rank waited in it is hatched, at its end; the tokens of pads are dark, at its
-    beginning; where waiting cannot be told, the bar is whole.
-
-    Raises:
-        PaddingDataError: the picture cannot be written there.
+    beginning; where waiting is not known, the bar is whole.
     """
+    calls = timed.calls
     ranks = min(max(lap.rank for lap in timed.laps) + 1, MOST_RANKS)
     figure, axes_C = new_figure(
         nrows=len(calls), squeeze=False, figsize=(12, 1 + len(calls) * (0.9 + 0.16 * ranks)), layout="constrained"
@@ -40,8 +38,7 @@ def draw_timeline(timed: TimedStep, calls: list[str], path: Path) -> None:
         axes.set_title(f"{call}: {counted(mini_batches, 'mini-batch')}", loc="left", fontsize="medium")
     axes_C[-1, 0].set_xlabel("seconds")
     figure.suptitle(f"step {timed.step}")
-    handles = {"micro-batches": patch(facecolor=OURS), "pads": patch(facecolor=PADS), "waiting": patch(**WAITING)}
-    figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
+    add_legend(figure, {"micro-batches": {"facecolor": OURS}, "pads": {"facecolor": PADS}, "waiting": WAITING})
     save_chart(figure, path)
 
 
