@@ -4,9 +4,9 @@ import json
 import re
 from dataclasses import fields
 
-from tests.cli.test_plan_command import plan_of, run
+from tests.cli.test_plan_command import plan_of
 from tests.support.pages import DOCS, FENCE, read
-from verl_padding.cli.comparison import LayoutTotals
+from verl_padding.cli.plan_tables import COMPARED
 from verl_padding.cli.rows_file import read_rows
 from verl_padding.plan import LayoutFigures
 
@@ -20,10 +20,6 @@ def first_column(heading: str) -> set[str]:
     section = PAGE.split(f"# {heading}\n")[1].split("\n#")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
-
-
-def names_of(figures: type) -> set[str]:
-    return {field.name for field in fields(figures)}
 
 
 def test_the_rows_of_the_page_are_read_as_it_says():
@@ -41,10 +37,14 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path.write_text(TEXTS[0])
     told = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", "chains", "--compare")
     assert told.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
-    assert told["figures"].keys() == first_column("Figures") == names_of(LayoutFigures) | {"plan_seconds"}
-    assert first_column("Comparison") == names_of(LayoutTotals)
+    assert (
+        told["figures"].keys()
+        == first_column("Figures")
+        == {field.name for field in fields(LayoutFigures)} | {"plan_seconds"}
+    )
+    assert first_column("Comparison") == COMPARED.keys()
     for name, totals in told["comparison"].items():
-        assert totals.keys() == names_of(LayoutTotals)
+        assert totals.keys() == COMPARED.keys()
         assert f"`{name}`" in PAGE.split("### Comparison\n")[1]
     nulls = {name for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items() if figure is None}
     (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
@@ -57,17 +57,3 @@ def test_a_folder_has_the_keys_of_the_page(tmp_path):
     (form,) = re.findall(r"the output is `(\{.*?\})`", PAGE)
     assert list(told) == re.findall(r'"(\w+)"', form)
     assert told["batches"][0].keys() == first_column("The plan as JSON") - {"strategy", "packer", "sharing"}
-
-
-def test_the_help_tells_both_forms_and_the_page():
-    told = " ".join(run("--help").output.split())
-    for form in (
-        '{"prompt": "p0", "session": 0, "tokens": 512}',
-        '"prompt_tokens" and "response_tokens", or "token_ids"',
-        "Row numbers are lines, counted from 0",
-        '"uid", "input" and "output"',
-        '{"steps": [{"ranks": [{"rows": [0, 2], "pads": 1}]}], "figures": {..}}',
-        '{"micro_batches": [{"rows": [0, 2], "pads": 1}]}',
-        "docs/rows_file.md",
-    ):
-        assert form in told, form

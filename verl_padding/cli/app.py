@@ -87,7 +87,9 @@ def demo(
     sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
 
 
-@app.command()
+@app.command(
+    epilog='A row of a file is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.'
+)
 def plan(
     rows: Annotated[
         Path,
@@ -104,17 +106,13 @@ def plan(
         str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))
     ] = PaddingConfig.strategy,
     packer: Annotated[
-        Packer,
-        typer.Option(
-            help="See padding.packer, whose default it has: verl leaves the micro-batches to verl's packer in the "
-            "workers, plan plans them too."
-        ),
+        Packer, typer.Option(help="verl: verl's packer cuts the micro-batches in the workers; plan: the plan does.")
     ] = PaddingConfig.packer,
     cost_model: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(COST_MODELS)}, a folder with the config.json of a model, or a checkpoint's "
-            "padding_costs.json (padding.cost_model=measured)."
+            help=f"{', '.join(COST_MODELS)}, a model's name or folder, or a checkpoint's padding_costs.json "
+            "(padding.cost_model=measured)."
         ),
     ] = PaddingConfig.cost_model,
     sharing: Annotated[
@@ -124,7 +122,9 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
     picture: Annotated[
         Path | None,
-        typer.Option(help="Draw each step's ranks into this file, with --compare beside those of stock verl."),
+        typer.Option(
+            dir_okay=False, help="Draw each step's ranks into this file, with --compare beside those of stock verl."
+        ),
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
 ) -> None:
@@ -143,7 +143,7 @@ def plan(
         tokenizer=tokenizer,
         sharing=sharing,
     )
-    sys.exit(show_plan(request, compare=compare, as_json=json, picture=picture))
+    show_plan(request, compare=compare, as_json=json, picture=picture)
 
 
 @app.command()

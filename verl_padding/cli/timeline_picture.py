@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_padding.plan.counted import counted
-from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, add_legend, new_figure, save_chart
+from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, add_legend, draw_bar, new_figure, save_chart
 from verl_padding.timing.laps import Lap, TimedStep
 
 MOST_RANKS = 64
@@ -16,8 +16,8 @@ MOST_RANKS = 64
 def draw_timeline(timed: TimedStep, path: Path) -> None:
     """Draws the calls of a step below each other, each with its ranks over its own seconds.
 
-    A bar is as long as its lap. What the rank waited in it is hatched, at its end; the tokens of pads are dark, at its
-    beginning; where waiting is not known, the bar is whole.
+    A bar is as long as its lap. What the rank waited in it is hatched, at its end, and the share of pads before that
+    is dark; where waiting is not known, the bar is whole.
     """
     calls = timed.calls
     ranks = min(max(lap.rank for lap in timed.laps) + 1, MOST_RANKS)
@@ -45,9 +45,4 @@ def draw_timeline(timed: TimedStep, path: Path) -> None:
 def _draw_lap(axes: Any, lap: Lap, start: float, colour: str) -> None:
     busy = lap.seconds if lap.busy_s is None else lap.busy_s
     pads = busy * sum(sorted(lap.computed_tokens)[: lap.pads]) / max(lap.tokens, 1)
-    axes.barh(lap.rank, busy, left=start, color=colour, edgecolor="white", linewidth=0.6)
-    if lap.pads:
-        # Pads may be narrower than a line: their edge makes them visible.
-        axes.barh(lap.rank, pads, left=start, color=PADS, edgecolor=PADS, linewidth=1.2)
-    if busy < lap.seconds:
-        axes.barh(lap.rank, lap.seconds - busy, left=start + busy, **WAITING)
+    draw_bar(axes, lap.rank, start, busy - pads, pads, lap.seconds - busy, colour=colour)

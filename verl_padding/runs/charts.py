@@ -33,6 +33,16 @@ def start_at_zero(axes: Any) -> None:
         axes.set_ylim(bottom=0)
 
 
+def draw_bar(axes: Any, rank: int, start: float, rows: float, pads: float, waiting: float, *, colour: str) -> None:
+    """Draws what a rank does in a micro-batch, from ``start`` on: its rows, its pads, and waiting for other ranks."""
+    axes.barh(rank, rows, left=start, color=colour, edgecolor="white", linewidth=0.6)
+    # Pads may be narrower than a line: their edge makes them visible.
+    if pads:
+        axes.barh(rank, pads, left=start + rows, color=PADS, edgecolor=PADS, linewidth=1.2)
+    if waiting:
+        axes.barh(rank, waiting, left=start + rows + pads, **WAITING)
+
+
 def add_legend(figure: Any, looks: dict[str, dict[str, Any]]) -> None:
     """A legend of patches below the axes, each with its look."""
     from matplotlib.patches import Patch
