@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_plan_command import CHAINS, SHARED, compared, plan_of, refused, run, write_sessions
-from verl_padding.cli.plan_tables import COMPARED
 from verl_padding.config import PaddingConfig
 
 ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
@@ -79,10 +78,10 @@ def test_of_a_folder_a_bad_line_is_told_with_its_file_and_no_picture_is_drawn(fo
     assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder, *SHAPE)
 
 
-def test_a_row_past_the_budget_is_told_with_its_line(file):
+def test_a_row_past_the_budget_is_refused_with_its_key_which_has_its_line(file):
     file.write_text("\n" + file.read_text())
     told = refused(file, *SHAPE, "--budget", 72)
-    assert f"{file}, line 65 (row number 64): row 'p15_3_0' has 73 tokens" in told
+    assert f"{file}: row 'p15_3_64' has 73 tokens" in told
     assert "raise --budget until it holds 73" in told
 
 
@@ -103,7 +102,7 @@ def test_the_settings_have_the_defaults_of_the_job_and_stand_in_the_title(file):
 def test_a_file_may_have_any_name(file):
     strange = file.rename(file.with_name("[bold]rows[red].jsonl"))
     assert run(strange, *SHAPE).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
-    assert f"{strange}, line 64 (row number 63): " in refused(strange, *SHAPE, "--budget", 9)
+    assert f"{strange}: row 'p15_3_63'" in refused(strange, *SHAPE, "--budget", 9)
 
 
 def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them(file):
@@ -118,11 +117,10 @@ def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):
     path = write_sessions(tmp_path / "rows.jsonl", CHAINS)
     told = plan_of(path, *SHARED, "--budget", 256, "--compare")["comparison"]
     assert list(told) == ["verl", "plan_without_sharing", "plan"]
-    assert [column.keys() for column in told.values()] == [COMPARED.keys()] * 3
     assert [column["computed_tokens"] for column in told.values()] == [30, 30, 23]
     assert told["plan"]["over_perfect"] < 1 <= told["plan_without_sharing"]["over_perfect"]
     table = compared(run(path, *SHARED, "--budget", 256, "--compare").stdout)
-    assert table["computed tokens of rows"] == ["30", "30", "23"]
+    assert table["computed tokens"] == ["30", "30", "23"]
 
 
 def notes(file: Path, *args: object) -> list[str]:

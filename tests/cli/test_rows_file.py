@@ -41,7 +41,7 @@ def test_row_numbers_are_lines_from_0_blank_ones_and_pads_of_stock_verl_included
     row = {"uid": "b_0_0", "input": "hi", "output": "yes", "prompt": "a key that a reward function logs"}
     batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9, "extends": 0}, count_tokens=len)
     assert batch.lines_R == (0, 3, 4)
-    assert batch.rows.key_R == ("a_0_0", "b_0_0", "a_0_1")
+    assert batch.rows.key_R == ("a_0_0", "b_0_0", "a_0_4")
     assert (batch.pads, batch.is_dump) == (1, True)
     assert batch.rows.extends_R == (None, None, 0)
     assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3 (row number 2): ")
@@ -82,7 +82,7 @@ def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cau
         ({**ROW, "tokens": True}, "row 'a_0_1' has True tokens"),
         ({**ROW, "tokens": 5.5}, "row 'a_0_1' has 5.5 tokens"),
         ({**ROW, "tokens": 10**30}, "a whole number from 1"),
-        ({**ROW, "session": "x"}, "row 'a_x_0': not of the form {uid}_{session}_{index}"),
+        ({**ROW, "session": "x"}, "row 'a_x_1': not of the form {uid}_{session}_{index}"),
         ({"uid": "abc", "input": "", "output": ""}, "row 'abc': not of the form {uid}_{session}_{index}"),
         ({"uid": "a_0_0", "input": "", "output": ""}, "row 'a_0_0' is in the batch twice"),
     ],

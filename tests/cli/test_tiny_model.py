@@ -1,13 +1,12 @@
 """``verl-padding tiny-model``: one command, one folder, and nobody's files are touched."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 from typer.testing import CliRunner
 
-from verl_padding.cli.app import Family, app
+from verl_padding.cli.app import app
 from verl_padding.local import tiny_models
 
 
@@ -47,7 +46,3 @@ def test_a_folder_with_other_files_is_refused_in_one_line_and_they_stay(name, tm
     assert refused.stderr.count("\n") == 1
     assert contents(place) == {name: b"years of work"}
     assert list(tmp_path.iterdir()) == [place]
-
-
-def test_the_command_line_names_the_families_that_there_are():
-    assert get_args(Family) == get_args(tiny_models.TinyModelKind)

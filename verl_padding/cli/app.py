@@ -12,11 +12,13 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from verl_padding.config import PaddingConfig
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingError
+from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import CONFIG_PATH, JobArguments
 from verl_padding.job.known_verl import PRIMARY
-from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, PlanError, Sharing
+from verl_padding.local.tiny_models import TinyModelKind, write_tiny_model
+from verl_padding.plan import COST_MODELS, STRATEGIES, Job, Packer, PlanError, Sharing, Update
 from verl_padding.version import __version__
 
 
@@ -32,11 +34,6 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True)
-
-Family = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
-"""Families of tiny models. Named here again: the command line must not need what its commands need."""
-
-Act = Literal["all", "sessions", "step"]
 
 OVERRIDES = typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
 ConfigName = Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")]
@@ -54,8 +51,7 @@ def _show_versions(asked_for: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_versions, is_eager=True, help="Show versions and exit."),
+        bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
     """Batches of any size for verl: only its workers see the pads."""
@@ -64,10 +60,9 @@ def main(
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
-    out: Annotated[
-        Path,
-        typer.Option(file_okay=False, help="Folder for metrics, rollouts, log and picture: a new or an empty one."),
-    ] = Path("demo_out"),
+    out: Annotated[Path, typer.Option(help="New or empty folder for metrics, rollouts, log and picture.")] = Path(
+        "demo_out"
+    ),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
     ] = 0,
@@ -87,16 +82,10 @@ def demo(
     sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
 
 
-@app.command(
-    epilog='A row of a file is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.'
-)
+@app.command(epilog='A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.')
 def plan(
     rows: Annotated[
-        Path,
-        typer.Argument(
-            help="File of rows, or a rollout dump of verl; a folder of dumps (trainer.rollout_data_dir), each planned "
-            "by itself; or - for standard input.",
-        ),
+        Path, typer.Argument(help="File of rows, a rollout dump of verl, a folder of dumps, or - for standard input.")
     ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
@@ -106,14 +95,10 @@ def plan(
         str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))
     ] = PaddingConfig.strategy,
     packer: Annotated[
-        Packer, typer.Option(help="verl: verl's packer cuts the micro-batches in the workers; plan: the plan does.")
+        Packer, typer.Option(help="What cuts the micro-batches: verl's packer in the workers, or the plan.")
     ] = PaddingConfig.packer,
     cost_model: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(COST_MODELS)}, a model's name or folder, or a checkpoint's padding_costs.json "
-            "(padding.cost_model=measured)."
-        ),
+        str, typer.Option(help=f"{', '.join(COST_MODELS)}, a model, or the padding_costs.json of a checkpoint.")
     ] = PaddingConfig.cost_model,
     sharing: Annotated[
         Sharing, typer.Option(help="chains: rows that extend each other are computed once (with --packer plan).")
@@ -121,40 +106,39 @@ def plan(
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False, help="Draw each step's ranks into this file, with --compare beside those of stock verl."
-        ),
+        Path | None, typer.Option(help="File for a picture of each step's ranks, with --compare also of stock verl's.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
-    from verl_padding.cli.plan import PlanRequest, show_plan
+    from verl_padding.cli.plan import cost_model_of, show_plan
 
-    request = PlanRequest(
-        path=rows,
+    update = Update(
         dp_size=dp,
-        mini_batch=mini_batch,
-        n=n,
-        budget=budget,
-        strategy=strategy,
-        packer=packer,
-        cost_model=cost_model,
-        tokenizer=tokenizer,
-        sharing=sharing,
+        token_budget=budget,
+        prompts_per_mini_batch=mini_batch,
+        mini_batch_setting="--mini-batch",
+        cost_model=cost_model_of(cost_model),
+        budget_setting="--budget",
     )
-    show_plan(request, compare=compare, as_json=json, picture=picture)
+    job = Job(
+        strategy=strategy,
+        prompts=mini_batch,
+        sessions_per_prompt=n,
+        sessions_setting="--n",
+        updates={ACTOR: update},
+        inference={},
+        packer=packer,
+        sharing=sharing,
+        pad_tokens=MIN_PAD_LENGTH,
+    )
+    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, picture=picture)
 
 
 @app.command()
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            exists=True, file_okay=False, help="Folders of runs: the demo's, or the OUT of a recipe's script."
-        ),
-    ],
-    picture: Annotated[Path, typer.Option(dir_okay=False, help="File for the picture.")] = Path("runs.png"),
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script.")],
+    picture: Annotated[Path, typer.Option(help="File for the picture.")] = Path("runs.png"),
 ) -> None:
     """Draws runs into one picture: reward, optimizer steps, gradient norm and pads of each step."""
     from verl_padding.runs.curves import RunCurves, draw, table_of
@@ -167,20 +151,9 @@ def compare(
 
 @app.command()
 def timeline(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            exists=True, dir_okay=False, help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl."
-        ),
-    ],
-    picture: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Draw ranks over time into this file: a bar for each micro-batch."),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Write a Chrome trace into this file, which ui.perfetto.dev opens."),
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl.")],
+    picture: Annotated[Path | None, typer.Option(help="File for a picture: ranks over time, micro-batches.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="File for a Chrome trace, which ui.perfetto.dev opens.")] = None,
     update: Annotated[int, typer.Option(min=0, help="Local update of the step, from 0 (separate_async).")] = 0,
 ) -> None:
     """Shows what each worker call of a step took, by the clock: seconds, waiting, imbalance, memory."""
@@ -191,13 +164,11 @@ def timeline(
 
 @app.command()
 def tiny_model(
-    folder: Annotated[Path, typer.Argument(file_okay=False, help="The model's folder: empty, or not there yet.")],
-    family: Annotated[Family, typer.Option(help="Architecture; qwen3_vl sees images (extra: vision).")] = "qwen2",
+    folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
+    family: Annotated[TinyModelKind, typer.Option(help="qwen3_vl sees images (extra: vision).")] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
-    from verl_padding.local.tiny_models import write_tiny_model
-
     write_tiny_model(family, folder, seed=seed)
     typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
 
@@ -211,7 +182,7 @@ def rehearse(
     reply: Annotated[
         list[str] | None, typer.Option(help="A text that the model says, among noise and calls of tools.")
     ] = None,
-    only: Annotated[Act, typer.Option(help="One of the two acts.")] = "all",
+    only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two acts.")] = "all",
     without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,
     without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing in act 1.")] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds that each act may take.")] = 300,
@@ -258,7 +229,3 @@ def doctor(
     )
     arguments = None if job == JobArguments() else job
     sys.exit(diagnose(arguments, console=Console(), verbose=verbose, as_json=json))
-
-
-if __name__ == "__main__":
-    app()

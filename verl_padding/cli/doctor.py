@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
@@ -79,18 +80,14 @@ def _as_a_job_would_start() -> Iterator[None]:
 
 
 def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
-    verdicts = [finding.verdict for finding in findings]
-    if "wrong" in verdicts:
-        return Text(f"{verdicts.count('wrong')} wrong.", style="red")
+    counts = Counter(finding.verdict for finding in findings)
+    if counts["wrong"]:
+        return Text(f"{counts['wrong']} wrong.", style="red")
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     message = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
-    for verdict in ("warning", "not checked"):
-        if count := verdicts.count(verdict):
-            message += f"; {count} {verdict}" + ("s" if verdict == "warning" and count > 1 else "")
-    return Text(
-        f"{message}. verl-padding rehearse runs your data, agent, rewards and a step of the job on this machine."
-    )
+    message += "".join(f"; {counts[verdict]} {verdict}" for verdict in ("warning", "not checked") if counts[verdict])
+    return Text(f"{message}. verl-padding rehearse runs your data, agent, rewards and a step on this machine.")
 
 
 def _table(checks: list[Check], verbose: bool) -> Table:
@@ -102,18 +99,11 @@ def _table(checks: list[Check], verbose: bool) -> Table:
         in_full = verbose or check.title in SHOWN_IN_FULL
         well = [finding for finding in check.findings if finding.verdict == "ok"]
         if well and not in_full:
-            table.add_row(_word("ok"), Text(f"{check.title}: {_in_short(check.title, well)}"))
+            with_message = check.title == "versions"
+            short = (f"{each.subject} {each.message}" if with_message else each.subject for each in well)
+            table.add_row(Text("ok", style=STYLES["ok"]), Text(f"{check.title}: {', '.join(dict.fromkeys(short))}"))
         for finding in check.findings:
             if in_full or finding.verdict != "ok":
-                table.add_row(_word(finding.verdict), Text(f"{finding.subject}: {finding.message}"))
+                line = Text(f"{finding.subject}: {finding.message}")
+                table.add_row(Text(finding.verdict, style=STYLES[finding.verdict]), line)
     return table
-
-
-def _in_short(title: str, findings: list[Finding]) -> str:
-    if title == "versions":
-        return ", ".join(f"{finding.subject} {finding.message}" for finding in findings)
-    return ", ".join(dict.fromkeys(finding.subject for finding in findings))
-
-
-def _word(verdict: Verdict) -> Text:
-    return Text(verdict, style=STYLES[verdict])

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import track
 
 from verl_padding.cli.plan_tables import comparison_table, sharing_of, step_table, totals_of
-from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch, PlanRequest
+from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch
 from verl_padding.cli.rows_file import CountTokens, read_batches
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan import COST_MODELS, TransformerCost
+from verl_padding.plan import COST_MODELS, Job, TransformerCost
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
@@ -27,8 +27,15 @@ Compared = Mapping[str, CutLayout]
 """Layouts of one batch, by their names, in the order in which they are shown."""
 
 
-def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Path | None) -> None:
+def show_plan(
+    path: Path, job: Job, *, tokenizer: str | None, compare: bool, as_json: bool, picture: Path | None
+) -> None:
     """Plans the rows of files and prints the plans on standard output, notes on standard error.
+
+    Args:
+        path: a file, a folder of rollout dumps, or ``-``.
+        job: whose actor is updated, with as many prompts as each batch has.
+        tokenizer: Hugging Face name or folder, to count the tokens of a rollout dump.
 
     Raises:
         PaddingDataError: a file or an option is refused.
@@ -39,32 +46,32 @@ def show_plan(request: PlanRequest, *, compare: bool, as_json: bool, picture: Pa
     def with_bar(items: Iterable[Any], what: str = "verl's packer") -> Iterable[Any]:
         return track(list(items), what, console=errors, transient=True, disable=not errors.is_terminal)
 
-    cost_model, count_tokens = _cost_model(request.cost_model), _token_counter(request.tokenizer)
-    batches = read_batches(request.path, count_tokens)
+    batches = read_batches(path, None if tokenizer is None else _token_counter(tokenizer))
     if picture is not None and len(batches) > 1:
-        raise PaddingDataError(f"--picture {picture}: shows one batch, and {request.path} has more. Name one file.")
-    planned = [PlannedBatch.of(request, batch, cost_model) for batch in with_bar(batches, "planning")]
+        raise PaddingDataError(f"--picture {picture}: shows one batch, and {path} has more. Name one file.")
+    planned = [PlannedBatch.of(batch, job) for batch in with_bar(batches, "planning")]
     # Before anything is printed: a refused command prints only its refusal.
     compared = [of_file.compared(with_bar) for of_file in planned] if compare else []
     for note, count in Counter(note for of_file in planned for note in notes_of(of_file)).items():
         errors.print(note if len(planned) == 1 else f"{note} ({count} of {len(planned)} files)", markup=False)
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(request, planned, compared)) + "\n")
+        sys.stdout.write(json.dumps(_as_json(path, planned, compared)) + "\n")
     else:
-        _print_tables(request, planned, compared)
+        _print_tables(path, planned, compared)
     if picture is not None:
         from verl_padding.cli.plan_picture import draw_layouts
 
         layouts = compared[0] if compared else {PLAN: planned[0].planned}
         drawn = [name for name in (VERL, PLAN) if name in layouts]
-        draw_layouts({_heading(name, request): layouts[name] for name in drawn}, picture)
+        draw_layouts({_heading(name, job): layouts[name] for name in drawn}, picture)
         errors.print(f"The picture is in {picture}.", markup=False)
 
 
 def notes_of(planned: PlannedBatch) -> Iterator[str]:
     """What a user should know of a batch and its plan, a sentence or two each."""
-    request, job, batch, rows = planned.request, planned.job, planned.batch, planned.batch.rows
-    if request.sharing == "chains" and rows.extends_R is None:
+    job, batch, rows = planned.job, planned.batch, planned.batch.rows
+    n, dp, mini_batch = job.sessions_per_prompt, planned.update.dp_size, planned.update.prompts_per_mini_batch
+    if job.sharing == "chains" and rows.extends_R is None:
         yield "--sharing chains: nothing is shared. Give rows token_ids or extends, or take a rollout dump."
     if batch.is_dump:
         yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
@@ -73,28 +80,26 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
     sessions_of = Counter(prompt for prompt, _ in {*zip(rows.prompt_R, rows.session_R, strict=True)})
     if job.prompts != len(sessions_of):
         yield (
-            f"--mini-batch {request.mini_batch}: does not divide {counted(len(sessions_of), 'prompt')} with rows. The "
+            f"--mini-batch {mini_batch}: does not divide {counted(len(sessions_of), 'prompt')} with rows. The "
             f"batch is planned as one of {counted(job.prompts, 'prompt')}, the others of which came back empty."
         )
-    if request.n != max(sessions_of.values()):
-        yield f"--n {request.n}: a prompt has up to {counted(max(sessions_of.values()), 'session')}."
-    idle = sum(ranks < request.dp_size for ranks in planned.layout.reporting_ranks_M)
+    if n != max(sessions_of.values()):
+        yield f"--n {n}: a prompt has up to {counted(max(sessions_of.values()), 'session')}."
+    idle = sum(ranks < dp for ranks in planned.layout.reporting_ranks_M)
     if idle:
         steps = counted(planned.layout.n_mini_batches, "optimizer step")
-        yield f"--dp {request.dp_size}: ranks have nothing but pads in {idle} of {steps}."
+        yield f"--dp {dp}: ranks have nothing but pads in {idle} of {steps}."
     yield from planned.plan.warnings
 
 
-def _token_counter(tokenizer: str | None) -> CountTokens | None:
-    if tokenizer is None:
-        return None
+def _token_counter(tokenizer: str) -> CountTokens:
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(tokenizer)
     return lambda text: len(loaded.encode(text, add_special_tokens=False))
 
 
-def _cost_model(name: str) -> CostModel:
+def cost_model_of(name: str) -> CostModel:
     """The cost model that an option names."""
     if name in COST_MODELS:
         return COST_MODELS[name]
@@ -109,46 +114,46 @@ def _cost_model(name: str) -> CostModel:
     return TransformerCost.from_config(AutoConfig.from_pretrained(name).to_dict())
 
 
-def _print_tables(request: PlanRequest, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> None:
-    console = Console()
+def _print_tables(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> None:
+    console, job = Console(), planned[0].job
     steps = [step for of_file in planned for step in of_file.planned.steps]
     if len(planned) > 1:
-        name, of = str(request.path), "file"
+        name, of = str(path), "file"
         steps_of = {Path(of_file.batch.name).name: of_file.planned.steps for of_file in planned}
     else:
         name, of = Path(planned[0].batch.name).name, "step"
         steps_of = {str(number): [step] for number, step in enumerate(steps)}
-    title = f"{name}: {counted(request.dp_size, 'rank')}, strategy {request.strategy}, packer {request.packer}"
-    if request.sharing != "off":
-        title += f", sharing {request.sharing}\n{sharing_of(steps)}"
-    console.print(step_table(steps_of, of=of, title=title, by_micro=request.packer == "plan"))
-    seconds = sum(of_file.seconds for of_file in planned)
-    notes = [f"Planning took {seconds:.2f} s. The cost model is {request.cost_model}."]
-    if request.packer == "verl":
+    ranks = counted(planned[0].update.dp_size, "rank")
+    title = f"{name}: {ranks}, strategy {job.strategy}, packer {job.packer}, sharing {job.sharing}"
+    if job.sharing != "off":
+        title += f"\n{sharing_of(steps)}"
+    console.print(step_table(steps_of, of=of, title=title, by_micro=job.packer == "plan"))
+    notes = [f"Planning took {sum(of_file.seconds for of_file in planned):.2f} s."]
+    if job.packer == "verl":
         notes.append(
             "Ranks are judged per optimizer step: verl's packer cuts the micro-batches in the workers. --compare asks "
             "it too (slow); --packer plan leaves them to the plan."
         )
     console.print(*notes, sep="\n", markup=False, highlight=False)
     if compared:
-        totals = {_heading(name, request): figures for name, figures in _totals(planned, compared).items()}
+        totals = {_heading(name, job): figures for name, figures in _totals(planned, compared).items()}
         console.print(comparison_table(totals, title=f"{counted(len(planned), 'batch')}, stock verl and the plan"))
 
 
 def _totals(planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
     """Each layout in numbers, over all files."""
-    row_cost = sum(int(of_file.costs.cost_R.sum()) for of_file in planned)
+    row_cost = sum(int(of_file.planned.costs.cost_R.sum()) for of_file in planned)
     return {
         name: totals_of([step for layouts in compared for step in layouts[name].steps], row_cost)
         for name in compared[0]
     }
 
 
-def _heading(name: str, request: PlanRequest) -> str:
-    return "plan with sharing" if name == PLAN and request.sharing == "chains" else name.replace("_", " ")
+def _heading(name: str, job: Job) -> str:
+    return "plan with sharing" if name == PLAN and job.sharing == "chains" else name.replace("_", " ")
 
 
-def _as_json(request: PlanRequest, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, Any]:
+def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, Any]:
     """The form is in docs/rows_file.md."""
     batches = []
     for number, of_file in enumerate(planned):
@@ -158,7 +163,7 @@ def _as_json(request: PlanRequest, planned: Sequence[PlannedBatch], compared: Se
         if compared:
             entry["comparison"] = _totals([of_file], [compared[number]])
         batches.append(entry)
-    settings = {"strategy": request.strategy, "packer": request.packer, "sharing": request.sharing}
-    if not request.path.is_dir():
+    settings = {name: getattr(planned[0].job, name) for name in ("strategy", "packer", "sharing")}
+    if not path.is_dir():
         return settings | batches[0]
     return settings | {"batches": batches} | ({"comparison": _totals(planned, compared)} if compared else {})

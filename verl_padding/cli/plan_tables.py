@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -13,26 +12,11 @@ from verl_padding.plan.mini_batch_costs import MiniBatchCost
 MOST_LINES = 20
 """Most lines that a table shows one by one: of more, only the first ones and the last."""
 
-COMPARED = {
-    "optimizer_steps": "optimizer steps",
-    "real_rows_min": "fewest rows of a step",
-    "real_rows_max": "most rows of a step",
-    "rows": "rows",
-    "pads": "pads",
-    "tokens": "tokens of rows",
-    "pad_tokens": "tokens of pads",
-    "computed_tokens": "computed tokens of rows",
-    "micro_batches": "micro-batches",
-    "imbalance": "slowest / mean rank, per step",
-    "micro_imbalance": "slowest / mean rank, per micro-batch",
-    "over_perfect": "time over perfect, per step",
-    "micro_over_perfect": "time over perfect, per micro-batch",
-}
-"""Figure of a layout that is compared -> heading in the table."""
-
 
 def totals_of(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
-    """A layout in numbers. "Perfect" is the time of ranks that never wait and compute each real row, and no pad.
+    """A layout in numbers, which docs/rows_file.md explains.
+
+    "Perfect" is the time of ranks that never wait and compute each real row, and no pad.
 
     Args:
         steps: of the layout, of one batch or of several.
@@ -58,15 +42,16 @@ def totals_of(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]
     }
 
 
-def comparison_table(totals: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
-    """Layouts side by side, a column each."""
+def comparison_table(totals: Mapping[str, Mapping[str, float]], *, title: str) -> Table:
+    """Layouts side by side: a column each, and a line for each figure."""
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for name in totals:
         table.add_column(name, justify="right", overflow="fold")
-    for figure, heading in COMPARED.items():
+    for figure in next(iter(totals.values())):
         numbers = [of_layout[figure] for of_layout in totals.values()]
-        table.add_row(heading, *[f"{number:,}" if isinstance(number, int) else f"{number:.3f}" for number in numbers])
+        cells = [f"{number:,}" if isinstance(number, int) else f"{number:.3f}" for number in numbers]
+        table.add_row(figure.replace("_", " "), *cells)
     return table
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
-from verl_padding.cli.rows_file import RowsFile, place
-from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.cli.rows_file import RowsFile
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan import BatchPlan, Job, Packer, PlanError, Sharing, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, PlanError, Update, plan_batch
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.cost import CostModel
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import MiniBatchCost, RowsMDK, micro_batches_of, mini_batch_costs
 from verl_padding.plan.planner import costs_of
@@ -20,28 +18,6 @@ from verl_padding.stock.layout import VERL_PAD_TOKENS, Track, pack_as_verl, refu
 
 VERL, PLAN, UNSHARED = "verl", "plan", "plan_without_sharing"
 """Layouts that are compared."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """The options of the command."""
-
-    path: Path
-    """A file, a folder of rollout dumps, or ``-``."""
-    dp_size: int
-    mini_batch: int
-    """Prompts of an optimizer step."""
-    n: int
-    """Rollouts a prompt."""
-    budget: int
-    """Tokens of a micro-batch on one rank."""
-    strategy: str
-    packer: Packer
-    cost_model: str
-    """Name in ``COST_MODELS``, a model, or a file of measured costs."""
-    tokenizer: str | None
-    """Hugging Face name or folder, to count the tokens of a rollout dump."""
-    sharing: Sharing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +39,6 @@ class CutLayout:
 class PlannedBatch:
     """The batch of a file, and its plan."""
 
-    request: PlanRequest
     batch: RowsFile
     job: Job
     plan: BatchPlan
@@ -71,39 +46,25 @@ class PlannedBatch:
     """Time that planning took."""
 
     @classmethod
-    def of(cls, request: PlanRequest, batch: RowsFile, cost_model: CostModel) -> PlannedBatch:
+    def of(cls, batch: RowsFile, job: Job) -> PlannedBatch:
         """Plans a batch, as of a job whose data loader gives its number of prompts, rounded up to whole mini-batches.
 
         Raises:
             PlanError: it cannot be planned.
         """
         started = time.perf_counter()
-        prompts = len(set(batch.rows.prompt_R))
-        update = Update(
-            dp_size=request.dp_size,
-            token_budget=request.budget,
-            prompts_per_mini_batch=request.mini_batch,
-            mini_batch_setting="--mini-batch",
-            cost_model=cost_model,
-            budget_setting="--budget",
-        )
-        job = Job(
-            strategy=request.strategy,
-            prompts=-(-prompts // request.mini_batch) * request.mini_batch,
-            sessions_per_prompt=request.n,
-            sessions_setting="--n",
-            updates={ACTOR: update},
-            inference={},
-            packer=request.packer,
-            sharing=request.sharing,
-            pad_tokens=MIN_PAD_LENGTH,
-        )
+        mini_batches = math.ceil(len(set(batch.rows.prompt_R)) / job.updates[ACTOR].prompts_per_mini_batch)
+        job = replace(job, prompts=mini_batches * job.updates[ACTOR].prompts_per_mini_batch)
         try:
             plan = plan_batch(batch.rows, job)
         except PlanError as refusal:
-            where = batch.name if refusal.row is None else place(batch.name, batch.lines_R[refusal.row])
-            raise PlanError(f"{where}: {refusal}") from refusal
-        return cls(request=request, batch=batch, job=job, plan=plan, seconds=time.perf_counter() - started)
+            raise PlanError(f"{batch.name}: {refusal}") from refusal
+        return cls(batch=batch, job=job, plan=plan, seconds=time.perf_counter() - started)
+
+    @property
+    def update(self) -> Update:
+        """The call that is planned."""
+        return self.job.updates[ACTOR]
 
     @property
     def layout(self) -> Layout:
@@ -111,15 +72,11 @@ class PlannedBatch:
         return self.plan.layouts[ACTOR]
 
     @cached_property
-    def costs(self) -> CallCosts:
-        """What rows and pads cost."""
-        return costs_of(self.batch.rows, self.job, self.job.updates[ACTOR])
-
-    @cached_property
     def planned(self) -> CutLayout:
         """The plan's layout."""
+        costs = costs_of(self.batch.rows, self.job, self.update)
         is_cut = self.layout.micro_batch_rows is not None
-        return CutLayout(rows_MDK=micro_batches_of(self.layout), costs=self.costs, is_cut=is_cut)
+        return CutLayout(rows_MDK=micro_batches_of(self.layout), costs=costs, is_cut=is_cut)
 
     def compared(self, track: Track) -> dict[str, CutLayout]:
         """Stock verl's layout and the plan's, both cut into micro-batches; verl's packer is slow.
@@ -130,22 +87,20 @@ class PlannedBatch:
         Raises:
             PaddingDataError: stock verl would stop at this batch.
         """
-        layouts = {VERL: self._stock(track)}
+        rows, costs, budget = self.batch.rows, self.planned.costs, self.update.token_budget
+        assert budget is not None, "an option without a default"
+        mini_batch_rows = self.update.prompts_per_mini_batch * self.job.sessions_per_prompt
+        shape = {"dp_size": self.update.dp_size, "mini_batch_rows": mini_batch_rows, "token_budget": budget}
+        refuse_what_verl_refuses(len(rows), **shape)
+        stock_MDK = verl_layout(rows.tokens_R, **shape, track=track).micro_batches_MD
+        unshared = replace(costs, chain_R=None)
+        layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=replace(unshared, pad_tokens=VERL_PAD_TOKENS))}
         if self.job.sharing == "chains":
-            layout = plan_batch(self.batch.rows, replace(self.job, sharing="off")).layouts[ACTOR]
-            layouts[UNSHARED] = CutLayout(rows_MDK=micro_batches_of(layout), costs=replace(self.costs, chain_R=None))
-        return layouts | {PLAN: self.planned if self.planned.is_cut else self._packed_by_verl(track)}
-
-    def _stock(self, track: Track) -> CutLayout:
-        shape = {"dp_size": self.request.dp_size, "mini_batch_rows": self.request.mini_batch * self.request.n}
-        budget = self.request.budget
-        refuse_what_verl_refuses(len(self.batch.rows), **shape, token_budget=budget)
-        layout = verl_layout(self.batch.rows.tokens_R, **shape, token_budget=budget, track=track)
-        costs = replace(self.costs, pad_tokens=VERL_PAD_TOKENS, chain_R=None)
-        return CutLayout(rows_MDK=layout.micro_batches_MD, costs=costs)
-
-    def _packed_by_verl(self, track: Track) -> CutLayout:
-        tokens_R = [*self.batch.rows.tokens_R, *[MIN_PAD_LENGTH] * self.plan.n_pads]
-        steps = track(range(self.layout.n_mini_batches))
-        rows_MDK = [pack_as_verl(self.layout.cells[step], tokens_R, self.request.budget) for step in steps]
-        return CutLayout(rows_MDK=rows_MDK, costs=self.costs)
+            layout = plan_batch(rows, replace(self.job, sharing="off")).layouts[ACTOR]
+            layouts[UNSHARED] = CutLayout(rows_MDK=micro_batches_of(layout), costs=unshared)
+        if self.planned.is_cut:
+            return layouts | {PLAN: self.planned}
+        tokens_R = [*rows.tokens_R, *[self.job.pad_tokens] * self.plan.n_pads]
+        steps = range(self.layout.n_mini_batches)
+        packed_MDK = [pack_as_verl(self.layout.cells[step], tokens_R, budget) for step in track(steps)]
+        return layouts | {PLAN: CutLayout(rows_MDK=packed_MDK, costs=costs)}

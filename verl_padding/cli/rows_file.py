@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,15 +39,15 @@ class RowsFile:
     """Whether the lengths are an estimate: a tokenizer's counts of a dump's text."""
 
 
-class _Line(NamedTuple):
-    number: int
+class _Row(NamedTuple):
+    line: int
     key: str
     tokens: Any
     """As the file has them; `Rows` refuses what is not a whole number."""
     whole: str | tuple[int, ...] | None
     """Its text or token ids, prompt and response, if the file has them."""
     extends: int | None
-    """Number of the line of the row that this one extends, if the file has it."""
+    """Line of the row that this one extends, if the file has it."""
 
 
 def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]:
@@ -81,23 +80,20 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
     Raises:
         PaddingDataError: a line is not a row, or the rows are not a batch.
     """
-    found: list[_Line] = []
-    rows_of_session: Counter[tuple[str, int]] = Counter()
+    found: list[_Row] = []
     pads, is_dump = 0, False
     for number, line in enumerate(lines):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-            if "input" in entry and entry["uid"].startswith(PAD_UID_PREFIX):
+            if "input" not in entry:
+                found.append(_row_of_lengths(entry, number))
+            elif entry["uid"].startswith(PAD_UID_PREFIX):
                 pads += 1
-            elif "input" in entry:
+            else:
                 found.append(_dumped_row(entry, number, count_tokens))
                 is_dump = True
-            else:
-                session = entry["prompt"], entry["session"]
-                found.append(_row_of_lengths(entry, number, row_key(*session, rows_of_session[session])))
-                rows_of_session[session] += 1
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
             raise PaddingDataError(f"{place(name, number)}: not a row ({why}). {FORMS}.") from error
@@ -107,7 +103,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
         rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], _extended_rows(found, name))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
-    return RowsFile(name=name, rows=rows, lines_R=tuple(row.number for row in found), pads=pads, is_dump=is_dump)
+    return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=pads, is_dump=is_dump)
 
 
 def place(name: str, line: int) -> str:
@@ -121,14 +117,14 @@ def place(name: str, line: int) -> str:
     return f"{name}, line {line + 1} (row number {line})"
 
 
-def _dumped_row(entry: dict[str, Any], number: int, count_tokens: CountTokens | None) -> _Line:
+def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | None) -> _Row:
     if count_tokens is None:
         raise ValueError("a rollout dump has text without lengths: name the model's tokenizer with --tokenizer")
     tokens = count_tokens(entry["input"]) + count_tokens(entry["output"])
-    return _Line(number, entry["uid"], max(tokens, 1), entry["input"] + entry["output"], entry.get("extends"))
+    return _Row(line, entry["uid"], max(tokens, 1), entry["input"] + entry["output"], entry.get("extends"))
 
 
-def _row_of_lengths(entry: dict[str, Any], number: int, key: str) -> _Line:
+def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
     whole = tuple(entry["token_ids"]) if "token_ids" in entry else None
     lengths = [] if whole is None else [len(whole)]
     if "prompt_tokens" in entry:
@@ -137,10 +133,12 @@ def _row_of_lengths(entry: dict[str, Any], number: int, key: str) -> _Line:
         lengths.append(entry["tokens"])
     if len(set(lengths)) > 1:
         raise ValueError(f"its lengths differ: {lengths}")
-    return _Line(number, key, lengths[0], whole, entry.get("extends"))
+    # The number of the line makes the key unique.
+    key = row_key(entry["prompt"], entry["session"], line)
+    return _Row(line, key, lengths[0], whole, entry.get("extends"))
 
 
-def _extended_rows(found: Sequence[_Line], name: str) -> list[int | None] | None:
+def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
     """Number among ``found`` of the row that each row extends; None if the file has nothing about that.
 
     What a line has in ``extends`` comes first; otherwise, texts or token ids of the rows of a session are compared.
@@ -150,7 +148,7 @@ def _extended_rows(found: Sequence[_Line], name: str) -> list[int | None] | None
     """
     if all(row.whole is None and row.extends is None for row in found):
         return None
-    row_of_line = {row.number: place for place, row in enumerate(found)}
+    row_of_line = {row.line: place for place, row in enumerate(found)}
     extends_R = _by_their_tokens(found)
     for at, row in enumerate(found):
         if row.extends is None:
@@ -158,13 +156,13 @@ def _extended_rows(found: Sequence[_Line], name: str) -> list[int | None] | None
         earlier = row_of_line.get(row.extends)
         if earlier is None or session_of_key(found[earlier].key) != session_of_key(row.key):
             raise PaddingDataError(
-                f"{place(name, row.number)}: extends={row.extends}, but that is not the number of a row of its session."
+                f"{place(name, row.line)}: extends={row.extends}, but that is not the number of a row of its session."
             )
         extends_R[at] = earlier
     return extends_R
 
 
-def _by_their_tokens(found: Sequence[_Line]) -> list[int | None]:
+def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:
     """Number of the row that each row extends, by text or token ids, among the rows of its session."""
     extends_R: list[int | None] = [None] * len(found)
     tokens_R = [row.tokens for row in found]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
@@ -37,25 +38,18 @@ PANELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunCurves:
-    """One run, step by step; every list has one entry per step.
-
-    Attributes:
-        name: its folder.
-        is_stock: whether stock verl's trainer ran.
-        steps: numbers of the training steps.
-        reward: mean reward of the sessions.
-        optimizer_steps: those of the actor per epoch; in a stock run they follow from its rows and its config.
-        grad_norm: verl's ``actor/grad_norm``, the mean over the optimizer steps of the step.
-        pads: rows that were added.
-        real_rows: rows of the sessions.
-    """
+    """One run, step by step; every list has one entry per step."""
 
     name: str
     is_stock: bool
+    """Whether stock verl's trainer ran."""
     steps: list[int]
     reward: list[float]
+    """Mean reward of the sessions."""
     optimizer_steps: list[int]
+    """Those of the actor per epoch; in a stock run they follow from its rows and its config."""
     grad_norm: list[float]
+    """verl's ``actor/grad_norm``, the mean over the optimizer steps of the step."""
     pads: list[int]
     real_rows: list[int]
 
@@ -111,9 +105,7 @@ class RunCurves:
 
 def stock_rule_of(folder: Path) -> StockRule:
     """How stock verl pads the batches of a run."""
-    config = OmegaConf.load(folder / CONFIG)
-    assert isinstance(config, DictConfig), folder / CONFIG
-    return StockRule.of_config(config)
+    return StockRule.of_config(cast("DictConfig", OmegaConf.load(folder / CONFIG)))
 
 
 def table_of(runs: Sequence[RunCurves]) -> Table:
