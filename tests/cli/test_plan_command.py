@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -93,23 +91,7 @@ def test_the_json_is_the_whole_plan_and_keeps_its_promises(strategy, tmp_path):
         assert [len(step) for step in prompts] == [3, 3, 3]
 
 
-def test_the_installed_command_prints_the_json_and_nothing_else(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, n_prompts=2)  # fewer prompts than a mini-batch has
-    even = ("--n", "4")  # 3 prompts x 4 rows: a multiple of 4 ranks, which verl needs
-    output = subprocess.run(
-        [Path(sys.executable).parent / "verl-padding", "plan", path, *SHAPE, *even, "--compare", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    plan = json.loads(output.stdout)
-    assert set(plan) == {"file", "strategy", "packer", "sharing", "steps", "figures", "notes", "comparison"}
-    assert set(plan["comparison"]) == {"verl", "plan"}
-    assert any(note in output.stderr for note in plan["notes"])
-
-
-def test_the_table_tells_what_an_independent_count_finds(tmp_path):
+def test_the_table_shows_what_an_independent_count_finds(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = write_rows(path)
     plan = plan_of(path, *PLANNED)
@@ -127,15 +109,15 @@ def test_the_table_tells_what_an_independent_count_finds(tmp_path):
         ]
         slowest, cost = sum(map(max, zip(*load, strict=True))), sum(map(sum, load))
         slowest_of_all, cost_of_all = slowest_of_all + slowest, cost_of_all + cost
-        told = table[str(number)]
+        shown = table[str(number)]
         micros = [micro for rank in step["ranks"] for micro in rank["micro_batches"]]
-        assert int(told[0]) == sum(len(micro["rows"]) for micro in micros)
-        assert int(told[1]) == sum(micro["pads"] for micro in micros)
+        assert int(shown[0]) == sum(len(micro["rows"]) for micro in micros)
+        assert int(shown[1]) == sum(micro["pads"] for micro in micros)
         tokens = sum(rows[row]["tokens"] for micro in micros for row in micro["rows"])
-        assert int(told[2].replace(",", "")) == tokens
-        assert int(told[3]) == len(load[0])
-        assert told[4] == f"{slowest * 4 / cost:.3f}"
-        assert float(told[5]) >= 1
+        assert int(shown[2].replace(",", "")) == tokens
+        assert int(shown[3]) == len(load[0])
+        assert shown[4] == f"{slowest * 4 / cost:.3f}"
+        assert float(shown[5]) >= 1
     assert table["all"][4] == f"{slowest_of_all * 4 / cost_of_all:.3f}"
     assert int(table["all"][0]) == len(rows)
 
@@ -144,14 +126,14 @@ def test_verls_own_layout_stands_beside_the_plan(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = write_rows(path)
     shape = ("--dp", 2, "--mini-batch", 3, "--n", 2, "--budget", 1000, "--packer", "plan", "--compare")
-    told = compared(run(path, *shape).stdout)
+    shown = compared(run(path, *shape).stdout)
     padded = -(-len(rows) // 6) * 6  # lcm(dp 2, 3 prompts x 2)
-    assert told["optimizer steps"] == [str(padded // 6), "3"]
-    assert told["pads"][0] == str(padded - len(rows))
-    assert told["rows"] == [str(len(rows))] * 2
+    assert shown["optimizer steps"] == [str(padded // 6), "3"]
+    assert shown["pads"][0] == str(padded - len(rows))
+    assert shown["rows"] == [str(len(rows))] * 2
     lengths = [row["tokens"] for row in rows] + [128] * (padded - len(rows))
-    assert int(told["tokens"][0].replace(",", "")) == sum(lengths[: len(rows)])
-    assert told["pad tokens"][0].replace(",", "") == str(128 * (padded - len(rows)))
+    assert int(shown["tokens"][0].replace(",", "")) == sum(lengths[: len(rows)])
+    assert shown["pad tokens"][0].replace(",", "") == str(128 * (padded - len(rows)))
     # The same by hand: ranks over the whole batch, their rows in order, 3 rows of each rank a step.
     cost = [24576 * length + length**2 for length in lengths]
     halves = get_seqlen_balanced_partitions(cost, k_partitions=2, equal_size=True)
@@ -163,12 +145,12 @@ def test_verls_own_layout_stands_beside_the_plan(tmp_path):
         micro += sum(map(max, zip(*loads, strict=True)))
         micro_batches += len(loads[0])
     perfect = sum(cost[: len(rows)]) / 2
-    assert told["micro batches"][0] == str(micro_batches)
-    assert told["imbalance"][0] == f"{mini * 2 / sum(cost):.3f}"
-    assert told["micro imbalance"][0] == f"{micro * 2 / sum(cost):.3f}"
-    assert told["over perfect"][0] == f"{mini / perfect:.3f}"
-    assert told["micro over perfect"][0] == f"{micro / perfect:.3f}"
-    verl, planned = map(float, told["over perfect"])
+    assert shown["micro batches"][0] == str(micro_batches)
+    assert shown["imbalance"][0] == f"{mini * 2 / sum(cost):.3f}"
+    assert shown["micro imbalance"][0] == f"{micro * 2 / sum(cost):.3f}"
+    assert shown["over perfect"][0] == f"{mini / perfect:.3f}"
+    assert shown["micro over perfect"][0] == f"{micro / perfect:.3f}"
+    verl, planned = map(float, shown["over perfect"])
     assert verl >= planned >= 1
 
 
@@ -206,16 +188,6 @@ def test_what_stock_verl_stops_at_is_refused_and_not_compared(tmp_path):
     assert run(path, *SHAPE, "--dp", 2, "--budget", 128, "--compare").exit_code == 0
 
 
-@pytest.mark.parametrize("parts", [("prompt_tokens", "response_tokens"), ("tokens",)])
-def test_prompt_and_response_both_count_towards_the_budget(parts, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    row = {"prompt": "a", "session": 0} | (dict.fromkeys(parts, 600) if len(parts) > 1 else {"tokens": 1200})
-    path.write_text(json.dumps(row) + "\n")
-    message = refused(path, *SHAPE)
-    assert "row 'a_0_0' has 1200 tokens" in message
-    assert "raise --budget until it holds 1200" in message
-
-
 def dump_line(uid: str, output: str) -> str:
     return json.dumps({"input": "ab", "output": output, "gts": None, "score": 1.0, "uid": uid}, ensure_ascii=False)
 
@@ -233,9 +205,9 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
     assert "an estimate" in result.stderr
     assert "The plan leaves out 1 pad of stock verl that the rollout dump holds." in result.stderr
     assert sorted(plan["steps"][0]["ranks"][0]["rows"]) == [0, 1, 3]
-    told = run(path, *shape, "--tokenizer", model).stdout
+    shown = run(path, *shape, "--tokenizer", model).stdout
     tokens = 2 * 3 + 3 + 5 + 40
-    [line] = [line for line in told.split("\n") if line.startswith("│    0 │")]
+    [line] = [line for line in shown.split("\n") if line.startswith("│    0 │")]
     assert int(line.split("│")[4]) == tokens
     assert "name the model's tokenizer with --tokenizer" in refused(path, *shape)
 
@@ -323,9 +295,9 @@ def test_the_picture_shows_rows_pads_and_waiting_and_with_compare_stock_verl_bes
     assert image.imread(picture).shape[1] == 2 * width
 
 
-def test_the_picture_of_a_plan_that_shares_tells_the_tokens_that_it_computes(tmp_path, monkeypatch):
+def test_the_picture_of_a_plan_that_shares_shows_the_tokens_that_it_computes(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("verl_padding.cli.plan_picture.save_chart", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": "p0", "session": 0, "tokens": 100}, {"prompt": "p0", "session": 0, "tokens": 250, "extends": 0}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -363,7 +335,7 @@ def test_of_many_ranks_few_steps_are_drawn(tmp_path):
         assert 500 < height < most
 
 
-def test_a_hundred_thousand_rows_are_planned_and_told_in_a_few_lines(tmp_path):
+def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
     path = tmp_path / "rows.jsonl"
     rng = np.random.default_rng(0)
     tokens = np.clip(rng.lognormal(np.log(1500), 0.9, 100_000), 16, 16384).astype(int)
@@ -425,7 +397,7 @@ def test_a_dump_shares_where_a_text_begins_with_the_one_before_it(tmp_path):
     assert figures["sharing_factor"] > 1.2
 
 
-def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_says_so(tmp_path):
+def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_reports_so(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(path)
     result = run(path, *PLANNED, "--sharing", "chains", "--json")

@@ -1,4 +1,4 @@
-"""Where ``verl-padding plan`` reads batches from, what it says of them, and its JSON."""
+"""Where ``verl-padding plan`` reads batches from, its notes on them, and its JSON."""
 
 import json
 import subprocess
@@ -44,8 +44,8 @@ def test_standard_input_is_planned_as_a_file_is(file):
     assert "standard input, line 1 (row number 0): not a row" in run("-", *SHAPE, given="{").stderr
 
 
-def test_a_pipe_into_the_module_gives_json_and_nothing_else(file):
-    command = [sys.executable, "-m", "verl_padding", "plan", "-", *map(str, SHAPE), "--json"]
+def test_a_pipe_into_the_installed_command_gives_json_and_nothing_else(file):
+    command = [Path(sys.executable).parent / "verl-padding", "plan", "-", *map(str, SHAPE), "--json"]
     output = subprocess.run(command, input=b"\xef\xbb\xbf" + file.read_bytes(), capture_output=True, check=True)
     assert json.loads(output.stdout)["figures"]["optimizer_steps"] == 4
     assert output.stderr == b""
@@ -62,17 +62,17 @@ def test_each_dump_of_a_folder_is_a_batch_of_its_own_and_has_a_line_in_the_order
     ]
     assert "--mini-batch 4: does not divide 15 prompts with rows." in result.stderr
     assert result.stderr.endswith("(1 of 3 files)\n")
-    told = plan_of(folder, *SHAPE, "--budget", 128, "--compare")
-    assert [Path(batch["file"]).name for batch in told["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
+    shown = plan_of(folder, *SHAPE, "--budget", 128, "--compare")
+    assert [Path(batch["file"]).name for batch in shown["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
     alone = plan_of(folder / "2.jsonl", *SHAPE, "--budget", 128, "--compare")
     for key in ("steps", "comparison", "notes"):
-        assert told["batches"][1][key] == alone[key]
-    rows = [batch["comparison"]["verl"]["rows"] for batch in told["batches"]]
+        assert shown["batches"][1][key] == alone[key]
+    rows = [batch["comparison"]["verl"]["rows"] for batch in shown["batches"]]
     assert rows == [64, 32, 60]
-    assert told["comparison"]["verl"]["rows"] == told["comparison"]["plan"]["rows"] == sum(rows)
+    assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
 
 
-def test_of_a_folder_a_bad_line_is_told_with_its_file_and_no_picture_is_drawn(folder):
+def test_of_a_folder_a_bad_line_is_shown_with_its_file_and_no_picture_is_drawn(folder):
     assert "shows one batch" in refused(folder, *SHAPE, "--picture", "plan.png")
     (folder / "3.jsonl").write_text(text_of(ROWS[:1]) + "{\n")
     assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder, *SHAPE)
@@ -80,9 +80,9 @@ def test_of_a_folder_a_bad_line_is_told_with_its_file_and_no_picture_is_drawn(fo
 
 def test_a_row_past_the_budget_is_refused_with_its_key_which_has_its_line(file):
     file.write_text("\n" + file.read_text())
-    told = refused(file, *SHAPE, "--budget", 72)
-    assert f"{file}: row 'p15_3_64' has 73 tokens" in told
-    assert "raise --budget until it holds 73" in told
+    shown = refused(file, *SHAPE, "--budget", 72)
+    assert f"{file}: row 'p15_3_64' has 73 tokens" in shown
+    assert "raise --budget until it holds 73" in shown
 
 
 def test_the_settings_have_the_defaults_of_the_job_and_stand_in_the_title(file):
@@ -115,10 +115,10 @@ def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them
 
 def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):
     path = write_sessions(tmp_path / "rows.jsonl", CHAINS)
-    told = plan_of(path, *SHARED, "--budget", 256, "--compare")["comparison"]
-    assert list(told) == ["verl", "plan_without_sharing", "plan"]
-    assert [column["computed_tokens"] for column in told.values()] == [30, 30, 23]
-    assert told["plan"]["over_perfect"] < 1 <= told["plan_without_sharing"]["over_perfect"]
+    shown = plan_of(path, *SHARED, "--budget", 256, "--compare")["comparison"]
+    assert list(shown) == ["verl", "plan_without_sharing", "plan"]
+    assert [column["computed_tokens"] for column in shown.values()] == [30, 30, 23]
+    assert shown["plan"]["over_perfect"] < 1 <= shown["plan_without_sharing"]["over_perfect"]
     table = compared(run(path, *SHARED, "--budget", 256, "--compare").stdout)
     assert table["computed tokens"] == ["30", "30", "23"]
 
@@ -126,15 +126,15 @@ def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):
 def notes(file: Path, *args: object) -> list[str]:
     result = run(file, *args, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)["notes"]
-    assert result.stderr.split("\n")[:-1] == told
-    return told
+    shown = json.loads(result.stdout)["notes"]
+    assert result.stderr.split("\n")[:-1] == shown
+    return shown
 
 
-def test_options_that_the_rows_do_not_bear_out_are_told_with_both_numbers(file):
+def test_options_that_the_rows_do_not_bear_out_are_shown_with_both_numbers(file):
     assert notes(file, *SHAPE) == notes(file, *SHAPE, "--budget", 128, "--compare") == []
-    (told,) = notes(file, *SHAPE, "--mini-batch", 5)
-    assert told.startswith("--mini-batch 5: does not divide 16 prompts with rows. The batch is planned as one of 20")
+    (shown,) = notes(file, *SHAPE, "--mini-batch", 5)
+    assert shown.startswith("--mini-batch 5: does not divide 16 prompts with rows. The batch is planned as one of 20")
     for n in (2, 7):
         assert notes(file, *SHAPE, "--n", n) == [f"--n {n}: a prompt has up to 4 sessions."]
     assert notes(file, *SHAPE, "--dp", 32) == ["--dp 32: ranks have nothing but pads in 4 of 4 optimizer steps."]

@@ -10,13 +10,14 @@ from verl_padding.cli.rows_file import read_batches
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import Job, Update
 from verl_padding.plan.measured_cost import MeasuredCost, micro_batch_cost
+from verl_padding.runs import charts
 
 COST = MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=5e-9, per_pair_s=2e-8)
 
 
 def test_by_measured_costs_bars_and_table_have_pairs_of_rows_and_the_handling_of_micro_batches(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plan_picture, "save_chart", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
     write_rows(path := tmp_path / "rows.jsonl")
     update = Update(
         dp_size=4,

@@ -88,9 +88,9 @@ def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cau
     ],
 )
 def test_rows_that_are_not_a_batch_are_refused_with_their_key(row, cause):
-    told = refusal(ROW, row, count_tokens=len)
-    assert told.startswith("rows.jsonl: ")
-    assert cause in told
+    shown = refusal(ROW, row, count_tokens=len)
+    assert shown.startswith("rows.jsonl: ")
+    assert cause in shown
 
 
 def test_a_dump_without_a_tokenizer_is_refused_with_the_option():
@@ -100,8 +100,8 @@ def test_a_dump_without_a_tokenizer_is_refused_with_the_option():
 @pytest.mark.parametrize("extends", [1, 2, 3, 9, -1, "a"])
 def test_a_row_that_extends_no_row_of_its_session_is_refused_with_its_line(extends):
     other = {"prompt": "b", "session": 0, "tokens": 4}
-    told = refusal(ROW, "", PAD, other, {**ROW, "tokens": 9, "extends": extends})
-    assert f"rows.jsonl, line 5 (row number 4): extends={extends}, but that is not the number of a row of its" in told
+    shown = refusal(ROW, "", PAD, other, {**ROW, "tokens": 9, "extends": extends})
+    assert f"rows.jsonl, line 5 (row number 4): extends={extends}, but that is not the number of a row of its" in shown
 
 
 def test_of_two_rows_as_long_the_later_one_may_extend_the_earlier_one():

@@ -1,4 +1,4 @@
-"""A job's command, followed: what it says is in the log, what is worth reading is shown."""
+"""A job's command, followed: its output is in the log, and a line for each step is shown."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def follow(out: Path, code: str, *arguments: str) -> subprocess.CompletedProcess
 
 
 def started(out: Path, code: str) -> subprocess.Popen[str]:
-    """A job in a process group of its own that has said that it is ready."""
+    """A job in a process group of its own that has output that it is ready."""
     command = [sys.executable, "-m", "verl_padding.runs.follow", str(out), sys.executable, "-c", code]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0)
     deadline = time.monotonic() + 30
@@ -38,7 +38,7 @@ def started(out: Path, code: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_steps_are_told_noise_is_in_the_log_and_the_last_line_says_where_all_is(tmp_path):
+def test_steps_are_shown_noise_is_in_the_log_and_the_last_line_reports_where_all_is(tmp_path):
     out = tmp_path / "runs" / "one"
     result = follow(out, JOB, "0")
     assert result.returncode == 0
@@ -57,8 +57,8 @@ def test_steps_are_told_noise_is_in_the_log_and_the_last_line_says_where_all_is(
 
 
 def test_the_log_of_an_earlier_run_stays(tmp_path):
-    for said in ("first", "second"):
-        assert follow(tmp_path, f"print('the {said} run')").returncode == 0
+    for output in ("first", "second"):
+        assert follow(tmp_path, f"print('the {output} run')").returncode == 0
     assert (tmp_path / "log").read_text().splitlines() == ["the first run", "the second run"]
 
 
@@ -72,7 +72,7 @@ def test_a_job_that_fails_shows_the_end_of_its_log_and_its_code(tmp_path):
     assert "verl-padding compare" not in result.stdout
 
 
-def test_an_earlier_runs_steps_are_not_told_again(tmp_path):
+def test_an_earlier_runs_steps_are_not_shown_again(tmp_path):
     follow(tmp_path, JOB, "0")
     before = (tmp_path / "metrics.jsonl").read_bytes()
     refused = follow(tmp_path, "raise SystemExit('refused')")
@@ -84,7 +84,7 @@ def test_an_earlier_runs_steps_are_not_told_again(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_job_and_what_it_says_last_is_in_the_log(number, tmp_path):
+def test_a_signal_ends_the_job_and_what_it_reports_last_is_in_the_log(number, tmp_path):
     job = """
 import signal, sys, time
 def end(number, frame):
@@ -100,10 +100,10 @@ time.sleep(60)
         process.send_signal(number)
     else:
         os.killpg(process.pid, number)  # as a terminal does
-    _, said = process.communicate(timeout=30)
+    _, output = process.communicate(timeout=30)
     assert process.returncode == 1
     assert f"ended by {int(number)}" in (tmp_path / "log").read_text()
-    assert f"ended by {int(number)}" in said
+    assert f"ended by {int(number)}" in output
 
 
 def test_nobody_who_reads_what_is_shown_ends_no_job(tmp_path):

@@ -73,7 +73,7 @@ def demo(
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
 
-    Exit codes: 0 if the agent has learned its task, or if the steps are too few to tell; 1 if the job was refused; 2 if
+    Exit codes: 0 if the agent has learned its task, or if the steps were too few; 1 if the job was refused; 2 if
     the command line cannot be read; 3 if the job ran to its end and the agent has not learned; if the job failed, its
     own.
     """
@@ -180,7 +180,7 @@ def rehearse(
     config_path: ConfigPath = CONFIG_PATH,
     config_dir: ConfigDir = None,
     reply: Annotated[
-        list[str] | None, typer.Option(help="A text that the model says, among noise and calls of tools.")
+        list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
     ] = None,
     only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two acts.")] = "all",
     without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,

@@ -23,8 +23,6 @@ from verl_padding.doctor.job import NOT_ASKED_FOR, checks_of_job
 from verl_padding.job.composition import JobArguments
 
 STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not checked": "dim"}
-SHOWN_IN_FULL = ("plan",)
-"""Checks whose findings are all shown: they say what the plug-in will do."""
 
 
 def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool = False, as_json: bool = False) -> int:
@@ -35,11 +33,12 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
         verbose: show every finding.
         as_json: print all findings as JSON, and nothing else.
     """
-    checks: list[Check] = []
-    with _as_a_job_would_start(), console.status("versions") as status:
-        for check in _checks(arguments):
-            checks.append(check)
-            status.update(f"{check.title}: checked")
+    with _as_a_job_would_start(), console.status("checking"):
+        checks = [Check.run("versions", versions)]
+        platform = choose_platform()
+        checks.append(Check.run("plug-in", plug_in))
+        if arguments is not None:
+            checks.extend(checks_of_job(arguments, platform))
     findings = [finding for check in checks for finding in check.findings]
     is_wrong = any(finding.verdict == "wrong" for finding in findings)
     if as_json:
@@ -53,14 +52,6 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
             console.print(finding.details, markup=False, highlight=False)
     console.print(_verdict(findings, for_a_job=arguments is not None))
     return int(is_wrong)
-
-
-def _checks(arguments: JobArguments | None) -> Iterator[Check]:
-    yield Check.run("versions", versions)
-    platform = choose_platform()
-    yield Check.run("plug-in", plug_in)
-    if arguments is not None:
-        yield from checks_of_job(arguments, platform)
 
 
 @contextmanager
@@ -96,7 +87,7 @@ def _table(checks: list[Check], verbose: bool) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:
-        in_full = verbose or check.title in SHOWN_IN_FULL
+        in_full = verbose or check.title == "plan"  # what the plug-in will do
         well = [finding for finding in check.findings if finding.verdict == "ok"]
         if well and not in_full:
             with_message = check.title == "versions"

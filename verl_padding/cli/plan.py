@@ -24,7 +24,6 @@ from verl_padding.plan.counted import counted
 from verl_padding.timing.learned_costs import LearnedCosts
 
 Compared = Mapping[str, CutLayout]
-"""Layouts of one batch, by their names, in the order in which they are shown."""
 
 
 def show_plan(
@@ -128,13 +127,9 @@ def _print_tables(path: Path, planned: Sequence[PlannedBatch], compared: Sequenc
     if job.sharing != "off":
         title += f"\n{sharing_of(steps)}"
     console.print(step_table(steps_of, of=of, title=title, by_micro=job.packer == "plan"))
-    notes = [f"Planning took {sum(of_file.seconds for of_file in planned):.2f} s."]
+    console.print(f"Planning took {sum(of_file.seconds for of_file in planned):.2f} s.", highlight=False)
     if job.packer == "verl":
-        notes.append(
-            "Ranks are judged per optimizer step: verl's packer cuts the micro-batches in the workers. --compare asks "
-            "it too (slow); --packer plan leaves them to the plan."
-        )
-    console.print(*notes, sep="\n", markup=False, highlight=False)
+        console.print("Ranks are judged per optimizer step, since verl's packer cuts the micro-batches in the workers.")
     if compared:
         totals = {_heading(name, job): figures for name, figures in _totals(planned, compared).items()}
         console.print(comparison_table(totals, title=f"{counted(len(planned), 'batch')}, stock verl and the plan"))

@@ -14,18 +14,7 @@ from verl_padding.cli.planned_batch import VERL, CutLayout
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.counted import counted
 from verl_padding.plan.mini_batch_costs import micro_batch_loads
-from verl_padding.runs.charts import (
-    OURS,
-    OURS_LIGHT,
-    PADS,
-    STOCK,
-    STOCK_LIGHT,
-    WAITING,
-    add_legend,
-    draw_bar,
-    new_figure,
-    save_chart,
-)
+from verl_padding.runs import charts
 
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128
 """More are not drawn: with many ranks, fewer steps, so that the picture fits a screen or two."""
@@ -39,7 +28,7 @@ def draw_layouts(layouts: Mapping[str, CutLayout], path: Path) -> None:
     all_ranks = len(next(iter(layouts.values())).rows_MDK[0])
     ranks = min(all_ranks, MOST_RANKS)
     steps = min(max(len(layout.steps) for layout in layouts.values()), MOST_STEPS, MOST_BARS // ranks)
-    figure, axes_MC = new_figure(
+    figure, axes_MC = charts.new_figure(
         nrows=steps,
         ncols=len(layouts),
         sharex=True,
@@ -49,7 +38,7 @@ def draw_layouts(layouts: Mapping[str, CutLayout], path: Path) -> None:
     )
     looks: dict[str, dict[str, Any]] = {}
     for column, (name, layout) in enumerate(layouts.items()):
-        colours = (STOCK, STOCK_LIGHT) if name == VERL else (OURS, OURS_LIGHT)
+        colours = (charts.STOCK, charts.STOCK_LIGHT) if name == VERL else (charts.OURS, charts.OURS_LIGHT)
         its_steps = min(steps, len(layout.steps))
         title = f"{name}, {its_steps} of {counted(len(layout.steps), 'step')}"
         axes_MC[0, column].set_title(title if layout.costs.chain_R is None else f"{title}\n{sharing_of(layout.steps)}")
@@ -64,8 +53,8 @@ def draw_layouts(layouts: Mapping[str, CutLayout], path: Path) -> None:
         looks[f"rows ({name})"] = {"facecolor": colours[0]}
     left_out = "" if ranks == all_ranks else f" ({ranks} of {all_ranks} ranks)"
     figure.suptitle(f"micro-batches of each rank{left_out}")
-    add_legend(figure, {**looks, "pads": {"facecolor": PADS}, "waiting": WAITING})
-    save_chart(figure, path)
+    charts.add_legend(figure, {**looks, "pads": {"facecolor": charts.PADS}, "waiting": charts.WAITING})
+    charts.save_chart(figure, path)
 
 
 def _draw_step(axes: Any, layout: CutLayout, step: int, ranks: int, colours: tuple[str, str]) -> None:
@@ -78,7 +67,7 @@ def _draw_step(axes: Any, layout: CutLayout, step: int, ranks: int, colours: tup
         for micro, (start, colour) in enumerate(zip(starts_K, cycle(colours), strict=False)):
             real, pads = real_DK[rank, micro], pads_DK[rank, micro]
             parts = (real / unit, pads / unit, (heights_K[micro] - real - pads) / unit)
-            draw_bar(axes, rank, start / unit, *parts, colour=colour)
+            charts.draw_bar(axes, rank, start / unit, *parts, colour=colour)
     axes.set_ylim(ranks - 0.4, -0.6)
 
 

@@ -11,13 +11,14 @@ import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
+from datasets import disable_progress_bars
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
@@ -25,9 +26,6 @@ from rich.text import Text
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.rehearsal.failure import Failure, Frame, RehearsalError
 from verl_padding.rehearsal.own_files import own_files
-
-MOST_FAILURES = 3
-"""Kinds of exceptions that are shown."""
 
 
 def rehearse(
@@ -44,7 +42,7 @@ def rehearse(
 
     Args:
         arguments: of the job, as they are given to ``verl.trainer.main_ppo``.
-        replies: texts that the model says in sessions, among noise and calls of tools.
+        replies: of the model in sessions, among noise and calls of tools.
         only: the act that is run, ``sessions`` or ``step``, if not ``all``.
         timeout_s: seconds that each act may take.
     """
@@ -58,7 +56,9 @@ def rehearse(
     files = own_files(config)
     try:
         if only != "step":
-            with _time_limit(timeout_s, console, files), _quietly():
+            # What verl and its libraries print of each prompt is kept out of the report.
+            disable_progress_bars()
+            with _time_limit(timeout_s, console, files), catch_warnings(action="ignore"), redirect_stdout(StringIO()):
                 _sessions(config.copy(), console, replies=replies, with_tools=with_tools, with_rewards=with_rewards)
         if only != "sessions":
             _step(config, console, replies, timeout_s)
@@ -107,21 +107,10 @@ def _show_lines(console: Console, title: str, lines: Iterable[str]) -> None:
 
 def _show(failure: RehearsalError, files: Mapping[str, str], console: Console) -> int:
     console.print(Text(f"{failure.stage}: {failure}", style="red"))
-    for each in failure.failures[:MOST_FAILURES]:
+    for each in failure.failures[:3]:
         for line in each.lines(files):
             console.print(Text(line))
     return 1
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """What verl and its libraries print of each prompt is kept out of the report."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):
-        warnings.simplefilter("ignore")
-        yield
 
 
 @contextmanager

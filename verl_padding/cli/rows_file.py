@@ -18,7 +18,6 @@ from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
 
-STANDARD_INPUT = Path("-")
 FORMS = (
     'A row is {"prompt": "p0", "session": 0, "tokens": 512}, or a line of a rollout dump; docs/rows_file.md has all '
     "fields"
@@ -56,7 +55,7 @@ def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]
     Raises:
         PaddingDataError: the folder holds no dump, or `read_rows` refuses a file.
     """
-    if path == STANDARD_INPUT:
+    if path == Path("-"):
         return [read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)]
     files = dumps_in(path) if path.is_dir() else [path]
     if not files:

@@ -14,29 +14,21 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.metric_names import (
-    GRAD_NORM,
-    OPTIMIZER_STEPS,
-    PAD_ROWS_TOTAL,
-    REAL_ROWS_MIN,
-    REAL_ROWS_TOTAL,
-    ROW_REWARD,
-    STEP_SECONDS,
-)
 from verl_padding.runs.report import LOG, METRICS, ROLLOUTS, read_metrics
 
 LAST_LINES = 30
 """Lines of the log that are shown if the command fails."""
 
 COLUMNS = {
-    "row reward": (ROW_REWARD, ".3f"),
-    "rows": (REAL_ROWS_TOTAL, ".0f"),
-    "pads": (PAD_ROWS_TOTAL, ".0f"),
-    "steps taken": (OPTIMIZER_STEPS.format(update=ACTOR), ".0f"),
-    "fewest rows": (REAL_ROWS_MIN.format(update=ACTOR), ".0f"),
-    "grad norm": (GRAD_NORM, ".3f"),
-    "seconds": (STEP_SECONDS, ".1f"),
+    "row reward": (metric_names.ROW_REWARD, ".3f"),
+    "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
+    "pads": (metric_names.PAD_ROWS_TOTAL, ".0f"),
+    "steps taken": (metric_names.OPTIMIZER_STEPS.format(update=ACTOR), ".0f"),
+    "fewest rows": (metric_names.REAL_ROWS_MIN.format(update=ACTOR), ".0f"),
+    "grad norm": (metric_names.GRAD_NORM, ".3f"),
+    "seconds": (metric_names.STEP_SECONDS, ".1f"),
 }
 """Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
 smallest optimizer step."""

@@ -56,7 +56,7 @@ class Learning:
 
     @property
     def learned(self) -> bool | None:
-        """Whether the goal was reached and held; None if it was not, but the run was too short to tell."""
+        """Whether the goal was reached and held; None if it was not, but the run was too short."""
         if self.last >= self.goal.reward and self.lowest is not None and self.lowest >= self.goal.floor:
             return True
         return None if len(self.rewards) < self.goal.steps else False
