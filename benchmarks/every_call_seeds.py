@@ -16,7 +16,7 @@ import typer
 
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, console, kept, tell
-from verl_padding.cli.demo_folder import ASSETS
+from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.every_call.job import GOAL, tiny_job
 from verl_padding.runs.charts import OURS, OURS_LIGHT, new_figure, save_chart, start_at_zero
 from verl_padding.runs.learning import LAST

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks.results import console, show
-from verl_padding.cli.demo_folder import HYDRA, demo_folder
+from verl_padding.cli.demo import HYDRA, empty_folder
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.runs.curves import RunCurves
 from verl_padding.runs.learning import LAST, Goal, Learning
@@ -44,7 +44,7 @@ def run_of(
 
     Raises:
         RuntimeError: the job failed, or another one has left its result there.
-        PaddingDataError: somebody's own files are in the folder.
+        PaddingDataError: the folder holds something else.
     """
 
     def job() -> dict[str, Any]:
@@ -62,14 +62,14 @@ def run_of(
         if result["job"] != job():
             raise RuntimeError(f"{kept} is of another job or recipe. Remove its folder, or give another one.")
         return dict(result["figures"])
-    with demo_folder(folder):
-        run = job()
-        started = time.monotonic()
-        if code := run_local_job(run["command"], folder=folder):
-            raise RuntimeError(f"the job ended with code {code}; its output is in {folder / LOG}")
-        seconds = time.monotonic() - started
+    empty_folder(folder)
+    run = job()
+    started = time.monotonic()
+    if code := run_local_job(run["command"], folder=folder):
+        raise RuntimeError(f"the job ended with code {code}; its output is in {folder / LOG}")
+    seconds = time.monotonic() - started
     curves = RunCurves.read(folder)
-    learning = Learning.of(curves.reward, goal)
+    learning = Learning(curves.reward, goal)
     figures = {
         "first": learning.first,
         "last": learning.last,

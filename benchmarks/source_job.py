@@ -27,7 +27,7 @@ import typer
 
 from benchmarks.recipe_runs import RESULT, recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, kept, show, tell
-from verl_padding.cli.demo_folder import ASSETS
+from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.context_reset.job import tiny_job
 from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, new_figure, save_chart, start_at_zero
 from verl_padding.runs.curves import RunCurves

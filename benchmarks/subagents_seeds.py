@@ -13,7 +13,7 @@ import typer
 
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, tell
-from verl_padding.cli.demo_folder import ASSETS
+from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.subagents.job import GOAL, tiny_job
 
 RECIPE = "subagents_tiny"

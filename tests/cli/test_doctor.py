@@ -71,7 +71,7 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
         ("import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'", "VERL_USE_EXTERNAL_PLUGINS"),
     ],
 )
-def test_a_broken_plug_in_is_told_with_what_failed_also_where_the_job_asks_for_it(before, failed):
+def test_a_broken_plug_in_is_shown_with_what_failed_also_where_the_job_asks_for_it(before, failed):
     code = (
         f"{before}\nimport sys; from verl_padding.cli.app import app; sys.argv = ['doctor', 'doctor', {FLAG!r}]; app()"
     )
@@ -81,26 +81,26 @@ def test_a_broken_plug_in_is_told_with_what_failed_also_where_the_job_asks_for_i
 
 
 def test_a_job_that_can_run_is_described_in_words(job):
-    code, said = diagnosed(*job, FLAG)
-    assert code == 0, said
-    assert "sync, by PaddedTrainerSync" in said
-    assert "prompt, 8 prompts x 4 sessions per batch" in said
-    assert "4 optimizer steps per batch, 2 data-parallel ranks" in said
-    assert "verl-padding rehearse" in said
+    code, output = diagnosed(*job, FLAG)
+    assert code == 0, output
+    assert "sync, by PaddedTrainerSync" in output
+    assert "prompt, 8 prompts x 4 sessions per batch" in output
+    assert "4 optimizer steps per batch, 2 data-parallel ranks" in output
+    assert "verl-padding rehearse" in output
 
 
-def test_a_job_without_the_flag_is_told_to_be_verls_own(job):
-    code, said = diagnosed(*job)
-    assert code == 0, said
-    assert "the job trains without padding" in said
+def test_a_job_without_the_flag_is_shown_to_be_verls_own(job):
+    code, output = diagnosed(*job)
+    assert code == 0, output
+    assert "the job trains without padding" in output
 
 
 def test_findings_are_printed_as_json(job):
     result = CliRunner().invoke(app, ["doctor", "--json", *job, FLAG, "data.train_files=/nowhere/train.parquet"])
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    (files,) = [check for check in told["checks"] if check["title"] == "files"]
-    assert not told["ok"]
+    shown = json.loads(result.stdout)
+    (files,) = [check for check in shown["checks"] if check["title"] == "files"]
+    assert not shown["ok"]
     assert "data.train_files" in [finding["subject"] for finding in files["findings"] if finding["verdict"] == "wrong"]
 
 
@@ -138,19 +138,19 @@ WRONG = {
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip-cov": "verl's estimators and losses",
     "actor_rollout_ref.rollout.mode=sync": "verl's rollout",
 }
-"""An override with which a job cannot start -> what is told to be wrong."""
+"""An override with which a job cannot start -> what is shown to be wrong."""
 
 
 @pytest.mark.parametrize("override", WRONG)
-def test_what_keeps_a_job_from_starting_is_told_with_its_value(override, job):
+def test_what_keeps_a_job_from_starting_is_shown_with_its_value(override, job):
     setting, _, value = override.lstrip("+").partition("=")
     verdict, message = findings(*job, FLAG, override)[WRONG[override]]
     assert verdict == "wrong"
-    said = WRONG[override] + message
-    assert value.strip("[]") in said or setting in said
+    output = WRONG[override] + message
+    assert value.strip("[]") in output or setting in output
 
 
-def test_all_that_is_wrong_is_told_at_once(job):
+def test_all_that_is_wrong_is_shown_at_once(job):
     several = ["trainer.logger=[clearml]", "data.train_files=/nowhere", "algorithm.adv_estimator=grop"]
     assert findings(*job, FLAG, *several).keys() >= {
         "trainer.logger",
@@ -182,7 +182,7 @@ def test_settings_of_parts_that_the_job_has_not_are_let_pass(job):
     assert "critic.ppo_micro_batch_size" not in findings(*job, FLAG, "critic.ppo_micro_batch_size=3")
 
 
-def test_a_models_folder_without_weights_and_one_of_a_hub_that_is_not_here_are_told(job, tmp_path, monkeypatch):
+def test_a_models_folder_without_weights_and_one_of_a_hub_that_is_not_here_are_shown(job, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     setting = "actor_rollout_ref.model.path"
@@ -194,7 +194,7 @@ def test_a_models_folder_without_weights_and_one_of_a_hub_that_is_not_here_are_t
     assert findings(*job, FLAG, f"{setting}=nobody/no-model")[setting][0] == "wrong"
 
 
-def test_a_latest_checkpoint_that_is_not_there_is_told(job, tmp_path):
+def test_a_latest_checkpoint_that_is_not_there_is_shown(job, tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
     where = [f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=auto"]
     assert findings(*job, FLAG, *where)["trainer.resume_mode"][0] == "wrong"
@@ -207,7 +207,7 @@ def test_the_platform_has_to_be_that_of_the_job(job):
     assert findings(*job, FLAG, "trainer.device=cuda")[devices.PLATFORM][0] == "warning"
 
 
-def test_more_devices_than_the_machine_has_are_told(job, monkeypatch):
+def test_more_devices_than_the_machine_has_are_shown(job, monkeypatch):
     monkeypatch.setattr(devices, "_accelerator", lambda: "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     found = findings(*job, FLAG, "trainer.device=cuda", "trainer.n_gpus_per_node=4", platform="")

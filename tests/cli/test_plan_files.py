@@ -1,19 +1,14 @@
-"""Where ``verl-padding plan`` reads batches from, what it says of them, and its JSON."""
+"""Where ``verl-padding plan`` reads batches from, its notes on them, and its JSON."""
 
 import json
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_plan_command import CHAINS, SHARED, compared, plan_of, refused, run, write_sessions
-from verl_padding.cli import planned_file
-from verl_padding.cli.comparison import LayoutTotals
-from verl_padding.cli.plan_picture import MOST_STEPS
 from verl_padding.config import PaddingConfig
-from verl_padding.stock.layout import pack_as_verl
 
 ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
 SHAPE = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
@@ -46,11 +41,11 @@ def test_standard_input_is_planned_as_a_file_is(file):
     assert given["file"] == "standard input"
     assert given["steps"] == from_file["steps"]
     assert run("-", *SHAPE, given=file.read_text()).stdout.startswith("standard input: 2 ranks, strategy prompt")
-    assert "standard input, line 1 (row number 0): not JSON" in run("-", *SHAPE, given="{").stderr
+    assert "standard input, line 1 (row number 0): not a row" in run("-", *SHAPE, given="{").stderr
 
 
-def test_a_pipe_into_the_module_gives_json_and_nothing_else(file):
-    command = [sys.executable, "-m", "verl_padding", "plan", "-", *map(str, SHAPE), "--json"]
+def test_a_pipe_into_the_installed_command_gives_json_and_nothing_else(file):
+    command = [Path(sys.executable).parent / "verl-padding", "plan", "-", *map(str, SHAPE), "--json"]
     output = subprocess.run(command, input=b"\xef\xbb\xbf" + file.read_bytes(), capture_output=True, check=True)
     assert json.loads(output.stdout)["figures"]["optimizer_steps"] == 4
     assert output.stderr == b""
@@ -65,58 +60,29 @@ def test_each_dump_of_a_folder_is_a_batch_of_its_own_and_has_a_line_in_the_order
         ["10.jsonl", "4", "60"],
         ["all", "10", "156"],
     ]
-    assert "10.jsonl: --mini-batch 4: does not divide 15 prompts with rows." in result.stderr
-    told = plan_of(folder, *SHAPE, "--budget", 128, "--compare")
-    assert [Path(batch["file"]).name for batch in told["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
+    assert "--mini-batch 4: does not divide 15 prompts with rows." in result.stderr
+    assert result.stderr.endswith("(1 of 3 files)\n")
+    shown = plan_of(folder, *SHAPE, "--budget", 128, "--compare")
+    assert [Path(batch["file"]).name for batch in shown["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
     alone = plan_of(folder / "2.jsonl", *SHAPE, "--budget", 128, "--compare")
     for key in ("steps", "comparison", "notes"):
-        assert told["batches"][1][key] == alone[key]
-    rows = [batch["comparison"]["verl"]["rows"] for batch in told["batches"]]
+        assert shown["batches"][1][key] == alone[key]
+    rows = [batch["comparison"]["verl"]["rows"] for batch in shown["batches"]]
     assert rows == [64, 32, 60]
-    assert told["comparison"]["verl"]["rows"] == told["comparison"]["plan"]["rows"] == sum(rows)
+    assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
 
 
-def test_of_a_folder_a_bad_line_is_told_with_its_file_and_no_picture_is_drawn(folder):
-    assert "is a folder of them. Name one of its files" in refused(folder, *SHAPE, "--picture", "plan.png")
+def test_of_a_folder_a_bad_line_is_shown_with_its_file_and_no_picture_is_drawn(folder):
+    assert "shows one batch" in refused(folder, *SHAPE, "--picture", "plan.png")
     (folder / "3.jsonl").write_text(text_of(ROWS[:1]) + "{\n")
-    assert "3.jsonl, line 2 (row number 1): not JSON" in refused(folder, *SHAPE)
+    assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder, *SHAPE)
 
 
-def test_what_a_killed_job_leaves_in_its_dumps_is_left_out_with_a_note(folder):
-    whole = plan_of(folder, *SHAPE)["batches"]
-    last = json.dumps({**ROWS[0], "prompt": "\u00e9"}, ensure_ascii=False).encode()
-    left = {"3.jsonl": b"", "4.jsonl": last[:5], "10.jsonl": text_of(ROWS[:60]).encode() + last[:13]}
-    assert last[12:14] == "\u00e9".encode(), "the cut goes through a letter"
-    for name, content in left.items():
-        (folder / name).write_bytes(content)
-    result = run(folder, *SHAPE, "--json")
-    assert [batch["steps"] for batch in json.loads(result.stdout)["batches"]] == [batch["steps"] for batch in whole]
-    assert result.stderr.splitlines()[:3] == [
-        f"{folder}/3.jsonl: holds no row, and is left out.",
-        f"{folder}/4.jsonl: holds no row, and is left out.",
-        f"{folder}/10.jsonl, line 61 (row number 60): half written, and left out.",
-    ]
-    alone = run(folder / "10.jsonl", *SHAPE)
-    assert alone.exit_code == 0
-    assert "10.jsonl, line 61 (row number 60): half written" in alone.stderr
-    (folder / "10.jsonl").write_text(text_of(ROWS).rstrip("\n"))
-    assert plan_of(folder / "10.jsonl", *SHAPE)["steps"] == whole[0]["steps"], "its last line is whole"
-
-
-def test_a_folder_of_dumps_without_a_row_is_refused_and_a_half_line_of_another_file_too(folder, file):
-    for dump in folder.iterdir():
-        dump.write_text("{")
-    assert f"{folder}: holds no row in 3 rollout dumps. Name the folder of a job" in refused(folder, *SHAPE)
-    assert "1.jsonl: holds no row" in refused(folder / "1.jsonl", *SHAPE)
-    file.write_text(text_of(ROWS) + "{")
-    assert "rows.jsonl, line 65 (row number 64): not JSON" in refused(file, *SHAPE)
-
-
-def test_a_row_past_the_budget_is_told_with_its_line(file):
+def test_a_row_past_the_budget_is_refused_with_its_key_which_has_its_line(file):
     file.write_text("\n" + file.read_text())
-    told = refused(file, *SHAPE, "--budget", 72)
-    assert f"{file}, line 65 (row number 64): row 'p15_3_0' has 73 tokens" in told
-    assert "raise --budget until it holds 73" in told
+    shown = refused(file, *SHAPE, "--budget", 72)
+    assert f"{file}: row 'p15_3_64' has 73 tokens" in shown
+    assert "raise --budget until it holds 73" in shown
 
 
 def test_the_settings_have_the_defaults_of_the_job_and_stand_in_the_title(file):
@@ -136,7 +102,7 @@ def test_the_settings_have_the_defaults_of_the_job_and_stand_in_the_title(file):
 def test_a_file_may_have_any_name(file):
     strange = file.rename(file.with_name("[bold]rows[red].jsonl"))
     assert run(strange, *SHAPE).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
-    assert f"{strange}, line 64 (row number 63): " in refused(strange, *SHAPE, "--budget", 9)
+    assert f"{strange}: row 'p15_3_63'" in refused(strange, *SHAPE, "--budget", 9)
 
 
 def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them(file):
@@ -147,50 +113,28 @@ def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them
     assert verl["plan"]["tokens"] == sum(row["tokens"] for row in ROWS)
 
 
-def test_verls_packer_is_asked_for_no_more_steps_than_are_drawn(file, tmp_path, monkeypatch):
-    asked = []
-
-    def pack(cells_D, *args):
-        asked.append(cells_D)
-        return pack_as_verl(cells_D, *args)
-
-    monkeypatch.setattr(planned_file, "pack_as_verl", pack)
-    result = run(file, *SHAPE, "--mini-batch", 1, "--picture", tmp_path / "plan.png")
-    assert result.exit_code == 0, result.output
-    assert len(asked) == MOST_STEPS < 16
-
-
 def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):
     path = write_sessions(tmp_path / "rows.jsonl", CHAINS)
-    told = plan_of(path, *SHARED, "--budget", 256, "--compare")["comparison"]
-    assert list(told) == ["verl", "plan_without_sharing", "plan"]
-    assert [set(column) for column in told.values()] == [{field.name for field in fields(LayoutTotals)}] * 3
-    assert [column["computed_tokens"] for column in told.values()] == [30, 30, 23]
-    assert told["plan"]["over_perfect"] < 1 <= told["plan_without_sharing"]["over_perfect"]
+    shown = plan_of(path, *SHARED, "--budget", 256, "--compare")["comparison"]
+    assert list(shown) == ["verl", "plan_without_sharing", "plan"]
+    assert [column["computed_tokens"] for column in shown.values()] == [30, 30, 23]
+    assert shown["plan"]["over_perfect"] < 1 <= shown["plan_without_sharing"]["over_perfect"]
     table = compared(run(path, *SHARED, "--budget", 256, "--compare").stdout)
-    assert table["computed tokens of rows"] == ["30", "30", "23"]
+    assert table["computed tokens"] == ["30", "30", "23"]
 
 
 def notes(file: Path, *args: object) -> list[str]:
     result = run(file, *args, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)["notes"]
-    assert result.stderr.split("\n")[:-1] == told
-    return told
+    shown = json.loads(result.stdout)["notes"]
+    assert result.stderr.split("\n")[:-1] == shown
+    return shown
 
 
-def test_options_that_the_rows_do_not_bear_out_are_told_with_both_numbers(file):
+def test_options_that_the_rows_do_not_bear_out_are_shown_with_both_numbers(file):
     assert notes(file, *SHAPE) == notes(file, *SHAPE, "--budget", 128, "--compare") == []
-    (told,) = notes(file, *SHAPE, "--mini-batch", 5)
-    assert told.startswith("--mini-batch 5: does not divide 16 prompts with rows. The batch is taken for one of")
-    assert told.endswith("20 prompts, of which 4 came back empty.")
-    assert notes(file, *SHAPE, "--n", 7) == ["--n 7: no prompt has more than 4 sessions."]
-    assert notes(file, *SHAPE, "--n", 2) == ["--n 2: a prompt has 4 sessions."]
-    (told,) = notes(file, *SHAPE, "--dp", 32)
-    assert told == "--dp 32: ranks have nothing but pads in 4 of 4 optimizer steps, the smallest of which has 16 rows."
-
-
-def test_the_warnings_are_on_standard_error_beside_a_table_too(file):
-    result = run(file, *SHAPE, "--n", 7)
-    assert result.stderr == "--n 7: no prompt has more than 4 sessions.\n"
-    assert "--n 7" not in result.stdout
+    (shown,) = notes(file, *SHAPE, "--mini-batch", 5)
+    assert shown.startswith("--mini-batch 5: does not divide 16 prompts with rows. The batch is planned as one of 20")
+    for n in (2, 7):
+        assert notes(file, *SHAPE, "--n", n) == [f"--n {n}: a prompt has up to 4 sessions."]
+    assert notes(file, *SHAPE, "--dp", 32) == ["--dp 32: ranks have nothing but pads in 4 of 4 optimizer steps."]

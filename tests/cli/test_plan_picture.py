@@ -5,21 +5,40 @@ import pytest
 
 from tests.cli.test_plan_command import write_rows
 from verl_padding.cli import plan_picture
-from verl_padding.cli.planned_file import PlannedFile, PlanRequest
-from verl_padding.cli.rows_file import read_rows_file
+from verl_padding.cli.planned_batch import PlannedBatch
+from verl_padding.cli.rows_file import read_batches
+from verl_padding.job.calls import ACTOR
+from verl_padding.plan import Job, Update
 from verl_padding.plan.measured_cost import MeasuredCost, micro_batch_cost
+from verl_padding.runs import charts
 
 COST = MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=5e-9, per_pair_s=2e-8)
 
 
 def test_by_measured_costs_bars_and_table_have_pairs_of_rows_and_the_handling_of_micro_batches(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plan_picture, "save_chart", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
     write_rows(path := tmp_path / "rows.jsonl")
-    request = PlanRequest(path=path, dp_size=4, mini_batch=3, n=2, budget=1000, packer="plan")
-    file = PlannedFile.of(request, read_rows_file(path, None), COST)
-    laid = file.laid_out(list)
-    plan_picture.draw_layouts({"plan": (laid, ("red", "blue"))}, tmp_path / "plan.png")
+    update = Update(
+        dp_size=4,
+        token_budget=1000,
+        prompts_per_mini_batch=3,
+        cost_model=COST,
+        mini_batch_setting="--mini-batch",
+        budget_setting="--budget",
+    )
+    job = Job(
+        strategy="prompt",
+        prompts=3,
+        sessions_per_prompt=2,
+        sessions_setting="--n",
+        updates={ACTOR: update},
+        inference={},
+        packer="plan",
+    )
+    file = PlannedBatch.of(read_batches(path, None)[0], job)
+    laid = file.planned
+    plan_picture.draw_layouts({"plan": laid}, tmp_path / "plan.png")
     tokens_R = np.array([*file.batch.rows.tokens_R, *[2] * file.plan.n_pads])
     together = 0
     for axes, step, rows_DK in zip(drawn[0].axes, laid.steps, laid.rows_MDK, strict=True):

@@ -23,11 +23,11 @@ def run(*arguments: str | Path) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_step_is_told_as_a_table(file: Path):
-    code, said = run(file)
+def test_a_step_is_shown_as_a_table(file: Path):
+    code, output = run(file)
     assert code == 0
-    assert "step 3, 2 rows" in said
-    (line,) = [line for line in said.splitlines() if "actor" in line]
+    assert "step 3, 2 rows" in output
+    (line,) = [line for line in output.splitlines() if "actor" in line]
     assert [cell.strip() for cell in line.strip("│ ").split("│")] == [
         "actor", "2", "2", "5.00", "1.25", "1.00", "1.250", "16", "0.00",
     ]  # fmt: skip
@@ -35,29 +35,29 @@ def test_a_step_is_told_as_a_table(file: Path):
 
 def test_a_step_is_drawn_and_traced(file: Path):
     picture, trace = file.with_suffix(".png"), file.with_suffix(".json")
-    code, said = run(file, "--picture", picture, "--trace", trace)
-    assert code == 0, said
+    code, output = run(file, "--picture", picture, "--trace", trace)
+    assert code == 0, output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(trace.read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "shown"),
     [
         (["--update", "1"], "--update 1: "),
-        (["--picture", "/nowhere/step.png"], "--picture /nowhere/step.png: cannot be written"),
-        (["--trace", "/nowhere/step.json"], "--trace /nowhere/step.json: cannot be written"),
+        (["--picture", "/nowhere/step.png"], "No such file or directory: '/nowhere/step.png'"),
+        (["--trace", "/nowhere/step.json"], "No such file or directory: '/nowhere/step.json'"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_a_line(arguments: list[str], told: str, file: Path):
-    code, said = run(file, *arguments)
+def test_what_cannot_be_shown_is_refused_in_a_line(arguments: list[str], shown: str, file: Path):
+    code, output = run(file, *arguments)
     assert code == 1
-    assert told in said
+    assert shown in output
 
 
-def test_a_step_without_laps_is_told(tmp_path: Path):
+def test_a_step_without_laps_is_shown(tmp_path: Path):
     path = tmp_path / "4.jsonl"
     write_step([TimedStep(step=4, keys=[], laps=[])], path)
-    code, said = run(path)
+    code, output = run(path)
     assert code == 1
-    assert "holds no lap" in said
+    assert "holds no lap" in output

@@ -34,7 +34,7 @@ def test_ten_seeds_of_the_demo_learn_and_none_loses_what_it_has_learned():
     runs = {name: run for name, run in kept("demo_seeds")["runs"].items() if name.startswith("padded")}
     assert len(runs) >= 10
     for name, run in runs.items():
-        learning = Learning.of(run["reward"], DEMO_GOAL)
+        learning = Learning(run["reward"], DEMO_GOAL)
         assert len(run["reward"]) == DEMO_GOAL.steps
         assert learning.learned is True, f"{name}: {learning}"
         assert run["last"] == pytest.approx(learning.last, abs=1e-3)
@@ -46,7 +46,7 @@ def test_three_seeds_of_the_subagents_padded_and_stock_are_kept_and_the_padded_o
     runs = kept("subagents_seeds")["runs"]
     assert set(runs) >= {f"{trainer}_seed{seed}" for trainer in ("padded", "stock") for seed in range(3)}
     for name, run in runs.items():
-        learning = Learning.of(run["reward"], SUBAGENTS_GOAL)
+        learning = Learning(run["reward"], SUBAGENTS_GOAL)
         assert len(run["reward"]) == SUBAGENTS_GOAL.steps
         assert run["last"] == pytest.approx(learning.last, abs=1e-3)
         assert run["optimizer_steps"] == [4, 4] or name.startswith("stock")
@@ -57,7 +57,7 @@ def test_three_seeds_of_every_call_are_kept_and_learn_more_than_an_agent_without
     runs = [run for name, run in kept("every_call_seeds")["runs"].items() if name.startswith("shared")]
     assert len(runs) >= 3
     for run in runs:
-        learning = Learning.of(run["reward"], EVERY_CALL_GOAL)
+        learning = Learning(run["reward"], EVERY_CALL_GOAL)
         assert len(run["reward"]) == EVERY_CALL_GOAL.steps
         assert learning.learned is True, learning
         assert learning.last > 0.7
@@ -81,7 +81,7 @@ def test_the_source_job_is_kept_as_it_is_and_lcm_and_prompt_learn_with_and_witho
             assert taken == [-(-rows // (source_job.MINI_BATCH * source_job.SESSIONS)) for rows in run["rows"]]
         if "_lcm_" in name:
             assert run["fewest_real_rows"] == [rows // steps for rows, steps in zip(run["rows"], taken, strict=True)]
-        learning = Learning.of(run["reward"], source_job.GOAL)
+        learning = Learning(run["reward"], source_job.GOAL)
         assert learning.learned is True or "_stock_" in name, f"{name}: {learning}"
 
 
@@ -100,19 +100,19 @@ GOAL = Goal(reward=0.95, floor=0.9, steps=60)
 
 
 @pytest.mark.parametrize(
-    ("rewards", "learned", "reached", "lowest_at"),
+    ("rewards", "learned", "reached", "lowest"),
     [
-        ([*RISE, *[0.99] * 10], True, 49, 49),
-        ([*RISE, *[0.99] * 20, 0.89, *[1.0] * 10], False, 49, 71),
-        ([*RISE, *[0.96] * 4, *[0.94] * 10], False, 49, 55),
+        ([*RISE, *[0.99] * 10], True, 49, 0.96),
+        ([*RISE, *[0.99] * 20, 0.89, *[1.0] * 10], False, 49, 0.89),
+        ([*RISE, *[0.96] * 4, *[0.94] * 10], False, 49, 0.94),
         ([0.5] * 60, False, None, None),
         ([0.5] * 59, None, None, None),
-        ([1.0], True, 1, 1),
+        ([1.0], True, 1, 1.0),
     ],
 )
-def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(rewards, learned, reached, lowest_at):
-    learning = Learning.of(rewards, GOAL)
-    assert (learning.learned, learning.reached, learning.lowest_at) == (learned, reached, lowest_at)
+def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(rewards, learned, reached, lowest):
+    learning = Learning(rewards, GOAL)
+    assert (learning.learned, learning.reached, learning.lowest) == (learned, reached, lowest)
     assert learning.first == rewards[0]
     assert ("has learned" in str(learning)) is (learned is True)
     assert ("has not learned" in str(learning)) is (learned is False)

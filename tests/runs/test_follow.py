@@ -1,4 +1,4 @@
-"""A job's command, followed: what it says is in the log, what is worth reading is shown."""
+"""A job's command, followed: its output is in the log, and a line for each step is shown."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def follow(out: Path, code: str, *arguments: str) -> subprocess.CompletedProcess
 
 
 def started(out: Path, code: str) -> subprocess.Popen[str]:
-    """A job in a process group of its own that has said that it is ready."""
+    """A job in a process group of its own that has output that it is ready."""
     command = [sys.executable, "-m", "verl_padding.runs.follow", str(out), sys.executable, "-c", code]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0)
     deadline = time.monotonic() + 30
@@ -38,16 +38,16 @@ def started(out: Path, code: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_steps_are_told_noise_is_in_the_log_and_the_last_line_says_where_all_is(tmp_path):
+def test_steps_are_shown_noise_is_in_the_log_and_the_last_line_reports_where_all_is(tmp_path):
     out = tmp_path / "runs" / "one"
     result = follow(out, JOB, "0")
     assert result.returncode == 0
     assert result.stderr == ""
     begin, heading, first, second, last = result.stdout.splitlines()
-    assert begin == f"What the job says is in {out}/log."
-    assert heading == "step  row reward  rows  grad norm  seconds", "no column for metrics that this trainer has not"
-    assert first.split() == ["1", "0.250", "301", "-", "1.5"]
-    assert second.split() == ["2", "0.500", "302", "-", "1.5"]
+    assert begin == f"The output of the job is in {out}/log."
+    assert heading == "step  row reward  rows  pads  steps taken  fewest rows  grad norm  seconds"
+    assert first.split() == ["1", "0.250", "301", "-", "-", "-", "-", "1.5"]
+    assert second.split() == ["2", "0.500", "302", "-", "-", "-", "-", "1.5"]
     for path in ("metrics.jsonl", "rollouts", "log"):
         assert f"{out}/{path}" in last
     assert last.endswith(f"verl-padding compare {out} --picture {out}/curves.png")
@@ -57,8 +57,8 @@ def test_steps_are_told_noise_is_in_the_log_and_the_last_line_says_where_all_is(
 
 
 def test_the_log_of_an_earlier_run_stays(tmp_path):
-    for said in ("first", "second"):
-        assert follow(tmp_path, f"print('the {said} run')").returncode == 0
+    for output in ("first", "second"):
+        assert follow(tmp_path, f"print('the {output} run')").returncode == 0
     assert (tmp_path / "log").read_text().splitlines() == ["the first run", "the second run"]
 
 
@@ -72,7 +72,7 @@ def test_a_job_that_fails_shows_the_end_of_its_log_and_its_code(tmp_path):
     assert "verl-padding compare" not in result.stdout
 
 
-def test_an_earlier_runs_steps_are_not_told_again(tmp_path):
+def test_an_earlier_runs_steps_are_not_shown_again(tmp_path):
     follow(tmp_path, JOB, "0")
     before = (tmp_path / "metrics.jsonl").read_bytes()
     refused = follow(tmp_path, "raise SystemExit('refused')")
@@ -80,95 +80,36 @@ def test_an_earlier_runs_steps_are_not_told_again(tmp_path):
     assert "refused" in refused.stderr
     assert len(refused.stdout.splitlines()) == 1
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    assert len(follow(tmp_path, JOB, "0").stdout.splitlines()) == 5
+    assert len(follow(tmp_path, JOB.replace("1.5", "2.5"), "0").stdout.splitlines()) == 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_job_and_what_it_says_last_is_in_the_log(number, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_and_what_it_reports_last_is_in_the_log(number, tmp_path):
     job = """
 import signal, sys, time
 def end(number, frame):
     sys.exit(f"ended by {number}")
 signal.signal(signal.SIGINT, end)
 signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGHUP, end)
 print("ready", flush=True)
 time.sleep(60)
 """
     process = started(tmp_path, job)
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does
-    else:
+    if number == signal.SIGTERM:
         process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    else:
+        os.killpg(process.pid, number)  # as a terminal does
+    _, output = process.communicate(timeout=30)
     assert process.returncode == 1
     assert f"ended by {int(number)}" in (tmp_path / "log").read_text()
-    assert f"ended by {int(number)}" in said
+    assert f"ended by {int(number)}" in output
 
 
-BROKEN = """
-import os, sys, time
-for line in range(3):
-    with open(os.environ["VERL_FILE_LOGGER_PATH"], "a") as file:
-        file.write('{"step": 1}\\n')
-    print(f"line {line} is said", flush=True)
-    time.sleep(0.1)
-sys.exit(int(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_metrics_that_cannot_be_read_are_told_once_and_the_job_goes_on(code, tmp_path):
-    result = follow(tmp_path, BROKEN, str(code))
-    assert result.returncode == code
-    assert (tmp_path / "log").read_text() == "line 0 is said\nline 1 is said\nline 2 is said\n"
-    told = [line for line in result.stderr.splitlines() if line.startswith("The job goes on")]
-    assert len(told) == 1
-    assert f"{tmp_path}/metrics.jsonl, line 1: not what verl's file logger writes" in told[0]
-    assert "Traceback" not in result.stderr
-    last = result.stderr if code else result.stdout
-    assert f"in {tmp_path}/log" in last.splitlines()[-1]
-
-
-def test_a_metric_that_is_no_number_does_not_end_the_job(tmp_path):
-    result = follow(tmp_path, JOB.replace("1.5", "'fast'"), "0")
-    assert result.returncode == 0
-    assert "step 2 is done" in (tmp_path / "log").read_text()
-    assert result.stderr.count("The job goes on") == 1
-
-
-@pytest.mark.parametrize("closed", [("stdout",), ("stdout", "stderr")])
-@pytest.mark.parametrize("code", [0, 3])
-def test_nobody_who_reads_what_is_shown_ends_no_job_and_changes_no_exit_code(closed, code, tmp_path):
+def test_nobody_who_reads_what_is_shown_ends_no_job(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "verl_padding.runs.follow", str(tmp_path), sys.executable, "-c", JOB, str(code)]
-    streams = {name: writer if name in closed else subprocess.PIPE for name in ("stdout", "stderr")}
-    result = subprocess.run(command, **streams, text=True, check=False)
+    command = [sys.executable, "-m", "verl_padding.runs.follow", str(tmp_path), sys.executable, "-c", JOB, "0"]
+    subprocess.run(command, stdout=writer, stderr=subprocess.DEVNULL, check=False)
     os.close(writer)
-    assert result.returncode == code
     assert "step 2 is done" in (tmp_path / "log").read_text()
-    if "stderr" not in closed:
-        assert result.stderr.count("Broken pipe") == 1
-        assert "Traceback" not in result.stderr
-
-
-def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path):
-    (tmp_path / "log").symlink_to("/dev/full")
-    result = follow(tmp_path, JOB, "0")
-    assert result.returncode == 0
-    assert result.stderr.count("No space left on device") == 1
-    assert len(result.stdout.splitlines()) == 5
-
-
-def test_the_end_of_the_terminal_ends_the_job_and_what_it_says_last_is_in_the_log(tmp_path):
-    job = """
-import signal, sys, time
-signal.signal(signal.SIGHUP, lambda *_: sys.exit("ended by the terminal"))
-print("ready", flush=True)
-time.sleep(60)
-"""
-    process = started(tmp_path, job)
-    os.killpg(process.pid, signal.SIGHUP)  # as a terminal does
-    process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "ended by the terminal" in (tmp_path / "log").read_text()

@@ -4,18 +4,8 @@ import json
 
 import pytest
 
-from tests.support.pixels import pixels_of
-from verl_padding.runs.charts import OURS, STOCK
-from verl_padding.runs.report import (
-    METRICS,
-    ROLLOUTS,
-    ROW_REWARD,
-    StepRows,
-    comparison_table,
-    draw_curves,
-    read_metrics,
-    read_rows,
-)
+from verl_padding.job.metric_names import ROW_REWARD
+from verl_padding.runs.report import METRICS, ROLLOUTS, StepRows, read_metrics, read_rows
 from verl_padding.stock.rule import StockRule
 
 
@@ -30,6 +20,7 @@ def test_metrics_are_read_as_far_as_they_are_written(tmp_path):
 def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):
     folder = tmp_path / ROLLOUTS
     folder.mkdir()
+    (folder / "notes.jsonl").write_text("mine")
     uids_of = {10: ["ab_0_0", "ab_0_1", "cd_1_0"], 2: ["cd_0_0", "pad12_0_0", "pad12_1_0"]}
     for step, uids in uids_of.items():
         rows = [{"output": "a\u2028b\x85c", "uid": uid, "score": 0.5 if uid[0] == "a" else 1.0} for uid in uids]
@@ -45,28 +36,3 @@ def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):
 def test_stock_verl_pads_to_the_multiple_of_ranks_and_mini_batches(rows, padded, steps):
     rule = StockRule(dp_size=2, actor_rows=16, critic_rows=24)
     assert (rule.padded_rows(rows), rule.optimizer_steps(rows)) == (padded, steps)
-
-
-def test_the_comparison_and_the_picture_are_made_of_both(tmp_path):
-    rows = [StepRows(step=1, reward=0.1, real=17, dumped_pads=0), StepRows(step=2, reward=0.2, real=40, dumped_pads=0)]
-    metrics = [
-        (step, {ROW_REWARD: 0.1 * step, "padding/actor/optimizer_steps/total": 4.0, "padding/pad_rows/total": 3.0})
-        for step in (1, 2)
-    ]
-    rule = StockRule(dp_size=2, actor_rows=16)
-    table = comparison_table(rows, [data for _, data in metrics], rule)
-    cells = [list(column.cells) for column in table.columns]
-    assert cells[1] == ["4", "2 to 3"]
-    assert cells[2] == ["3.0", "11.5"]
-    assert cells[3] == ["10.5%", "40.4%"]
-    picture = tmp_path / "picture.png"
-    draw_curves(picture, metrics, rows, rule)
-    assert pixels_of(picture)(OURS) > 500
-    assert pixels_of(picture)(STOCK) > 100
-
-
-def test_the_reward_of_a_run_of_stock_verl_has_stock_verls_colour(tmp_path):
-    rows = [StepRows(step=step, reward=0.1, real=17, dumped_pads=0) for step in (1, 2)]
-    draw_curves(tmp_path / "a.png", [(1, {ROW_REWARD: 0.1})], rows, StockRule(dp_size=2, actor_rows=16))
-    assert pixels_of(tmp_path / "a.png")(OURS) == 0
-    assert pixels_of(tmp_path / "a.png")(STOCK) > 500

@@ -4,57 +4,54 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from typer.core import TyperGroup
 
-from verl_padding.config import PaddingConfig
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.errors import PaddingError
+from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import CONFIG_PATH, JobArguments
 from verl_padding.job.known_verl import PRIMARY
-from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
+from verl_padding.local.tiny_models import TinyModelKind, write_tiny_model
+from verl_padding.plan import COST_MODELS, STRATEGIES, Job, Packer, PlanError, Sharing, Update
 from verl_padding.version import __version__
 
-app = typer.Typer(no_args_is_help=True)
 
-Family = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
-"""Families of tiny models. Named here again: the command line must not need what its commands need."""
+class _Commands(TyperGroup):
+    """Shows a refusal, or a file that cannot be read or written, in a line."""
 
-Act = Literal["all", "sessions", "step"]
-
-BESIDE = ("verl", "TransferQueue", "torch")
-"""Packages whose versions a report of a fault should name."""
-
-PLAN_FORMS = (
-    'Each line of the file is a row: {"prompt": "p0", "session": 0, "tokens": 512}. In place of "tokens", it may have '
-    '"prompt_tokens" and "response_tokens", or "token_ids". With "extends": 3, it begins with all tokens of row number '
-    '3. Row numbers are lines, counted from 0. A line of a rollout dump has "uid", "input" and "output".\n\n'
-    '--json prints {"steps": [{"ranks": [{"rows": [0, 2], "pads": 1}]}], "figures": {..}}. With --packer plan, a rank '
-    'is {"micro_batches": [{"rows": [0, 2], "pads": 1}]}. docs/rows_file.md explains every field.'
-)
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (PaddingError, PlanError, OSError) as refusal:
+            Console(stderr=True, soft_wrap=True).print(str(refusal), style="red", markup=False, highlight=False)
+            raise typer.Exit(1) from refusal
 
 
-def _tell_version(asked_for: bool) -> None:
+app = typer.Typer(cls=_Commands, no_args_is_help=True)
+
+OVERRIDES = typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
+ConfigName = Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")]
+ConfigPath = Annotated[str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")]
+ConfigDir = Annotated[str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")]
+
+
+def _show_versions(asked_for: bool) -> None:
     if asked_for:
-        typer.echo(
-            f"verl_padding {__version__} ({', '.join(map(_version_of, BESIDE))}, Python {platform.python_version()})"
-        )
+        others = ", ".join(f"{name} {version_of(name)}" for name in ("verl", "TransferQueue", "torch"))
+        typer.echo(f"verl_padding {__version__} ({others}, Python {platform.python_version()})")
         raise typer.Exit
-
-
-def _version_of(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return f"{package} not installed"
 
 
 @app.callback()
 def main(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show versions and exit."),
+        bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
     """Batches of any size for verl: only its workers see the pads."""
@@ -63,13 +60,9 @@ def main(
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder for metrics, rollouts, log and picture: a new or an empty one, or that of an earlier demo, "
-            "whose files are replaced. No other file is touched."
-        ),
-    ] = Path("demo_out"),
+    out: Annotated[Path, typer.Option(help="New or empty folder for metrics, rollouts, log and picture.")] = Path(
+        "demo_out"
+    ),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
     ] = 0,
@@ -77,36 +70,22 @@ def demo(
     images: Annotated[
         bool, typer.Option("--images", help="Train a vision model: sessions start with an image (extra: vision).")
     ] = False,
-    pictures: Annotated[bool, typer.Option("--pictures", hidden=True)] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
 
-    Exit codes: 0 if the agent has learned its task, or if the steps are too few to tell; 1 if the job was refused; 2 if
+    Exit codes: 0 if the agent has learned its task, or if the steps were too few; 1 if the job was refused; 2 if
     the command line cannot be read; 3 if the job ran to its end and the agent has not learned; if the job failed, its
     own.
     """
-    from rich.console import Console
-
     from verl_padding.cli.demo import run_demo
-    from verl_padding.errors import PaddingError
 
-    try:
-        if pictures:
-            Console(stderr=True).print("--pictures is now called --images.")
-        sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images or pictures, seed=seed))
-    except PaddingError as refusal:
-        Console(stderr=True).print(str(refusal), style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
+    sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
 
 
-@app.command(epilog=PLAN_FORMS)
+@app.command(epilog='A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.')
 def plan(
     rows: Annotated[
-        Path,
-        typer.Argument(
-            help="File of rows, or a rollout dump of verl; a folder of dumps (trainer.rollout_data_dir), each planned "
-            "by itself; or - for standard input.",
-        ),
+        Path, typer.Argument(help="File of rows, a rollout dump of verl, a folder of dumps, or - for standard input.")
     ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
@@ -116,18 +95,10 @@ def plan(
         str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))
     ] = PaddingConfig.strategy,
     packer: Annotated[
-        Packer,
-        typer.Option(
-            help="See padding.packer, whose default it has: verl leaves the micro-batches to verl's packer in the "
-            "workers, plan plans them too."
-        ),
+        Packer, typer.Option(help="What cuts the micro-batches: verl's packer in the workers, or the plan.")
     ] = PaddingConfig.packer,
     cost_model: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(COST_MODELS)}, a folder with the config.json of a model, or a checkpoint's "
-            "padding_costs.json (padding.cost_model=measured)."
-        ),
+        str, typer.Option(help=f"{', '.join(COST_MODELS)}, a model, or the padding_costs.json of a checkpoint.")
     ] = PaddingConfig.cost_model,
     sharing: Annotated[
         Sharing, typer.Option(help="chains: rows that extend each other are computed once (with --packer plan).")
@@ -135,27 +106,33 @@ def plan(
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(help="Draw each step's ranks into this file, with --compare beside those of stock verl."),
+        Path | None, typer.Option(help="File for a picture of each step's ranks, with --compare also of stock verl's.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
-    from verl_padding.cli.plan import PlanRequest, show_plan
+    from verl_padding.cli.plan import cost_model_of, show_plan
 
-    request = PlanRequest(
-        path=rows,
+    update = Update(
         dp_size=dp,
-        mini_batch=mini_batch,
-        n=n,
-        budget=budget,
-        strategy=strategy,
-        packer=packer,
-        cost_model=cost_model,
-        tokenizer=tokenizer,
-        sharing=sharing,
+        token_budget=budget,
+        prompts_per_mini_batch=mini_batch,
+        mini_batch_setting="--mini-batch",
+        cost_model=cost_model_of(cost_model),
+        budget_setting="--budget",
     )
-    sys.exit(show_plan(request, compare=compare, as_json=json, picture=picture))
+    job = Job(
+        strategy=strategy,
+        prompts=mini_batch,
+        sessions_per_prompt=n,
+        sessions_setting="--n",
+        updates={ACTOR: update},
+        inference={},
+        packer=packer,
+        sharing=sharing,
+        pad_tokens=MIN_PAD_LENGTH,
+    )
+    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, picture=picture)
 
 
 @app.command()
@@ -164,54 +141,48 @@ def compare(
     picture: Annotated[Path, typer.Option(help="File for the picture.")] = Path("runs.png"),
 ) -> None:
     """Draws runs into one picture: reward, optimizer steps, gradient norm and pads of each step."""
-    from verl_padding.cli.compare import compare_runs
+    from verl_padding.runs.curves import RunCurves, draw, table_of
 
-    sys.exit(compare_runs(runs, picture))
+    curves = [RunCurves.read(run) for run in runs]
+    Console().print(table_of(curves))
+    draw(curves, picture)
+    typer.echo(f"The picture is in {picture}.")
 
 
 @app.command()
 def timeline(
     file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl.")],
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw ranks over time into this file: a bar for each micro-batch.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a Chrome trace into this file, which ui.perfetto.dev opens.")
-    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="File for a picture: ranks over time, micro-batches.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="File for a Chrome trace, which ui.perfetto.dev opens.")] = None,
     update: Annotated[int, typer.Option(min=0, help="Local update of the step, from 0 (separate_async).")] = 0,
 ) -> None:
     """Shows what each worker call of a step took, by the clock: seconds, waiting, imbalance, memory."""
     from verl_padding.cli.timeline import show_timeline
 
-    sys.exit(show_timeline(file, update=update, picture=picture, trace=trace))
+    show_timeline(file, update=update, picture=picture, trace=trace)
 
 
 @app.command()
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
-    family: Annotated[Family, typer.Option(help="Architecture; qwen3_vl sees images (extra: vision).")] = "qwen2",
+    family: Annotated[TinyModelKind, typer.Option(help="qwen3_vl sees images (extra: vision).")] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
-    from verl_padding.cli.tiny_model import make_model
-
-    sys.exit(make_model(folder, family, seed))
+    write_tiny_model(family, folder, seed=seed)
+    typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
 
 
 @app.command()
 def rehearse(
-    overrides: Annotated[list[str], typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")],
-    config_name: Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")] = PRIMARY,
-    config_path: Annotated[
-        str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
-    ] = CONFIG_PATH,
-    config_dir: Annotated[
-        str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")
-    ] = None,
+    overrides: Annotated[list[str], OVERRIDES],
+    config_name: ConfigName = PRIMARY,
+    config_path: ConfigPath = CONFIG_PATH,
+    config_dir: ConfigDir = None,
     reply: Annotated[
-        list[str] | None, typer.Option(help="A text that the model says, among noise and calls of tools.")
+        list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
     ] = None,
-    only: Annotated[Act, typer.Option(help="One of the two acts.")] = "all",
+    only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two acts.")] = "all",
     without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,
     without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing in act 1.")] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds that each act may take.")] = 300,
@@ -220,8 +191,6 @@ def rehearse(
 
     The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something is wrong.
     """
-    from rich.console import Console
-
     from verl_padding.cli.rehearse import rehearse as run
 
     job = JobArguments(
@@ -242,16 +211,10 @@ def rehearse(
 
 @app.command()
 def doctor(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
-    ] = None,
-    config_name: Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")] = PRIMARY,
-    config_path: Annotated[
-        str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
-    ] = CONFIG_PATH,
-    config_dir: Annotated[
-        str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    config_name: ConfigName = PRIMARY,
+    config_path: ConfigPath = CONFIG_PATH,
+    config_dir: ConfigDir = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that was checked.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")] = False,
 ) -> None:
@@ -259,8 +222,6 @@ def doctor(
 
     The exit code is 1 if something is wrong.
     """
-    from rich.console import Console
-
     from verl_padding.cli.doctor import diagnose
 
     job = JobArguments(
@@ -268,7 +229,3 @@ def doctor(
     )
     arguments = None if job == JobArguments() else job
     sys.exit(diagnose(arguments, console=Console(), verbose=verbose, as_json=json))
-
-
-if __name__ == "__main__":
-    app()

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
@@ -22,8 +23,6 @@ from verl_padding.doctor.job import NOT_ASKED_FOR, checks_of_job
 from verl_padding.job.composition import JobArguments
 
 STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not checked": "dim"}
-SHOWN_IN_FULL = ("plan",)
-"""Checks whose findings are all shown: they say what the plug-in will do."""
 
 
 def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool = False, as_json: bool = False) -> int:
@@ -34,11 +33,12 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
         verbose: show every finding.
         as_json: print all findings as JSON, and nothing else.
     """
-    checks: list[Check] = []
-    with _as_a_job_would_start(), console.status("versions") as status:
-        for check in _checks(arguments):
-            checks.append(check)
-            status.update(f"{check.title}: checked")
+    with _as_a_job_would_start(), console.status("checking"):
+        checks = [Check.run("versions", versions)]
+        platform = choose_platform()
+        checks.append(Check.run("plug-in", plug_in))
+        if arguments is not None:
+            checks.extend(checks_of_job(arguments, platform))
     findings = [finding for check in checks for finding in check.findings]
     is_wrong = any(finding.verdict == "wrong" for finding in findings)
     if as_json:
@@ -52,14 +52,6 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
             console.print(finding.details, markup=False, highlight=False)
     console.print(_verdict(findings, for_a_job=arguments is not None))
     return int(is_wrong)
-
-
-def _checks(arguments: JobArguments | None) -> Iterator[Check]:
-    yield Check.run("versions", versions)
-    platform = choose_platform()
-    yield Check.run("plug-in", plug_in)
-    if arguments is not None:
-        yield from checks_of_job(arguments, platform)
 
 
 @contextmanager
@@ -79,18 +71,14 @@ def _as_a_job_would_start() -> Iterator[None]:
 
 
 def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
-    verdicts = [finding.verdict for finding in findings]
-    if "wrong" in verdicts:
-        return Text(f"{verdicts.count('wrong')} wrong.", style="red")
+    counts = Counter(finding.verdict for finding in findings)
+    if counts["wrong"]:
+        return Text(f"{counts['wrong']} wrong.", style="red")
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     message = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
-    for verdict in ("warning", "not checked"):
-        if count := verdicts.count(verdict):
-            message += f"; {count} {verdict}" + ("s" if verdict == "warning" and count > 1 else "")
-    return Text(
-        f"{message}. verl-padding rehearse runs your data, agent, rewards and a step of the job on this machine."
-    )
+    message += "".join(f"; {counts[verdict]} {verdict}" for verdict in ("warning", "not checked") if counts[verdict])
+    return Text(f"{message}. verl-padding rehearse runs your data, agent, rewards and a step on this machine.")
 
 
 def _table(checks: list[Check], verbose: bool) -> Table:
@@ -99,21 +87,14 @@ def _table(checks: list[Check], verbose: bool) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:
-        in_full = verbose or check.title in SHOWN_IN_FULL
+        in_full = verbose or check.title == "plan"  # what the plug-in will do
         well = [finding for finding in check.findings if finding.verdict == "ok"]
         if well and not in_full:
-            table.add_row(_word("ok"), Text(f"{check.title}: {_in_short(check.title, well)}"))
+            with_message = check.title == "versions"
+            short = (f"{each.subject} {each.message}" if with_message else each.subject for each in well)
+            table.add_row(Text("ok", style=STYLES["ok"]), Text(f"{check.title}: {', '.join(dict.fromkeys(short))}"))
         for finding in check.findings:
             if in_full or finding.verdict != "ok":
-                table.add_row(_word(finding.verdict), Text(f"{finding.subject}: {finding.message}"))
+                line = Text(f"{finding.subject}: {finding.message}")
+                table.add_row(Text(finding.verdict, style=STYLES[finding.verdict]), line)
     return table
-
-
-def _in_short(title: str, findings: list[Finding]) -> str:
-    if title == "versions":
-        return ", ".join(f"{finding.subject} {finding.message}" for finding in findings)
-    return ", ".join(dict.fromkeys(finding.subject for finding in findings))
-
-
-def _word(verdict: Verdict) -> Text:
-    return Text(verdict, style=STYLES[verdict])

@@ -6,19 +6,19 @@ import asyncio
 import faulthandler
 import gc
 import os
-import shutil
 import sys
 import tempfile
 import threading
 import time
-import warnings
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, Literal
+from typing import Any
+from warnings import catch_warnings
 
+from datasets import disable_progress_bars
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
@@ -27,17 +27,13 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.rehearsal.failure import Failure, Frame, RehearsalError
 from verl_padding.rehearsal.own_files import own_files
 
-Act = Literal["all", "sessions", "step"]
-MOST_FAILURES = 3
-"""Kinds of exceptions that are shown."""
-
 
 def rehearse(
     arguments: JobArguments,
     *,
     console: Console,
     replies: Sequence[str],
-    only: Act = "all",
+    only: str = "all",
     with_tools: bool = True,
     with_rewards: bool = True,
     timeout_s: float,
@@ -46,7 +42,8 @@ def rehearse(
 
     Args:
         arguments: of the job, as they are given to ``verl.trainer.main_ppo``.
-        replies: texts that the model says in sessions, among noise and calls of tools.
+        replies: of the model in sessions, among noise and calls of tools.
+        only: the act that is run, ``sessions`` or ``step``, if not ``all``.
         timeout_s: seconds that each act may take.
     """
     os.environ["VERL_PLATFORM"] = "cpu"
@@ -59,7 +56,10 @@ def rehearse(
     files = own_files(config)
     try:
         if only != "step":
-            _sessions(config.copy(), console, files, replies, with_tools, with_rewards, timeout_s)
+            # What verl and its libraries print of each prompt is kept out of the report.
+            disable_progress_bars()
+            with _time_limit(timeout_s, console, files), catch_warnings(action="ignore"), redirect_stdout(StringIO()):
+                _sessions(config.copy(), console, replies=replies, with_tools=with_tools, with_rewards=with_rewards)
         if only != "sessions":
             _step(config, console, replies, timeout_s)
     except RehearsalError as failure:
@@ -68,22 +68,13 @@ def rehearse(
     return 0
 
 
-def _sessions(
-    config: DictConfig,
-    console: Console,
-    files: Mapping[str, str],
-    replies: Sequence[str],
-    with_tools: bool,
-    with_rewards: bool,
-    timeout_s: float,
-) -> None:
+def _sessions(config: DictConfig, console: Console, **options: Any) -> None:
     from verl_padding.rehearsal.played_rows import description, problems
     from verl_padding.rehearsal.sessions import play_sessions
 
     started = time.process_time()
-    with _Watchdog(timeout_s, console, files), _quietly():
-        played = play_sessions(config, replies=replies, with_tools=with_tools, with_rewards=with_rewards)
-    _lines(console, "sessions", [*description(played), f"{time.process_time() - started:.0f} CPU seconds"])
+    played = play_sessions(config, **options)
+    _show_lines(console, "sessions", [*description(played), f"{time.process_time() - started:.0f} CPU seconds"])
     for message, count in played.logged.most_common():
         console.print(Text(f"  logged {count} times: {message}", style="yellow"))
     wrong = list(problems(played, config))
@@ -98,18 +89,17 @@ def _sessions(
 def _step(config: DictConfig, console: Console, replies: Sequence[str], timeout_s: float) -> None:
     from verl_padding.rehearsal.step import rehearse_step
 
-    folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
-    try:
-        with console.status("a step of the job, on this machine's CPU") as status:
-            report = rehearse_step(
-                config, folder=folder, timeout_s=timeout_s, replies=replies, on_stage=lambda stage: status.update(stage)
-            )
-        _lines(console, "step", report.lines())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="rehearsal-", ignore_cleanup_errors=True) as folder,
+        console.status("a step of the job, on this machine's CPU") as status,
+    ):
+        report = rehearse_step(
+            config, folder=Path(folder), timeout_s=timeout_s, replies=replies, on_stage=status.update
+        )
+    _show_lines(console, "step", report.lines())
 
 
-def _lines(console: Console, title: str, lines: Iterable[str]) -> None:
+def _show_lines(console: Console, title: str, lines: Iterable[str]) -> None:
     console.print(Text(f"{title}:", style="bold"))
     for line in lines:
         console.print(Text(f"  {line}"))
@@ -117,59 +107,39 @@ def _lines(console: Console, title: str, lines: Iterable[str]) -> None:
 
 def _show(failure: RehearsalError, files: Mapping[str, str], console: Console) -> int:
     console.print(Text(f"{failure.stage}: {failure}", style="red"))
-    for each in failure.failures[:MOST_FAILURES]:
+    for each in failure.failures[:3]:
         for line in each.lines(files):
             console.print(Text(line))
     return 1
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """What verl and its libraries print of each prompt is kept out of the report."""
-    import datasets
+def _time_limit(timeout_s: float, console: Console, files: Mapping[str, str]) -> Iterator[None]:
+    """Ends this process where the user's code hangs, and shows where it does."""
 
-    datasets.disable_progress_bars()
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):
-        warnings.simplefilter("ignore")
-        yield
-
-
-class _Watchdog:
-    """Ends this process where the user's code hangs, and says where it does."""
-
-    def __init__(self, timeout_s: float, console: Console, files: Mapping[str, str]):
-        self._timer = threading.Timer(timeout_s, self._end)
-        self._timer.daemon = True
-        self._timeout_s, self._console, self._files = timeout_s, console, files
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _end(self) -> None:
-        hung = Failure("Timeout", f"still running after {self._timeout_s:.0f} s", list(_frames_now()))
-        failure = RehearsalError("the job's own code does not end", stage="sessions", failures=[hung])
-        _show(failure, self._files, self._console)
+    def end() -> None:
+        hung = Failure("Timeout", f"still running after {timeout_s:.0f} s", list(_frames_now()))
+        _show(RehearsalError("the job's own code does not end", stage="sessions", failures=[hung]), files, console)
         if not hung.own:
             faulthandler.dump_traceback(file=sys.stderr)
         sys.stdout.flush()
         os._exit(1)  # a thread that hangs would keep the process
 
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
 
 def _frames_now() -> Iterator[Frame]:
     """Frames of all threads, and of all tasks that wait, the user's own among them."""
     for top in sys._current_frames().values():
-        yield from (Frame(code.co_filename, line, code.co_name) for code, line in _outwards(top))
+        yield from (Frame(at.f_code.co_filename, line, at.f_code.co_name) for at, line in traceback.walk_stack(top))
     for task in [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]:
         waiting: Any = task.get_coro()
         while (frame := getattr(waiting, "cr_frame", None)) is not None:
             yield Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
             waiting = waiting.cr_await
-
-
-def _outwards(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
-    while frame is not None:
-        yield frame.f_code, frame.f_lineno
-        frame = frame.f_back

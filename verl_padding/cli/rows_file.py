@@ -1,40 +1,32 @@
-"""Reads a batch's rows from a file of their lengths, or from a rollout dump of verl."""
+"""Reads batches of rows from a file of their lengths, or from rollout dumps of verl."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from verl_padding.cli.row_lines import RowLine, extended_rows, in_line, place
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
-from verl_padding.plan import MOST_TOKENS, Rows
-from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, row_key, session_name
-from verl_padding.runs.report import dumps_in, is_named_as_dump
+from verl_padding.plan import PlanError, Rows
+from verl_padding.plan.chains import may_extend
+from verl_padding.plan.row_keys import row_key, session_of_key
+from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
 
-STANDARD_INPUT = Path("-")
 FORMS = (
-    'a row is {"prompt": "p0", "session": 0, "tokens": 512}, with prompt_tokens and response_tokens, or token_ids, in '
-    "place of tokens if you like; a line of verl's rollout dump has uid, input and output"
+    'A row is {"prompt": "p0", "session": 0, "tokens": 512}, or a line of a rollout dump; docs/rows_file.md has all '
+    "fields"
 )
-MOST = MOST_TOKENS
-"""A larger number of tokens, or number of a session, is a mistake."""
-PARQUET = b"PAR1"
-"""A parquet file begins with this."""
-SHOWN = 40
-"""Letters of a wrong value that a message shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsFile:
-    """What a file says of a batch."""
+    """The batch of a file."""
 
     name: str
     rows: Rows
@@ -42,61 +34,40 @@ class RowsFile:
     """Line of each row in the file, from 0: blank lines and pads of stock verl are counted, though they are no rows."""
     pads: int
     """Pads of stock verl in a rollout dump, left out."""
-    counted: bool
+    is_dump: bool
     """Whether the lengths are an estimate: a tokenizer's counts of a dump's text."""
-    half_written: int | None = None
-    """Line of a dump, its last, that is half written and left out."""
-
-    def place(self, row: int) -> str:
-        """Where a row stands, for a message."""
-        return place(self.name, self.lines_R[row])
 
 
-class NoRowError(PaddingDataError):
-    """A file that holds no row."""
+class _Row(NamedTuple):
+    line: int
+    key: str
+    tokens: Any
+    """As the file has them; `Rows` refuses what is not a whole number."""
+    whole: str | tuple[int, ...] | None
+    """Its text or token ids, prompt and response, if the file has them."""
+    extends: int | None
+    """Line of the row that this one extends, if the file has it."""
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files to read, a batch each: one, or all ``<step>.jsonl`` of a folder, in the order of the steps.
-
-    Args:
-        path: a file; a folder of rollout dumps; or ``-``, standard input.
+def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]:
+    """Reads a file, ``-`` for standard input, or all rollout dumps of a folder, a batch each, in the order of steps.
 
     Raises:
-        PaddingDataError: the folder cannot be read, or holds no dump.
+        PaddingDataError: the folder holds no dump, or `read_rows` refuses a file.
     """
-    if path == STANDARD_INPUT or not os.path.isdir(path):
-        return [path]
-    dumps = dumps_in(path)
-    if not dumps:
-        raise PaddingDataError(
-            f"{path}: holds no <step>.jsonl, such as 1.jsonl. Name a file of rows, or the folder of "
-            "trainer.rollout_data_dir, where verl writes one for each step."
-        )
-    return dumps
-
-
-def read_rows_file(file: Path, count_tokens: CountTokens | None) -> RowsFile:
-    """Reads one file, or standard input, as `read_rows` does.
-
-    Raises:
-        PaddingDataError: it cannot be read, or `read_rows` refuses it.
-    """
-    if file == STANDARD_INPUT:
-        return read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)
-    try:
+    if path == Path("-"):
+        return [read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)]
+    files = dumps_in(path) if path.is_dir() else [path]
+    if not files:
+        raise PaddingDataError(f"{path}: holds no <step>.jsonl. Name the folder of trainer.rollout_data_dir.")
+    batches = []
+    for file in files:
         with file.open("rb") as lines:
-            return read_rows(lines, name=str(file), count_tokens=count_tokens, is_dump=is_named_as_dump(file))
-    except OSError as error:
-        raise PaddingDataError(
-            f"{file}: cannot be read ({error.strerror}). Name a file of rows, one JSON object per line; a folder of "
-            "rollout dumps; or - for standard input."
-        ) from error
+            batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens))
+    return batches
 
 
-def read_rows(
-    lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None, is_dump: bool = False
-) -> RowsFile:
+def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None) -> RowsFile:
     """Reads one JSON object per line; docs/rows_file.md has its forms.
 
     Args:
@@ -104,193 +75,109 @@ def read_rows(
             its like, at which other readers break lines.
         name: of the file, for messages.
         count_tokens: counts the tokens of a text; needed for a rollout dump.
-        is_dump: a last line without a newline that is not JSON is left out: a job that was killed leaves it so.
 
     Raises:
-        NoRowError: there is no row at all.
-        PaddingDataError: a line is none of a row; its number is given.
+        PaddingDataError: a line is not a row, or the rows are not a batch.
     """
-    found: list[RowLine] = []
-    pads: set[int] = set()
-    line_of_key: dict[str, int] = {}
-    rows_of: dict[tuple[str, int], int] = {}
-    number = -1
-    counted = False
-    half_written = None
-    for number, entry in _objects(lines, name, is_dump):
-        if entry is None:
-            half_written = number
-            continue
-        where = place(name, number)
-        if "uid" in entry and ("prompt" not in entry or "input" in entry):
-            row = _dumped_row(entry, number, where, count_tokens)
-            counted = True
-        else:
-            row = _row_of_lengths(entry, number, where, rows_of)
-        if row is None:
-            pads.add(number)
-            continue
-        if row.key in line_of_key:
-            raise PaddingDataError(
-                f"{where}: the row {row.key!r} is in {in_line(line_of_key[row.key])} too. A batch has each row once: "
-                "put each batch into a file of its own."
-            )
-        line_of_key[row.key] = number
-        found.append(row)
-    if not found:
-        raise NoRowError(f"{name}: holds no row. One JSON object per line is needed: {FORMS}.")
-    rows = Rows(
-        key_R=tuple(row.key for row in found),
-        prompt_R=tuple(row.prompt for row in found),
-        session_R=tuple(row.session for row in found),
-        tokens_R=tuple(row.tokens for row in found),
-        extends_R=extended_rows(found, name=name, pads=pads, n_lines=number + 1),
-    )
-    return RowsFile(
-        name=name,
-        rows=rows,
-        lines_R=tuple(row.line for row in found),
-        pads=len(pads),
-        counted=counted,
-        half_written=half_written,
-    )
-
-
-def _objects(lines: Iterable[bytes], name: str, is_dump: bool) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The objects of the lines that are not blank, each with the number of its line, from 0.
-
-    Args:
-        is_dump: None stands for a last line that is half written.
-    """
+    found: list[_Row] = []
+    pads, is_dump = 0, False
     for number, line in enumerate(lines):
+        if not line.strip():
+            continue
         try:
-            value = _json(line, place(name, number), encoding="utf-8" if number else "utf-8-sig")
-        except PaddingDataError:
-            if not is_dump or line.endswith(b"\n"):
-                raise
-            yield number, None
-            return
-        if value is not None:
-            yield number, value
-
-
-def _json(line: bytes, where: str, *, encoding: str) -> dict[str, Any] | None:
-    """The object of a line; None if it is blank."""
+            entry = json.loads(line)
+            if "input" not in entry:
+                found.append(_row_of_lengths(entry, number))
+            elif entry["uid"].startswith(PAD_UID_PREFIX):
+                pads += 1
+            else:
+                found.append(_dumped_row(entry, number, count_tokens))
+                is_dump = True
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise PaddingDataError(f"{place(name, number)}: not a row ({why}). {FORMS}.") from error
+    if not found:
+        raise PaddingDataError(f"{name}: holds no row. {FORMS}.")
     try:
-        text = line.decode(encoding)
-    except UnicodeDecodeError as error:
-        if line.startswith(PARQUET):
-            raise PaddingDataError(
-                f"{where}: a parquet file, but rows are read from text. One JSON object per line is needed: {FORMS}."
-            ) from error
-        raise PaddingDataError(f"{where}: not UTF-8 ({error.reason}). Store the file as UTF-8.") from error
-    if not text.strip():
-        return None
-    try:
-        value = json.loads(text)
-    # ValueError: also a number of thousands of digits.
-    except (ValueError, RecursionError) as error:
-        raise PaddingDataError(f"{where}: not JSON ({error}). One object per line is needed: {FORMS}.") from error
-    if not isinstance(value, dict):
-        kind = type(value).__name__
-        raise PaddingDataError(f"{where}: not an object but {kind}. One object per line is needed: {FORMS}.")
-    return value
+        rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], _extended_rows(found, name))
+    except PlanError as error:
+        raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
+    return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=pads, is_dump=is_dump)
 
 
-def _dumped_row(entry: dict[str, Any], number: int, where: str, count_tokens: CountTokens | None) -> RowLine | None:
-    """A row of a rollout dump; None for a pad of stock verl."""
-    key = _text(entry, "uid", where)
-    if key.startswith(PAD_UID_PREFIX):
-        return None
-    if count_tokens is None:
-        raise PaddingDataError(
-            f"{where}: a rollout dump holds text and no lengths. Name the model's tokenizer with --tokenizer."
-        )
-    parts = parts_of_key(key)
-    if parts is None:
-        raise PaddingDataError(
-            f"{where}: uid={_shown(key)}, but the form {KEY_FORM} is needed, as verl writes it: session and index are "
-            "whole numbers from 0."
-        )
-    prompt, session, _ = parts
-    asked, answered = _text(entry, "input", where), _text(entry, "output", where)
-    return RowLine(
-        line=number,
-        key=key,
-        prompt=prompt,
-        session=session_name(prompt, session),
-        tokens=max(count_tokens(asked) + count_tokens(answered), 1),
-        whole=asked + answered,
-        extends=_extends(entry, where),
-    )
-
-
-def _row_of_lengths(entry: dict[str, Any], number: int, where: str, rows_of: dict[tuple[str, int], int]) -> RowLine:
-    """A row by its lengths or token ids.
+def place(name: str, line: int) -> str:
+    """
+    >>> place("rows.jsonl", 2)
+    'rows.jsonl, line 3 (row number 2)'
 
     Args:
-        rows_of: rows of each prompt and session so far; this one is counted there.
+        line: from 0, as ``extends`` and the JSON of a plan number rows.
     """
-    prompt, session = _text(entry, "prompt", where), _count(entry, "session", where, least=0)
-    index = rows_of.get((prompt, session), 0)
-    rows_of[prompt, session] = index + 1
-    whole = _token_ids(entry, where) if "token_ids" in entry else None
-    told: dict[str, int] = {} if whole is None else {"token_ids": len(whole)}
-    if "prompt_tokens" in entry or "response_tokens" in entry:
-        # Without a token in the prompt, verl has no log-prob of the first response token.
-        parts = _count(entry, "prompt_tokens", where, least=1), _count(entry, "response_tokens", where, least=0)
-        told["prompt_tokens and response_tokens"] = sum(parts)
-    if "tokens" in entry or not told:
-        told["tokens"] = _count(entry, "tokens", where, least=1)
-    tokens = next(iter(told.values()))
-    if set(told.values()) != {tokens}:
-        lengths = ", but by ".join(f"{name} {length}" for name, length in told.items())
-        raise PaddingDataError(f"{where}: by {lengths} tokens. Correct the line, or leave one of them out.")
-    if tokens > MOST:
-        raise PaddingDataError(f"{where}: {tokens} tokens, but at most {MOST} are possible. Correct the line.")
-    return RowLine(
-        line=number,
-        key=row_key(prompt, session, index),
-        prompt=prompt,
-        session=session_name(prompt, session),
-        tokens=tokens,
-        whole=whole,
-        extends=_extends(entry, where),
-    )
+    return f"{name}, line {line + 1} (row number {line})"
 
 
-def _extends(entry: dict[str, Any], where: str) -> int | None:
-    return None if entry.get("extends") is None else _count(entry, "extends", where, least=0)
+def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | None) -> _Row:
+    if count_tokens is None:
+        raise ValueError("a rollout dump has text without lengths: name the model's tokenizer with --tokenizer")
+    tokens = count_tokens(entry["input"]) + count_tokens(entry["output"])
+    return _Row(line, entry["uid"], max(tokens, 1), entry["input"] + entry["output"], entry.get("extends"))
 
 
-def _token_ids(entry: dict[str, Any], where: str) -> list[int]:
-    ids = entry["token_ids"]
-    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
-        raise PaddingDataError(f"{where}: token_ids={_shown(ids)}, but a list of whole numbers is needed.")
-    return ids
+def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
+    whole = tuple(entry["token_ids"]) if "token_ids" in entry else None
+    lengths = [] if whole is None else [len(whole)]
+    if "prompt_tokens" in entry:
+        lengths.append(entry["prompt_tokens"] + entry["response_tokens"])
+    if "tokens" in entry or not lengths:
+        lengths.append(entry["tokens"])
+    if len(set(lengths)) > 1:
+        raise ValueError(f"its lengths differ: {lengths}")
+    # The number of the line makes the key unique.
+    key = row_key(entry["prompt"], entry["session"], line)
+    return _Row(line, key, lengths[0], whole, entry.get("extends"))
 
 
-def _text(entry: dict[str, Any], key: str, where: str) -> str:
-    value = _value(entry, key, where)
-    if not isinstance(value, str):
-        raise PaddingDataError(f"{where}: {key}={_shown(value)}, but a string is needed.")
-    return value
+def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
+    """Number among ``found`` of the row that each row extends; None if the file has nothing about that.
+
+    What a line has in ``extends`` comes first; otherwise, texts or token ids of the rows of a session are compared.
+
+    Raises:
+        PaddingDataError: a row extends a line that holds no row of its session.
+    """
+    if all(row.whole is None and row.extends is None for row in found):
+        return None
+    row_of_line = {row.line: place for place, row in enumerate(found)}
+    extends_R = _by_their_tokens(found)
+    for at, row in enumerate(found):
+        if row.extends is None:
+            continue
+        earlier = row_of_line.get(row.extends)
+        if earlier is None or session_of_key(found[earlier].key) != session_of_key(row.key):
+            raise PaddingDataError(
+                f"{place(name, row.line)}: extends={row.extends}, but that is not the number of a row of its session."
+            )
+        extends_R[at] = earlier
+    return extends_R
 
 
-def _count(entry: dict[str, Any], key: str, where: str, *, least: int) -> int:
-    value = _value(entry, key, where)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-        raise PaddingDataError(f"{where}: {key}={_shown(value)}, but a whole number from {least} to {MOST} is needed.")
-    return value
-
-
-def _value(entry: dict[str, Any], key: str, where: str) -> Any:
-    if key not in entry:
-        raise PaddingDataError(f"{where}: no {key!r}. It is needed: {FORMS}.")
-    return entry[key]
-
-
-def _shown(value: Any) -> str:
-    """A value as it stands in the file."""
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} .."
+def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:
+    """Number of the row that each row extends, by text or token ids, among the rows of its session."""
+    extends_R: list[int | None] = [None] * len(found)
+    tokens_R = [row.tokens for row in found]
+    rows_of: dict[tuple[str, type], list[tuple[Any, int]]] = {}
+    for number, row in enumerate(found):
+        if row.whole:
+            rows_of.setdefault((session_of_key(row.key), type(row.whole)), []).append((row.whole, number))
+    for rows in rows_of.values():
+        # In this order the rows that begin with a row come right after it.
+        before: list[tuple[Any, int]] = []
+        for whole, longer in sorted(rows):
+            while before and whole[: len(before[-1][0])] != before[-1][0]:
+                before.pop()
+            # By the tokenizer's counts, a text may have fewer tokens than its beginning.
+            extends_R[longer] = next(
+                (earlier for _, earlier in before[::-1] if may_extend(tokens_R, longer, earlier)), None
+            )
+            before.append((whole, longer))
+    return extends_R

@@ -8,10 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from verl_padding.cli.timeline_picture import draw_timeline
-from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS
-from verl_padding.runs.charts import refuse_unwritable
 from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import TimedStep, read_steps
 from verl_padding.timing.trace import chrome_trace
@@ -19,41 +17,26 @@ from verl_padding.timing.trace import chrome_trace
 CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB: most memory of a process in the call"
 
 
-def show_timeline(file: Path, *, update: int, picture: Path | None, trace: Path | None) -> int:
-    """Prints the table, and writes what is asked for. Returns the exit code.
+def show_timeline(file: Path, *, update: int, picture: Path | None, trace: Path | None) -> None:
+    """Prints the table, and writes what is asked for.
 
     Args:
         file: of a step.
         update: which local update of the step, from 0; the trace has all.
     """
-    console = Console(stderr=True)
-    try:
-        steps = list(read_steps(file))
-        if update >= len(steps):
-            raise PaddingDataError(f"--update {update}: {file} has {len(steps)}, counted from 0. Choose one of them.")
-        timed = steps[update]
-        if not timed.laps:
-            raise PaddingDataError(f"{file}: holds no lap: no worker call had a batch in this step. Name another step.")
-        Console().print(_table(timed))
-        if picture is not None:
-            refuse_unwritable(picture)
-            draw_timeline(timed, timed.calls, picture)
-        if trace is not None:
-            _write(trace, json.dumps(chrome_trace(steps)))
-    except PaddingError as refusal:
-        console.print(str(refusal), style="red", markup=False, soft_wrap=True)
-        return 1
-    for path in (picture, trace):
-        if path is not None:
-            console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+    steps = list(read_steps(file))
+    if update >= len(steps):
+        raise PaddingDataError(f"--update {update}: {file} has {len(steps)}, counted from 0. Choose one of them.")
+    timed = steps[update]
+    if not timed.laps:
+        raise PaddingDataError(f"{file}: holds no lap: no worker call had a batch in this step. Name another step.")
+    Console().print(_table(timed))
+    if picture is not None:
+        from verl_padding.cli.timeline_picture import draw_timeline
 
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise PaddingDataError(f"--trace {path}: cannot be written ({error.strerror}). Name another file.") from error
+        draw_timeline(timed, picture)
+    if trace is not None:
+        trace.write_text(json.dumps(chrome_trace(steps)))
 
 
 def _table(timed: TimedStep) -> Table:

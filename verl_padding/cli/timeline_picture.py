@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from verl_padding.plan.counted import counted
-from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, new_figure, patch, save_chart
+from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, add_legend, draw_bar, new_figure, save_chart
 from verl_padding.timing.laps import Lap, TimedStep
 
 MOST_RANKS = 64
 
 
-def draw_timeline(timed: TimedStep, calls: list[str], path: Path) -> None:
-    """Draws calls of a step below each other, each with its ranks over its own seconds.
+def draw_timeline(timed: TimedStep, path: Path) -> None:
+    """Draws the calls of a step below each other, each with its ranks over its own seconds.
 
-    A bar is as long as its lap. What the rank waited in it is hatched, at its end; the tokens of pads are dark, at its
-    beginning; where waiting cannot be told, the bar is whole.
-
-    Raises:
-        PaddingDataError: the picture cannot be written there.
+    A bar is as long as its lap. What the rank waited in it is hatched, at its end, and the share of pads before that
+    is dark; where waiting is not known, the bar is whole.
     """
+    calls = timed.calls
     ranks = min(max(lap.rank for lap in timed.laps) + 1, MOST_RANKS)
     figure, axes_C = new_figure(
         nrows=len(calls), squeeze=False, figsize=(12, 1 + len(calls) * (0.9 + 0.16 * ranks)), layout="constrained"
@@ -40,17 +38,11 @@ def draw_timeline(timed: TimedStep, calls: list[str], path: Path) -> None:
         axes.set_title(f"{call}: {counted(mini_batches, 'mini-batch')}", loc="left", fontsize="medium")
     axes_C[-1, 0].set_xlabel("seconds")
     figure.suptitle(f"step {timed.step}")
-    handles = {"micro-batches": patch(facecolor=OURS), "pads": patch(facecolor=PADS), "waiting": patch(**WAITING)}
-    figure.legend([*handles.values()], [*handles], loc="outside lower right", ncols=len(handles), frameon=False)
+    add_legend(figure, {"micro-batches": {"facecolor": OURS}, "pads": {"facecolor": PADS}, "waiting": WAITING})
     save_chart(figure, path)
 
 
 def _draw_lap(axes: Any, lap: Lap, start: float, colour: str) -> None:
     busy = lap.seconds if lap.busy_s is None else lap.busy_s
     pads = busy * sum(sorted(lap.computed_tokens)[: lap.pads]) / max(lap.tokens, 1)
-    axes.barh(lap.rank, busy, left=start, color=colour, edgecolor="white", linewidth=0.6)
-    if lap.pads:
-        # Pads may be narrower than a line: their edge makes them visible.
-        axes.barh(lap.rank, pads, left=start, color=PADS, edgecolor=PADS, linewidth=1.2)
-    if busy < lap.seconds:
-        axes.barh(lap.rank, lap.seconds - busy, left=start + busy, **WAITING)
+    draw_bar(axes, lap.rank, start, busy - pads, pads, lap.seconds - busy, colour=colour)

@@ -1,8 +1,7 @@
-"""Runs a job's command and tells of it what is worth reading: ``python -m verl_padding.runs.follow OUT COMMAND...``.
+"""Runs a job's command and shows a line for each step: ``python -m verl_padding.runs.follow OUT COMMAND...``.
 
-The command's whole output, Ray's and torch's too, goes to ``OUT/log``. What is shown is a line for each step, and at
-the end where everything is; if the command fails, the end of the log instead. The exit code is the command's, and what
-cannot be shown, on a terminal that was closed for instance, does not end the command.
+The command's whole output, Ray's and torch's too, goes to ``OUT/log``; if the command fails, the end of the log is
+shown. The exit code is the command's. An error in here, such as a terminal that was closed, does not end the command.
 """
 
 from __future__ import annotations
@@ -11,89 +10,101 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
-from verl_padding.runs.faults import Faults
-from verl_padding.runs.report import LOG, METRICS, ROLLOUTS
-from verl_padding.runs.step_lines import StepLines
+from verl_padding.job import metric_names
+from verl_padding.job.calls import ACTOR
+from verl_padding.runs.report import LOG, METRICS, ROLLOUTS, read_metrics
 
 LAST_LINES = 30
 """Lines of the log that are shown if the command fails."""
 
+COLUMNS = {
+    "row reward": (metric_names.ROW_REWARD, ".3f"),
+    "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
+    "pads": (metric_names.PAD_ROWS_TOTAL, ".0f"),
+    "steps taken": (metric_names.OPTIMIZER_STEPS.format(update=ACTOR), ".0f"),
+    "fewest rows": (metric_names.REAL_ROWS_MIN.format(update=ACTOR), ".0f"),
+    "grad norm": (metric_names.GRAD_NORM, ".3f"),
+    "seconds": (metric_names.STEP_SECONDS, ".1f"),
+}
+"""Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
+smallest optimizer step."""
 
-def follow(out: Path, command: Sequence[str]) -> int:
-    """Runs a command to its end and prints what is worth reading.
+
+class StepLines:
+    """Lines of the steps of a job, each once, below a heading.
 
     Args:
-        out: the job's folder, made if missing: verl's file logger is told to write its ``metrics.jsonl`` there, and the
+        folder: where verl writes its ``metrics.jsonl``. One of an earlier job, which verl will empty, is not shown.
+
+    Attributes:
+        shown: number of steps so far.
+    """
+
+    def __init__(self, folder: Path):
+        self.shown = 0
+        self._folder = folder
+        self._earlier = read_metrics(folder)
+
+    def new(self) -> Iterator[str]:
+        """Lines of the steps that were logged since the last call; the heading comes before the first."""
+        steps = read_metrics(self._folder)
+        if steps == self._earlier:
+            return
+        self._earlier = []
+        for step, data in steps[self.shown :]:
+            if not self.shown:
+                yield "  ".join(["step", *COLUMNS])
+            self.shown += 1
+            cells = [
+                (format(data[metric], form) if metric in data else "-").rjust(len(heading))
+                for heading, (metric, form) in COLUMNS.items()
+            ]
+            yield "  ".join([f"{step:>4}", *cells])
+
+
+def follow(out: Path, command: Sequence[str]) -> int:
+    """Runs a command to its end and shows the steps that it logs.
+
+    Args:
+        out: the job's folder, made if missing: verl's file logger is made to write its ``metrics.jsonl`` there, and the
             rollouts are expected in ``rollouts`` there. The log is appended to: a resumed job goes on with it.
 
     Returns: the command's exit code; 128 + n if signal n ended it.
     """
     out.mkdir(parents=True, exist_ok=True)
-    steps, last = StepLines(out), deque[str](maxlen=LAST_LINES)
-    faults = Faults(lambda sentence: _say(sentence, sys.stderr))
-    with faults.told_once():
-        _say(f"What the job says is in {out / LOG}.", sys.stdout)
+    steps = StepLines(out)
+    environment = os.environ | {"VERL_FILE_LOGGER_PATH": str(out / METRICS)}
     with (
-        # Unbuffered: what a full disk did not take is not tried again, and fails no later line.
-        open(out / LOG, "ab", buffering=0) as log,
+        (out / LOG).open("ab") as log,
         subprocess.Popen(
-            command,
-            env=os.environ | {"VERL_FILE_LOGGER_PATH": str(out / METRICS)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as job,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        ) as job,  # which waits for the job, also at an error in here
     ):
-        # Ctrl-C and the end of the terminal reach the job by themselves: what it says as it ends belongs to the log.
+        # Ctrl-C and the end of the terminal reach the job by themselves: what it prints as it ends belongs to the log.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: job.terminate())
-        assert job.stdout is not None
-        for line in job.stdout:
-            last.append(line)
-            with faults.told_once():
-                log.write(line.encode())
-            with faults.told_once():
-                _say_new(steps)
-    with faults.told_once():
-        _say_new(steps)
+        print(f"The output of the job is in {out / LOG}.", flush=True)
+        ended = False
+        while not ended:
+            ended = job.poll() is not None
+            for line in steps.new():
+                print(line, flush=True)
+            time.sleep(0 if ended else 0.5)
     code = job.returncode if job.returncode >= 0 else 128 - job.returncode
-    with faults.told_once():
-        _say_end(out, code, last)
-    return code
-
-
-def _say_new(steps: StepLines) -> None:
-    for told in steps.new():
-        _say(told, sys.stdout)
-
-
-def _say_end(out: Path, code: int, last: Iterable[str]) -> None:
     if code:
-        _say(f"{''.join(last)}The job ended with code {code}; its output is in {out / LOG}.", sys.stderr)
+        last = (out / LOG).read_text(errors="replace").splitlines()[-LAST_LINES:]
+        print(*last, f"The job ended with code {code}; its output is in {out / LOG}.", sep="\n", file=sys.stderr)
     else:
-        _say(
+        print(
             f"Metrics are in {out / METRICS}, rollouts in {out / ROLLOUTS}, the log in {out / LOG}; to draw them: "
-            f"verl-padding compare {out} --picture {out / 'curves.png'}",
-            sys.stdout,
+            f"verl-padding compare {out} --picture {out / 'curves.png'}"
         )
-
-
-def _say(text: str, stream: TextIO) -> None:
-    try:
-        print(text, file=stream, flush=True)
-    except OSError:
-        # The rest in the stream's buffer would fail again as Python ends, and change the exit code.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
-        raise
+    return code
 
 
 if __name__ == "__main__":
