@@ -57,13 +57,6 @@ def compose_job(arguments: JobArguments) -> DictConfig:
     return config
 
 
-def choices_of_group(group: str) -> list[str]:
-    """Names of the configs that a job's command line may choose from in a config group; none where there is no such."""
-    with _hydra_of_job(JobArguments()) as hydra:
-        choices: list[str] = hydra.config_loader.get_group_options(group)
-    return choices
-
-
 @contextmanager
 def _hydra_of_job(arguments: JobArguments) -> Iterator[Hydra]:
     """Hydra as hydra.main makes it for verl's main module: its public way of composing takes no folders."""
