@@ -46,7 +46,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
     from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
     from verl_padding.errors import PaddingError
     from verl_padding.job.job_reader import check_job
-    from verl_padding.job.summary import planned_job, summary
+    from verl_padding.job.summary import summary
     from verl_padding.plan.errors import PlanError
 
     mode = config.trainer.v1.trainer_mode
@@ -59,8 +59,8 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         yield ok("trainer", f"{mode}, by {trainer.__name__}")
         reader = check_job(config, trainer.extends)
         refuse_mispaired_advantages(config)
-        job = planned_job(reader)
-        for subject, description in summary(config, reader, job):
+        job = reader.step_job()
+        for subject, description in summary(reader, job):
             yield ok(subject, description)
         yield from _budgets(config, job)
     except (PaddingError, PlanError) as refusal:
