@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from verl_padding.config import PaddingConfig
-from verl_padding.job.composition import CONFIG_PATH, JobArguments
-from verl_padding.job.known_verl import PRIMARY
+from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 

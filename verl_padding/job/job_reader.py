@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,15 @@ from verl_padding.job.model_cost import has_tower, read_model_config, read_model
 from verl_padding.job.model_refusals import refuse_model
 from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES, stock_mode
 from verl_padding.job.pad_length import pad_length
-from verl_padding.job.role_engine import ACTOR_SECTION, REF_SECTION, RoleEngine, critic_engine, worker_engine
+from verl_padding.job.role_engine import (
+    ACTOR_MODEL,
+    ACTOR_SECTION,
+    CRITIC_MODEL,
+    REF_SECTION,
+    RoleEngine,
+    critic_engine,
+    worker_engine,
+)
 from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
 from verl_padding.job.weighings import refuse_equal_sessions
 from verl_padding.pads.vision_families import refuse_unknown_type
@@ -66,9 +74,15 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
             "nor the fully asynchronous one (async_training). Start verl.trainer.main_ppo with trainer.use_v1=True and "
             f"a trainer.v1.trainer_mode ({', '.join(STOCK_MODES)}), or leave +padding out."
         )
+    if padding.packer == "plan" and not is_known(verl.__version__):
+        raise PaddingConfigError(
+            f"padding.packer='plan': it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}. "
+            "Set padding.packer=verl."
+        )
     reader = JobReader(config, padding, mode)
-    reader.refuse_unread_mode_settings()
-    _check_packer(padding)
+    name = config.trainer.v1.trainer_mode
+    if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
+        raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
     refuse_equal_sessions(config, padding)
     refuse_lost_correction(config)
     for section in ("actor_rollout_ref.actor", *(["critic"] if has_critic(config) else [])):
@@ -98,7 +112,6 @@ class JobReader:
         """The verl mode that the job's trainer extends."""
         self.padding = padding
         """The job's section ``padding``."""
-        self._model_costs: dict[str, TransformerCost | None] = {}
 
     def configured_dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the config says; the worker groups know for sure."""
@@ -120,18 +133,6 @@ class JobReader:
         refuse_engines(list(engines.values()), self.padding)
         return engines
 
-    def refuse_unread_mode_settings(self) -> None:
-        """Refuses settings of a mode where verl does not look for them: under the name of a padded trainer.
-
-        Raises:
-            PaddingConfigError: there are such settings.
-        """
-        name = self._config.trainer.v1.trainer_mode
-        if name.startswith(MODE_PREFIX) and self._config.trainer.v1.get(name):
-            raise PaddingConfigError(
-                f"trainer.v1.{name}: verl does not read this section. Set trainer.v1.{self.mode} instead."
-            )
-
     @cached_property
     def model_config(self) -> dict[str, Any]:
         """The actor's Hugging Face config, with the job's overrides.
@@ -139,7 +140,7 @@ class JobReader:
         Raises:
             PaddingConfigError: it cannot be read.
         """
-        return read_model_config(self._config.actor_rollout_ref.model, "actor_rollout_ref")
+        return read_model_config(self._config, ACTOR_MODEL)
 
     @cached_property
     def has_vision(self) -> bool:
@@ -163,13 +164,13 @@ class JobReader:
         Raises:
             PaddingConfigError: one is refused, it is not known, or a model's config cannot be read.
         """
-        models = {"actor_rollout_ref": self.model_config}
+        models = {ACTOR_MODEL: self.model_config}
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
-            models["critic"] = read_model_config(self._config.critic.model, "critic")
+            models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
         for section, model in models.items():
-            engines = [engine for engine in self.engines.values() if engine.model_section == f"{section}.model"]
+            engines = [engine for engine in self.engines.values() if engine.model_section == section]
             engines.reverse()  # the actor's first, whose sizes its reference takes where it has none of its own
-            refuse_model(section, self._config[section].model.path, model, engines, self.padding)
+            refuse_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
         if self.has_vision:
             refuse_unknown_type(self.padding.multimodal, self.model_config)
 
@@ -278,37 +279,19 @@ class JobReader:
 
     def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
         known = CALL_BY_NAME[call]
-        fields = self.engines[known.role].pass_fields(dp_sizes[call], training=known.trains)
-        return fields | {"cost_model": self._cost_model("critic" if known.role == "critic" else "actor_rollout_ref")}
+        engine = self.engines[known.role]
+        fields = engine.pass_fields(dp_sizes[call], training=known.trains)
+        return fields | {"cost_model": self._model_costs.get(engine.model_section)}
 
-    def _cost_model(self, section: str) -> TransformerCost | None:
-        """What rows cost the model of a config section; None if not asked for, or unknown where clocks will tell."""
-        asked_for = self.padding.cost_model
-        if asked_for not in ("model", "measured"):
-            return None
-        if section not in self._model_costs:
-            try:
-                self._model_costs[section] = read_model_cost(self._config[section].model, section)
-            except PaddingConfigError:
-                if asked_for == "model":
-                    raise
-                self._model_costs[section] = None
-        return self._model_costs[section]
-
-
-def _check_packer(padding: PaddingConfig) -> None:
-    if padding.sharing != "off" and padding.packer != "plan":
-        raise PaddingConfigError(
-            f"padding.sharing={padding.sharing!r}: only the plan keeps rows that extend each other in one micro-batch. "
-            "Set padding.packer=plan."
-        )
-    if padding.packer == "verl":
-        return
-    if not is_known(verl.__version__):
-        raise PaddingConfigError(
-            f"padding.packer={padding.packer!r}: it replaces a function of verl {KNOWN_VERL}, but this is verl "
-            f"{verl.__version__}. Set padding.packer=verl."
-        )
+    @cached_property
+    def _model_costs(self) -> dict[str, TransformerCost]:
+        """What rows cost the model of a section, where that is asked for; without those that clocks alone will show."""
+        costs = {}
+        if self.padding.cost_model in ("model", "measured"):
+            for section in dict.fromkeys(engine.model_section for engine in self.engines.values()):
+                with suppress(PaddingConfigError) if self.padding.cost_model == "measured" else nullcontext():
+                    costs[section] = read_model_cost(self._config, section)
+        return costs
 
 
 def _check_loss(role: DictConfig, name: str) -> None:

@@ -16,24 +16,20 @@ CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
 """Types of models that choose the tokens to attend to among all that are computed -> their setting of how many."""
 
 
-def refuse_model(
-    section: str, path: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig
-) -> None:
+def refuse_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
     """
     Args:
-        section: ``actor_rollout_ref`` or ``critic``.
-        path: of the model, for messages.
+        named: the setting of its path and the path, for messages.
         model: its Hugging Face config, with the job's overrides.
         engines: those that compute it.
 
     Raises:
         PaddingConfigError: pads or shared prefixes would change its outputs in longer rows than those of the probe.
     """
-    named = f"{section}.model.path={path}"
     if padding.sharing != "off" and (rope := rope_by_length(model)):
         raise PaddingConfigError(
-            f"padding.sharing={padding.sharing!r}: the model of {section} turns positions by the length of the whole "
-            f"input ({rope}), so a row's outputs are not those of a longer row's beginning. Set padding.sharing=off."
+            f"padding.sharing={padding.sharing!r}: {named} turns positions by the length of all that it gets ({rope}), "
+            "so a row's outputs are not those of a longer row's beginning. Set padding.sharing=off."
         )
     text = model.get("text_config") or model
     for engine in engines:

@@ -19,6 +19,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.calls import Meeting, PaddedTo
 
 ACTOR_SECTION, REF_SECTION = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+ACTOR_MODEL, CRITIC_MODEL = "actor_rollout_ref.model", "critic.model"
 
 PARALLEL_SIZES = {
     "fsdp": {"Ulysses": "ulysses_sequence_parallel_size"},
@@ -80,7 +81,7 @@ class RoleEngine:
     @property
     def model_section(self) -> str:
         """Section of the role's model."""
-        return "critic.model" if self.section == "critic" else "actor_rollout_ref.model"
+        return CRITIC_MODEL if self.section == "critic" else ACTOR_MODEL
 
     @property
     def megatron_override(self) -> Mapping[str, Any]:
