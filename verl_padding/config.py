@@ -25,16 +25,11 @@ MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
 
-def choice_of(names: Iterable[str], *, default: str) -> Any:
-    """A field whose choices are the names of a registry."""
-    return dataclasses.field(default=default, metadata={CHOICES: tuple(names)})
-
-
 @dataclass(frozen=True, kw_only=True)
 class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
-    strategy: str = choice_of(STRATEGIES, default="prompt")
+    strategy: str = dataclasses.field(default="prompt", metadata={CHOICES: tuple(STRATEGIES)})
     """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows. ``rows``: an even
     share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads included, as in verl.
     With ``prompt`` and ``rows``, a batch takes the configured number of optimizer steps; with ``lcm``, the number
@@ -73,7 +68,7 @@ class PaddingConfig:
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
 
-    cost_model: str = choice_of((*COST_MODELS, "model", "measured"), default="attention")
+    cost_model: str = dataclasses.field(default="attention", metadata={CHOICES: (*COST_MODELS, "model", "measured")})
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
     L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
     what the workers' clocks say, as soon as that foretells micro-batches clearly better than ``model`` (or
@@ -108,14 +103,9 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _refuse_unless_one_of(key, getattr(self, key), choices)
         _refuse_unless_int_at_least("seed", self.seed, 0)
-        if not isinstance(self.timing, bool):
-            raise PaddingConfigError(f"padding.timing={self.timing!r}: must be true or false.")
-        if self.timing_dir is not None and (not isinstance(self.timing_dir, str) or not self.timing_dir):
-            raise PaddingConfigError(
-                f"padding.timing_dir={self.timing_dir!r}: no name of a folder. Name one, or leave it out."
-            )
+        _refuse_unless_one_of("timing", self.timing, (True, False))
         if self.pad_length != "auto":
-            _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH, ", or auto")
+            _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
 
     @property
     def is_timed(self) -> bool:
@@ -167,26 +157,24 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
             f"padding.fields={section!r}: not a mapping. Name a field and its role, for example "
             "+padding.fields.my_weights=response."
         )
-    return {str(name): _read_field(f"fields.{name}", value) for name, value in section.items()}
+    fields = {}
+    for name, value in section.items():
+        parts = {"fill": Fill.ZERO.value, **(value if isinstance(value, Mapping) else {"role": value})}
+        role, fill = parts.pop("role", None), parts.pop("fill")
+        _refuse_unless_one_of(f"fields.{name}", role, [each.value for each in Role])
+        _refuse_unless_one_of(f"fields.{name}.fill", fill, [each.value for each in Fill])
+        for part, given in parts.items():
+            raise PaddingConfigError(f"padding.fields.{name}.{part}={given!r}: unknown key. Choices: role, fill.")
+        fields[str(name)] = FieldRole(Role(role), Fill(fill))
+    return fields
 
 
-def _read_field(key: str, value: Any) -> FieldRole:
-    parts = value if isinstance(value, Mapping) else {"role": value}
-    for part in parts:
-        if part not in ("role", "fill"):
-            raise PaddingConfigError(f"padding.{key}.{part}={parts[part]!r}: unknown key. Choices: role, fill.")
-    _refuse_unless_one_of(key, parts.get("role"), tuple(role.value for role in Role))
-    fill = parts.get("fill", Fill.ZERO.value)
-    _refuse_unless_one_of(f"{key}.fill", fill, tuple(fill.value for fill in Fill))
-    return FieldRole(Role(parts["role"]), Fill(fill))
-
-
-def _refuse_unless_one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
+def _refuse_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
-        raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(choices)}.")
+        raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(map(str, choices))}.")
 
 
-def _refuse_unless_int_at_least(key: str, value: object, least: int, otherwise: str = "") -> None:
+def _refuse_unless_int_at_least(key: str, value: object, least: int) -> None:
     # bool is an int to Python, not to a user.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}{otherwise}.")
+        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}.")

@@ -133,7 +133,7 @@ WRONG = {
     "data.train_batch_size=0": "padding",
     "algorithm.adv_estimator=grop": "verl's estimators and losses",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip-cov": "verl's estimators and losses",
-    "actor_rollout_ref.rollout.mode=sync": "verl's rollout",
+    "actor_rollout_ref.rollout.mode=sync": "verl's typed configs",
 }
 """An override with which a job cannot start -> what is told to be wrong."""
 

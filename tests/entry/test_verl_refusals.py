@@ -30,13 +30,13 @@ JOBS = [
     ("verl's trainer", "max_inflight_gen_batches must be", {MODE: "sync", **FILTER}),
     ("verl's trainer", "Invalid max off policy threshold", {"trainer.v1.sampler.max_off_policy_threshold": 0}),
     ("verl's trainer", "distillation.nnodes must", {**DISTILLATION, "distillation.nnodes": 0}),
-    ("verl's policy loss", "lower bound of the clip_ratio_c", {f"{ACTOR}.clip_ratio_c": 1.0}),
-    ("verl's policy loss", "dro_beta must be a positive value", {f"{ACTOR}.policy_loss.loss_mode": "dro"}),
+    ("verl's estimators and losses", "lower bound of the clip_ratio_c", {f"{ACTOR}.clip_ratio_c": 1.0}),
+    ("verl's estimators and losses", "dro_beta must be a positive value", {f"{ACTOR}.policy_loss.loss_mode": "dro"}),
     ("verl's own check", "do_sample", {f"{ROLLOUT}.val_kwargs.do_sample": True, f"{ROLLOUT}.temperature": 0}),
     ("verl's own check", "full_key: actor_rollout_ref.actor.optim", {f"{ACTOR}.optim.warmup_style": "linear"}),
-    ("verl's rollout", "expert_parallel_size must be equal", {f"{ROLLOUT}.expert_parallel_size": 3}),
-    ("verl's reference", "strategy ddp", {f"{ACTOR}.use_kl_loss": True, f"{REF}.fsdp_config.strategy": "ddp"}),
-    ("verl's distillation", "must divide the distillation", {**DISTILLATION, "distillation.n_gpus_per_node": 3}),
+    ("verl's typed configs", "expert_parallel_size must be equal", {f"{ROLLOUT}.expert_parallel_size": 3}),
+    ("verl's typed configs", "strategy ddp", {f"{ACTOR}.use_kl_loss": True, f"{REF}.fsdp_config.strategy": "ddp"}),
+    ("verl's typed configs", "must divide the distillation", {**DISTILLATION, "distillation.n_gpus_per_node": 3}),
 ]
 """Part of verl, words of its refusal, and what the job has, beside what runs."""
 
@@ -90,7 +90,7 @@ def test_no_loss_of_verls_is_refused_with_what_it_needs(name, job_that_runs):
     needs = {"dro": {f"{ACTOR}.policy_loss.dro_beta": 0.5}}.get(name, {})
     for aggregation in MODES:
         settings = {f"{ACTOR}.policy_loss.loss_mode": name, f"{ACTOR}.loss_agg_mode": aggregation, **needs}
-        CHECKS["verl's policy loss"](job_with(job_that_runs, settings))
+        CHECKS["verl's estimators and losses"](job_with(job_that_runs, settings))
 
 
 class OwnSamplerOfARunningJob(ReplayBuffer):
@@ -134,7 +134,7 @@ def test_an_estimator_may_be_registered_by_what_the_trainer_loads_and_a_loss_may
 def test_all_refusals_are_reported_and_leave_the_config_as_it_was(job_that_runs):
     config = job_with(job_that_runs, {f"{ROLLOUT}.expert_parallel_size": 3, f"{ACTOR}.clip_ratio_c": 1.0})
     before = OmegaConf.to_yaml(config)
-    assert [part for part, _ in verl_refusals(config)] == ["verl's rollout", "verl's policy loss"]
+    assert [part for part, _ in verl_refusals(config)] == ["verl's typed configs", "verl's estimators and losses"]
     assert OmegaConf.to_yaml(config) == before
 
 
@@ -148,7 +148,7 @@ def test_a_padded_job_is_refused_before_ray_starts_and_in_verls_words(job_that_r
 def test_what_a_lora_job_makes_no_model_of_is_not_checked(job_that_runs):
     settings = {f"{ACTOR}.use_kl_loss": True, f"{REF}.fsdp_config.strategy": "ddp"}
     settings["actor_rollout_ref.model.lora_rank"] = 8
-    assert "verl's reference" not in parts_that_refuse(job_that_runs, settings)
+    assert "verl's typed configs" not in parts_that_refuse(job_that_runs, settings)
 
 
 def test_a_trainer_of_somebodys_own_is_not_made_by_the_check(job_that_runs, monkeypatch):

@@ -13,7 +13,7 @@ from copy import deepcopy
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.errors import PaddingError
 from verl_padding.job.role_engine import ref_as_actor
 from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
 
@@ -33,16 +33,6 @@ def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
             yield part, refusal
 
 
-def refuse_what_verl_refuses(config: DictConfig) -> None:
-    """Refuses a job that verl would refuse later, in part only after its workers have started.
-
-    Raises:
-        PaddingConfigError: a part of verl refuses the job; the first one is quoted.
-    """
-    for part, refusal in verl_refusals(config):
-        raise PaddingConfigError(f"{part} refuses this job: {type(refusal).__name__}: {refusal}") from refusal
-
-
 def _check_of_main(config: DictConfig) -> None:
     from verl.utils.config import validate_config
 
@@ -55,40 +45,27 @@ def _trainer(config: DictConfig) -> None:
     trainer_without_own_parts(deepcopy(config))._init_resource_pool_mgr()
 
 
-def _rollout(config: DictConfig) -> None:
-    from verl.utils.config import omega_conf_to_dataclass
-
-    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-
-
-def _ref(config: DictConfig) -> None:
-    from verl.utils.config import omega_conf_to_dataclass
-
-    if has_separate_reference(config):
-        omega_conf_to_dataclass(OmegaConf.create(ref_as_actor(config)))
-
-
-def _distillation(config: DictConfig) -> None:
+def _typed_configs(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_teacher_policy
     from verl.utils.config import omega_conf_to_dataclass
 
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    if has_separate_reference(config):
+        omega_conf_to_dataclass(OmegaConf.create(ref_as_actor(config)))
     if need_teacher_policy(config):
         omega_conf_to_dataclass(config.distillation)
 
 
-def _names(config: DictConfig) -> None:
-    """Names that verl looks up in its registries, unless code that is loaded before may add to these."""
+def _estimators_and_losses(config: DictConfig) -> None:
+    """Looks names up in verl's registries, unless code that is loaded before may add to these, and runs the loss."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+
+    from verl_padding.driver.tried_loss import try_policy_loss
 
     if not any(OmegaConf.select(config, own) for own in (EXTERNAL_LIB, *LOADED_BY_TRAINER)):
         get_adv_estimator_fn(config.algorithm.adv_estimator)
     if not OmegaConf.select(config, EXTERNAL_LIB):
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-
-
-def _loss(config: DictConfig) -> None:
-    from verl_padding.driver.tried_loss import try_policy_loss
-
     try_policy_loss(config)
 
 
@@ -104,9 +81,6 @@ LOADED_BY_TRAINER = (
 CHECKS: dict[str, Callable[[DictConfig], None]] = {
     "verl's own check": _check_of_main,
     "verl's trainer": _trainer,
-    "verl's rollout": _rollout,
-    "verl's reference": _ref,
-    "verl's estimators and losses": _names,
-    "verl's policy loss": _loss,
-    "verl's distillation": _distillation,
+    "verl's typed configs": _typed_configs,
+    "verl's estimators and losses": _estimators_and_losses,
 }
