@@ -16,7 +16,6 @@ from tests.equivalence.loss_comparisons import POLICY_LOSSES
 from tests.support.losses_on_rows import MODES
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.job_reader import JobReader, check_job
@@ -87,12 +86,6 @@ def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_
             assert steps == steps_of_98_rows
 
 
-def test_without_the_flag_verls_config_is_its_own():
-    config = compose_job()
-    assert config.trainer.v1.trainer_mode == "sync"
-    assert "padding" not in config
-
-
 @pytest.mark.parametrize("mode", ["padded_sync", "padded_colocate_async", "padded_separate_async"])
 def test_the_trainer_mode_alone_works_with_the_defaults(mode):
     assert check_job(compose_job(f"trainer.v1.trainer_mode={mode}", *DYNAMIC)).padding.strategy == "prompt"
@@ -100,22 +93,8 @@ def test_the_trainer_mode_alone_works_with_the_defaults(mode):
 
 def test_settings_of_a_padded_trainers_own_name_are_refused():
     overrides = ["trainer.v1.trainer_mode=padded_separate_async", "+trainer.v1.padded_separate_async.rows=4"]
-    with pytest.raises(
-        PaddingConfigError, match=r"padded_separate_async: verl does not read .* separate_async instead"
-    ):
+    with pytest.raises(PaddingConfigError, match=r"padded_separate_async: verl does not read .*separate_async instead"):
         job_of(*DYNAMIC, *overrides)
-
-
-@pytest.mark.parametrize("section", ["+trainer.v1.mine.threshold=0.5", "+trainer.v1.mine=5"])
-def test_a_trainer_of_ones_own_has_settings_of_its_own(section):
-    config = compose_job("trainer.v1.trainer_mode=mine", section, "+padding=prompt", *DYNAMIC)
-    assert check_job(config, "sync").padding.strategy == "prompt"
-
-
-def test_a_refusal_ends_the_command_with_its_message():
-    config = compose_job("+padding=rows", "padding.strategy=row", *DYNAMIC)
-    with pytest.raises(SystemExit, match=r"^verl_padding: padding.strategy='row': not a choice"):
-        CheckJobBeforeStart().on_job_start(config)
 
 
 def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
@@ -183,27 +162,11 @@ def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_
     assert job.inference[VALUES].token_budget == 4 * 32768
 
 
-def test_while_the_critic_warms_up_the_actor_is_not_planned():
-    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", updates_actor=False)
-    assert list(job.updates) == [CRITIC]
-
-
 def test_bypass_mode_runs_no_log_prob_pass_unless_the_actor_is_its_own_reference():
     bypass = "algorithm.rollout_correction.bypass_mode=true"
     assert list(job_of(*DYNAMIC, bypass).inference) == []
     lora = (bypass, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.lora_rank=8")
     assert list(job_of(*DYNAMIC, *lora).inference) == [LOG_PROB]
-
-
-def test_a_megatron_job_with_a_virtual_pipeline_wants_multiples_of_the_pipeline():
-    job = job_of(
-        "model_engine=megatron",
-        *DYNAMIC,
-        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
-        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
-        "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
-    )
-    assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].cell_multiple) == (2, 2)
 
 
 def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
@@ -282,15 +245,6 @@ def test_a_job_that_cannot_run_is_refused_with_the_setting_its_value_and_the_fix
     config = compose_job("+padding=prompt", *DYNAMIC, *overrides)
     with pytest.raises(PaddingConfigError, match=message):
         check_job(config)
-
-
-def test_the_plan_cuts_micro_batches_where_the_config_says_so_and_ranks_meet_where_the_engine_does():
-    assert job_of(*DYNAMIC).packer == "verl"
-    job = job_of(*DYNAMIC, "padding.packer=plan")
-    assert job.packer == "plan"
-    assert job.updates[ACTOR].ranks_meet == "micro_batch"
-    megatron = job_of("model_engine=megatron", *DYNAMIC, "padding.packer=plan")
-    assert {call.ranks_meet for _, call in megatron.calls()} == {"mini_batch"}
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
@@ -594,14 +548,6 @@ def test_the_summary_names_the_scheduler_that_cuts_micro_batches():
         "megatron, 8 ranks: context 2, so 1 data-parallel rank; rows rounded up to multiples of 4 tokens; "
         "Megatron's scheduler cuts the micro-batches of all ranks"
     )
-
-
-def test_the_summary_of_veomni_has_no_pads_that_are_rounded_up():
-    ranks = ("actor_rollout_ref.actor.veomni.ulysses_parallel_size=2", "trainer.n_gpus_per_node=4")
-    config = compose_job("+local=cpu_veomni", "+padding=prompt", *DYNAMIC, *ranks)
-    words = described(config)
-    assert words["engine of the actor"] == "veomni, 4 ranks: Ulysses 2, so 2 data-parallel ranks"
-    assert words["pads"].startswith("2 tokens each, the fewest that a pad has; the denominator")
 
 
 def test_the_summary_says_which_passes_have_the_updates_micro_batches():

@@ -279,12 +279,6 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
             r"^actor_rollout_ref.ref.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2\.",
         ),
         (
-            (*TWO_TO_A_ROW, f"{ACTOR}.veomni.attn_implementation=sdpa"),
-            "verl",
-            r"^actor_rollout_ref.ref.veomni.attn_implementation=sdpa: does not support Ulysses.* 2 .* to "
-            r"flash_attention_2, or the engine's Ulysses size to 1\.$",
-        ),
-        (
             (*TWO_TO_A_ROW, "trainer.device=cpu"),
             "verl",
             r"^critic.veomni.attn_implementation=veomni_flash_.*_sp: does not support Ulysses.* to sdpa, or",
