@@ -24,9 +24,11 @@ def refuse_lost_correction(config: DictConfig) -> None:
         PaddingConfigError: a setting of the correction that is not verl's default would reach no loss.
     """
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     asked, loss = config.algorithm.get("rollout_correction"), OmegaConf.select(config, LOSS_MODE)
-    if not asked or not asked.get(SWITCH) or not _is_verls(loss):
+    is_verls = loss in POLICY_LOSS_REGISTRY and POLICY_LOSS_REGISTRY[loss].__module__.startswith("verl.")
+    if not asked or not asked.get(SWITCH) or not is_verls:
         return
     read = {**vars(RolloutCorrectionConfig()), **(OmegaConf.select(config, OF_LOSS) or {})} if loss == BYPASS else {}
     defaults = OmegaConf.load(
@@ -40,12 +42,3 @@ def refuse_lost_correction(config: DictConfig) -> None:
                 f"algorithm.rollout_correction.{name}={value}: with bypass_mode=True no loss reads it. Set "
                 f"{LOSS_MODE}={BYPASS} and +{OF_LOSS}.{name}={value}, or leave it out."
             )
-
-
-def _is_verls(loss: str) -> bool:
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
-    try:
-        return bool(get_policy_loss_fn(loss).__module__.startswith("verl."))
-    except ValueError:  # verl refuses it, or code that is loaded later brings it
-        return False

@@ -198,19 +198,13 @@ class RoleEngine:
         return "micro_batch"
 
 
-SETTINGS = {
-    ACTOR_SECTION: {
-        "max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-        "micro_batch_size_per_gpu": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        "infer_max_token_len_per_gpu": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    },
-    REF_SECTION: {
-        "infer_max_token_len_per_gpu": "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-    },
+PREFIXES = {
+    ACTOR_SECTION: {"": "actor_rollout_ref.actor.ppo_", "infer_": "actor_rollout_ref.rollout.log_prob_"},
+    REF_SECTION: {"infer_": "actor_rollout_ref.ref.log_prob_"},
 }
-"""Section of a role -> field of its engine's config -> setting that verl's ``ActorRolloutRefWorker`` writes into it."""
+"""Section of a role -> beginning of fields of its engine's config -> that of the settings that verl's
+``ActorRolloutRefWorker`` writes into them."""
+SIZES = "max_token_len_per_gpu", "micro_batch_size_per_gpu"
 
 
 def worker_engine(config: DictConfig, section: str) -> RoleEngine:
@@ -223,9 +217,10 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     role = ref_as_actor(config) if section == REF_SECTION else _without_model(config.actor_rollout_ref.actor)
     engine = _instantiate(role, section).engine
     engine.use_dynamic_bsz = bool(role["use_dynamic_bsz"])
-    for field, setting in SETTINGS[section].items():
+    settings = {of + size: setting + size for of, setting in PREFIXES[section].items() for size in SIZES}
+    for field, setting in settings.items():
         setattr(engine, field, OmegaConf.select(config, setting))
-    return _role_engine(config, section, SETTINGS[section], engine, config.actor_rollout_ref.model)
+    return _role_engine(config, section, settings, engine)
 
 
 def critic_engine(config: DictConfig) -> RoleEngine:
@@ -248,7 +243,7 @@ def critic_engine(config: DictConfig) -> RoleEngine:
         "micro_batch_size_per_gpu": f"+critic.{name}.micro_batch_size_per_gpu",
         "infer_micro_batch_size_per_gpu": f"+critic.{name}.infer_micro_batch_size_per_gpu",
     }
-    return _role_engine(config, "critic", settings, engine, config.critic.model)
+    return _role_engine(config, "critic", settings, engine)
 
 
 def ref_as_actor(config: DictConfig) -> dict[str, Any]:
@@ -261,9 +256,8 @@ def ref_as_actor(config: DictConfig) -> dict[str, Any]:
     return values
 
 
-def _role_engine(
-    config: DictConfig, section: str, settings: dict[str, str], engine: Any, model: DictConfig
-) -> RoleEngine:
+def _role_engine(config: DictConfig, section: str, settings: dict[str, str], engine: Any) -> RoleEngine:
+    model = config.critic.model if section == "critic" else config.actor_rollout_ref.model
     # verl looks at the role's strategy for some things, and at its engine's for others.
     for strategy in (str(OmegaConf.select(config, f"{section}.strategy")), engine.strategy):
         if CLASS_OF_STRATEGY.get(strategy) not in [each.__name__ for each in type(engine).__mro__]:
