@@ -14,10 +14,6 @@ from verl_padding.version import __version__
 
 Denominator = Literal["rows", "nominal"]
 Weighting = Literal["row", "session"]
-Advantages = Literal["row", "session"]
-WeightedLosses = Literal["actor", "all"]
-LogProbMicroBatches = Literal["update", "own"]
-Multimodal = Literal["auto", "empty", "minimal"]
 
 CHOICES = "choices"
 """Key of a field's metadata that lists its choices where its type does not."""
@@ -43,11 +39,11 @@ class PaddingConfig:
     """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
     which weighs what it would weigh in one row. A row's field ``loss_weight`` multiplies what it weighs."""
 
-    weighted_losses: WeightedLosses = "actor"
+    weighted_losses: Literal["actor", "all"] = "actor"
     """Where rows and sessions weigh what ``weighting`` and the field ``loss_weight`` say. ``actor``: in the policy, KL,
     entropy and distillation losses of the actor. ``all``: in the value loss of the critic, too."""
 
-    advantages: Advantages = "row"
+    advantages: Literal["row", "session"] = "row"
     """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each session). ``session``:
     each session, its rows one trajectory, with the reward on its last trained token."""
 
@@ -59,7 +55,7 @@ class PaddingConfig:
     """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the job's engines do not
     round up. A number that they would round up is refused."""
 
-    multimodal: Multimodal = "auto"
+    multimodal: Literal["auto", "empty", "minimal"] = "auto"
     """What pads show the model's vision tower in a batch with images. ``empty``: nothing. ``minimal``: the smallest
     image. ``auto``: what the model's type needs so that the tower runs on every rank. ``minimal`` and ``auto`` refuse
     unknown model types. It matters only for models with a vision tower."""
@@ -78,7 +74,7 @@ class PaddingConfig:
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
 
-    log_prob_micro_batches: LogProbMicroBatches = "update"
+    log_prob_micro_batches: Literal["update", "own"] = "update"
     """What the passes that compute the log-probs of the old policy and of the reference are cut into. ``update``: the
     micro-batches of the actor's update, where the plan cuts both and they have the same token budget; the first
     optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""

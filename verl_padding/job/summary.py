@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import lcm
 
-from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.job.job_reader import JobReader
 from verl_padding.job.role_engine import RoleEngine
 from verl_padding.plan import STRATEGIES, Job
@@ -32,12 +31,7 @@ def summary(reader: JobReader, job: Job) -> Iterator[tuple[str, str]]:
     if job.sharing != "off":
         yield "shared prefixes", "rows that extend each other are computed once"
     multiple = lcm(*(engine.row_multiple for engine in reader.engines.values()))
-    if reader.padding.pad_length != "auto":
-        why = f", as padding.pad_length={reader.padding.pad_length} says"
-    elif multiple > 1:
-        why = f", since engines round rows up to multiples of {multiple}"
-    else:
-        why = ", the fewest that a pad has" if job.pad_tokens == MIN_PAD_LENGTH else ""
+    why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     yield (
         "pads",
         f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {reader.padding.denominator}",
