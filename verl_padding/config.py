@@ -156,11 +156,11 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
     fields = {}
     for name, value in section.items():
         parts = {"fill": Fill.ZERO.value, **(value if isinstance(value, Mapping) else {"role": value})}
-        role, fill = parts.pop("role", None), parts.pop("fill")
-        _refuse_unless_one_of(f"fields.{name}", role, [each.value for each in Role])
-        _refuse_unless_one_of(f"fields.{name}.fill", fill, [each.value for each in Fill])
+        key, role, fill = f"fields.{name}", parts.pop("role", None), parts.pop("fill")
+        _refuse_unless_one_of(key, role, [each.value for each in Role])
+        _refuse_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         for part, given in parts.items():
-            raise PaddingConfigError(f"padding.fields.{name}.{part}={given!r}: unknown key. Choices: role, fill.")
+            raise PaddingConfigError(f"padding.{key}.{part}={given!r}: unknown key. Choices: role, fill.")
         fields[str(name)] = FieldRole(Role(role), Fill(fill))
     return fields
 

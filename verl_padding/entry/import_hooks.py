@@ -30,6 +30,17 @@ def _when_imported(name: str, failure: str) -> Callable[[Hook], Hook]:
     return register
 
 
+def _is_padded(config: Any) -> bool:
+    if config.get("padding") is not None:
+        return True
+    trainer = config.get("trainer") or {}
+    if (trainer.get("v1") or {}).get("trainer_mode") in (None, *STOCK_MODES):
+        return False  # nothing heavy of ours is imported for these
+    from verl_padding.driver.trainers import asks_for_padding
+
+    return asks_for_padding(config)
+
+
 @_when_imported("verl.utils.config", "verl's check of a batch's rows could not be lifted")
 def _lift_check_of_rows(config: ModuleType) -> None:
     from verl_padding.worker.check_of_rows import lift_check_of_rows
@@ -57,17 +68,6 @@ def _register_config_group(_: ModuleType) -> None:
     from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
 
     Plugins.instance().register(VerlPaddingSearchPath)
-
-
-def _is_padded(config: Any) -> bool:
-    if config.get("padding") is not None:
-        return True
-    trainer = config.get("trainer") or {}
-    if (trainer.get("v1") or {}).get("trainer_mode") in (None, *STOCK_MODES):
-        return False  # nothing heavy of ours is imported for these
-    from verl_padding.driver.trainers import asks_for_padding
-
-    return asks_for_padding(config)
 
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":

@@ -70,11 +70,12 @@ def _estimators_and_losses(config: DictConfig) -> None:
 
 
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+AGENT = "actor_rollout_ref.rollout.agent"
 LOADED_BY_TRAINER = (
     "data.custom_cls.path",
     "trainer.v1.sampler.custom_sampler.path",
     "trainer.checkpoint_callback_class",
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    f"{AGENT}.agent_loop_manager_class",
 )
 """Settings of code of the user's own that the process that trains loads before its first step."""
 

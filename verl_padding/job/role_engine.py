@@ -198,13 +198,19 @@ class RoleEngine:
         return "micro_batch"
 
 
-PREFIXES = {
-    ACTOR_SECTION: {"": "actor_rollout_ref.actor.ppo_", "infer_": "actor_rollout_ref.rollout.log_prob_"},
-    REF_SECTION: {"infer_": "actor_rollout_ref.ref.log_prob_"},
+SETTINGS = {
+    ACTOR_SECTION: {
+        "max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        "micro_batch_size_per_gpu": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "infer_max_token_len_per_gpu": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    },
+    REF_SECTION: {
+        "infer_max_token_len_per_gpu": "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    },
 }
-"""Section of a role -> beginning of fields of its engine's config -> that of the settings that verl's
-``ActorRolloutRefWorker`` writes into them."""
-SIZES = "max_token_len_per_gpu", "micro_batch_size_per_gpu"
+"""Section of a role -> field of its engine's config -> setting that verl's ``ActorRolloutRefWorker`` writes into it."""
 
 
 def worker_engine(config: DictConfig, section: str) -> RoleEngine:
@@ -217,10 +223,9 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     role = ref_as_actor(config) if section == REF_SECTION else _without_model(config.actor_rollout_ref.actor)
     engine = _instantiate(role, section).engine
     engine.use_dynamic_bsz = bool(role["use_dynamic_bsz"])
-    settings = {of + size: setting + size for of, setting in PREFIXES[section].items() for size in SIZES}
-    for field, setting in settings.items():
+    for field, setting in SETTINGS[section].items():
         setattr(engine, field, OmegaConf.select(config, setting))
-    return _role_engine(config, section, settings, engine)
+    return _role_engine(config, section, SETTINGS[section], engine)
 
 
 def critic_engine(config: DictConfig) -> RoleEngine:
