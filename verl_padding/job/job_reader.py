@@ -43,8 +43,6 @@ from verl_padding.pads.vision_families import refuse_unknown_type
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
 
-UNKNOWN_LOSS_HORIZON = "seq-mean-token-sum-norm"
-
 
 def translate_plan_error(refusal: PlanError) -> str:
     """What the planner refuses, in the words of a job's settings.
@@ -85,8 +83,14 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
         raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
     refuse_equal_sessions(config, padding)
     refuse_lost_correction(config)
-    for section in ("actor_rollout_ref.actor", *(["critic"] if has_critic(config) else [])):
-        _check_loss(OmegaConf.select(config, section), section)
+    for section in (ACTOR_SECTION, *(["critic"] if has_critic(config) else [])):
+        role = OmegaConf.select(config, section)
+        if role.loss_agg_mode == "seq-mean-token-sum-norm" and role.loss_scale_factor is None:
+            raise PaddingConfigError(
+                f"{section}.loss_scale_factor=None: with {section}.loss_agg_mode={role.loss_agg_mode} verl then divides "
+                "by the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
+                f"{section}.loss_scale_factor to a constant, such as data.max_response_length."
+            )
     reader.step_job()
     refuse_adapters(config, reader.mode, reader.engines.values())
     model = config.actor_rollout_ref.model
@@ -292,12 +296,3 @@ class JobReader:
                 with suppress(PaddingConfigError) if self.padding.cost_model == "measured" else nullcontext():
                     costs[section] = read_model_cost(self._config, section)
         return costs
-
-
-def _check_loss(role: DictConfig, name: str) -> None:
-    if role.loss_agg_mode == UNKNOWN_LOSS_HORIZON and role.loss_scale_factor is None:
-        raise PaddingConfigError(
-            f"{name}.loss_scale_factor=None: with {name}.loss_agg_mode={role.loss_agg_mode} verl then divides by "
-            "the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
-            f"{name}.loss_scale_factor to a constant, such as data.max_response_length."
-        )

@@ -17,18 +17,15 @@ from pathlib import Path
 
 from verl_padding.errors import PaddingConfigError
 
-KNOWN = ("0.9",)
+KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""
-KNOWN_VERL = " or ".join(f"{version}.x" for version in KNOWN)
-"""The same, for messages."""
-
 LOSS_WEIGHT = "loss_weight"
 """Our field for what a row weighs; this module is imported with verl, so it imports nothing of ours that is heavy."""
 
 
 def is_known(version: str) -> bool:
     """Whether this is a version of verl whose inner functions may be replaced."""
-    return version.startswith(tuple(f"{known}." for known in KNOWN))
+    return version.startswith(KNOWN_VERL.removesuffix("x"))
 
 
 @cache
