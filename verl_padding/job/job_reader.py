@@ -87,8 +87,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
         role = OmegaConf.select(config, section)
         if role.loss_agg_mode == "seq-mean-token-sum-norm" and role.loss_scale_factor is None:
             raise PaddingConfigError(
-                f"{section}.loss_scale_factor=None: with {section}.loss_agg_mode={role.loss_agg_mode} verl then divides "
-                "by the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
+                f"{section}.loss_scale_factor=None: with {section}.loss_agg_mode={role.loss_agg_mode} verl divides by "
+                "the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
                 f"{section}.loss_scale_factor to a constant, such as data.max_response_length."
             )
     reader.step_job()
