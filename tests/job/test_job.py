@@ -458,26 +458,6 @@ def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_sta
     assert job_of(*overrides, "padding.multimodal=empty")
 
 
-@pytest.mark.parametrize(
-    ("rope_type", "section"), [("dynamic", "critic"), ("longrope", "actor_rollout_ref"), ("default", "critic")]
-)
-def test_rows_do_not_share_where_a_model_turns_positions_by_the_length_of_its_input(rope_type, section, tmp_path):
-    other, model = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen2", tmp_path / section)
-    config = json.loads((model / "config.json").read_text())
-    config["rope_parameters"] = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0} | (
-        {"short_factor": [1.0] * 16, "long_factor": [1.0] * 16} if rope_type == "longrope" else {}
-    )
-    (model / "config.json").write_text(json.dumps(config))
-    job = [f"actor_rollout_ref.model.path={other}", f"critic.model.path={other}", f"{section}.model.path={model}"]
-    job += ["+padding=prompt", *DYNAMIC, "algorithm.adv_estimator=gae"]
-    check_job(compose_job(*job))
-    if rope_type == "default":
-        check_job(compose_job(*job, *SHARING))
-        return
-    with pytest.raises(PaddingConfigError, match=rf"^padding.sharing='chains': .*rope_type='{rope_type}'.*SHARING=off"):
-        check_job(compose_job(*job, *SHARING))
-
-
 def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_before(tmp_path, monkeypatch):
     actor, critic = make_tiny_model("qwen2", tmp_path / "actor"), make_tiny_model("qwen2", tmp_path / "critic")
     config = json.loads((critic / "config.json").read_text())

@@ -24,7 +24,7 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB,
 from verl_padding.job.correction_refusals import refuse_lost_correction
 from verl_padding.job.engine_refusals import refuse_engines
 from verl_padding.job.known_verl import KNOWN_VERL, is_known, refuse_unknown_verl
-from verl_padding.job.model_cost import has_tower, read_model_config, read_model_cost
+from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
 from verl_padding.job.model_refusals import refuse_model
 from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES, stock_mode
 from verl_padding.job.pad_length import pad_length
@@ -178,13 +178,10 @@ class JobReader:
         if self.has_vision:
             refuse_unknown_type(self.padding.multimodal, self.model_config)
 
-    @cached_property
+    @property
     def n_experts(self) -> int | None:
-        """Routed experts of a layer of the actor, as verl counts them; None for a dense model."""
-        from verl.trainer.ppo.metric_utils import infer_rollout_moe_num_experts
-
-        count: int | None = infer_rollout_moe_num_experts(self._config.actor_rollout_ref.model)
-        return count
+        """Routed experts of a layer of the actor; None for a dense model."""
+        return n_routed_experts(self.model_config) or None
 
     @property
     def has_teacher(self) -> bool:
