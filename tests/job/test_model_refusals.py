@@ -106,8 +106,3 @@ def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, tol
         match=rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(told)}\).*sharing=off\.$",
     ):
         refuse("chains")
-
-
-def test_towers_may_see_all_of_an_image_or_a_sound():
-    towers = {"vision_config": {"is_causal": False}, "thinker_config": {"audio_config": {"is_causal": False}}}
-    refuse_model("critic.model.path=a/model", towers, [], PaddingConfig(packer="plan", sharing="chains"))
