@@ -14,10 +14,6 @@ from verl_padding.version import __version__
 
 Denominator = Literal["rows", "nominal"]
 Weighting = Literal["row", "session"]
-Advantages = Literal["row", "session"]
-WeightedLosses = Literal["actor", "all"]
-LogProbMicroBatches = Literal["update", "own"]
-Multimodal = Literal["auto", "empty", "minimal"]
 
 CHOICES = "choices"
 """Key of a field's metadata that lists its choices where its type does not."""
@@ -25,16 +21,11 @@ MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
 
-def choice_of(names: Iterable[str], *, default: str) -> Any:
-    """A field whose choices are the names of a registry."""
-    return dataclasses.field(default=default, metadata={CHOICES: tuple(names)})
-
-
 @dataclass(frozen=True, kw_only=True)
 class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
-    strategy: str = choice_of(STRATEGIES, default="prompt")
+    strategy: str = dataclasses.field(default="prompt", metadata={CHOICES: tuple(STRATEGIES)})
     """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows. ``rows``: an even
     share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads included, as in verl.
     With ``prompt`` and ``rows``, a batch takes the configured number of optimizer steps; with ``lcm``, the number
@@ -48,11 +39,11 @@ class PaddingConfig:
     """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
     which weighs what it would weigh in one row. A row's field ``loss_weight`` multiplies what it weighs."""
 
-    weighted_losses: WeightedLosses = "actor"
+    weighted_losses: Literal["actor", "all"] = "actor"
     """Where rows and sessions weigh what ``weighting`` and the field ``loss_weight`` say. ``actor``: in the policy, KL,
     entropy and distillation losses of the actor. ``all``: in the value loss of the critic, too."""
 
-    advantages: Advantages = "row"
+    advantages: Literal["row", "session"] = "row"
     """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each session). ``session``:
     each session, its rows one trajectory, with the reward on its last trained token."""
 
@@ -64,7 +55,7 @@ class PaddingConfig:
     """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the job's engines do not
     round up. A number that they would round up is refused."""
 
-    multimodal: Multimodal = "auto"
+    multimodal: Literal["auto", "empty", "minimal"] = "auto"
     """What pads show the model's vision tower in a batch with images. ``empty``: nothing. ``minimal``: the smallest
     image. ``auto``: what the model's type needs so that the tower runs on every rank. ``minimal`` and ``auto`` refuse
     unknown model types. It matters only for models with a vision tower."""
@@ -73,7 +64,7 @@ class PaddingConfig:
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
 
-    cost_model: str = choice_of((*COST_MODELS, "model", "measured"), default="attention")
+    cost_model: str = dataclasses.field(default="attention", metadata={CHOICES: (*COST_MODELS, "model", "measured")})
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
     L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
     what the workers' clocks say, as soon as that foretells micro-batches clearly better than ``model`` (or
@@ -83,7 +74,7 @@ class PaddingConfig:
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
 
-    log_prob_micro_batches: LogProbMicroBatches = "update"
+    log_prob_micro_batches: Literal["update", "own"] = "update"
     """What the passes that compute the log-probs of the old policy and of the reference are cut into. ``update``: the
     micro-batches of the actor's update, where the plan cuts both and they have the same token budget; the first
     optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""
@@ -108,14 +99,9 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _refuse_unless_one_of(key, getattr(self, key), choices)
         _refuse_unless_int_at_least("seed", self.seed, 0)
-        if not isinstance(self.timing, bool):
-            raise PaddingConfigError(f"padding.timing={self.timing!r}: must be true or false.")
-        if self.timing_dir is not None and (not isinstance(self.timing_dir, str) or not self.timing_dir):
-            raise PaddingConfigError(
-                f"padding.timing_dir={self.timing_dir!r}: no name of a folder. Name one, or leave it out."
-            )
+        _refuse_unless_one_of("timing", self.timing, (True, False))
         if self.pad_length != "auto":
-            _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH, ", or auto")
+            _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
 
     @property
     def is_timed(self) -> bool:
@@ -167,26 +153,24 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
             f"padding.fields={section!r}: not a mapping. Name a field and its role, for example "
             "+padding.fields.my_weights=response."
         )
-    return {str(name): _read_field(f"fields.{name}", value) for name, value in section.items()}
+    fields = {}
+    for name, value in section.items():
+        parts = {"fill": Fill.ZERO.value, **(value if isinstance(value, Mapping) else {"role": value})}
+        key, role, fill = f"fields.{name}", parts.pop("role", None), parts.pop("fill")
+        _refuse_unless_one_of(key, role, [each.value for each in Role])
+        _refuse_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
+        for part, given in parts.items():
+            raise PaddingConfigError(f"padding.{key}.{part}={given!r}: unknown key. Choices: role, fill.")
+        fields[str(name)] = FieldRole(Role(role), Fill(fill))
+    return fields
 
 
-def _read_field(key: str, value: Any) -> FieldRole:
-    parts = value if isinstance(value, Mapping) else {"role": value}
-    for part in parts:
-        if part not in ("role", "fill"):
-            raise PaddingConfigError(f"padding.{key}.{part}={parts[part]!r}: unknown key. Choices: role, fill.")
-    _refuse_unless_one_of(key, parts.get("role"), tuple(role.value for role in Role))
-    fill = parts.get("fill", Fill.ZERO.value)
-    _refuse_unless_one_of(f"{key}.fill", fill, tuple(fill.value for fill in Fill))
-    return FieldRole(Role(parts["role"]), Fill(fill))
-
-
-def _refuse_unless_one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
+def _refuse_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
-        raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(choices)}.")
+        raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(map(str, choices))}.")
 
 
-def _refuse_unless_int_at_least(key: str, value: object, least: int, otherwise: str = "") -> None:
+def _refuse_unless_int_at_least(key: str, value: object, least: int) -> None:
     # bool is an int to Python, not to a user.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}{otherwise}.")
+        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}.")

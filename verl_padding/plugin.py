@@ -5,9 +5,9 @@ standard library until it can report an error, and a job that asks for padding w
 verl would silently train it unpadded, since Hydra takes ``+padding=prompt`` for a plain string if it finds no group.
 """
 
-from verl_padding.entry.loud_failure import speak_of_a_failure
+from verl_padding.entry.loud_failure import report_failure
 
 try:
     import verl_padding.entry.import_hooks  # noqa: F401  (registers its hooks on import)
 except Exception:
-    speak_of_a_failure("the plug-in could not be loaded")
+    report_failure("the plug-in could not be loaded")

@@ -26,6 +26,7 @@ from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
 from verl_padding.job.pad_length import pad_length
+from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
@@ -105,7 +106,7 @@ def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
 
 def pad_tokens_of(*overrides: str) -> int:
     """Tokens of a pad as the engine of an actor asks for them."""
-    return pad_length(PaddingConfig(), [compose_job(*overrides).actor_rollout_ref.actor])
+    return pad_length(PaddingConfig(), [worker_engine(compose_job(*overrides), ACTOR_SECTION)])
 
 
 def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:

@@ -14,8 +14,6 @@ from verl_padding.job.model_refusals import refuse_model
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 RATE = "megatron.override_transformer_config.moe_router_bias_update_rate"
 EXPERTS_CUT = "megatron.expert_tensor_parallel_size"
-ON_A_CPU = ("+local=cpu_megatron",)
-ULYSSES_ON_A_CPU = ("+local=cpu", f"{ACTOR}.ulysses_sequence_parallel_size=2")
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
@@ -69,14 +67,6 @@ def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are
     check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(*cut))
 
 
-def test_a_vocabulary_that_megatron_bridge_makes_larger_is_not(tmp_path):
-    model = transformers.Qwen2Config(**SMALL, vocab_size=261)
-    check(model, tmp_path, *with_sizes("tensor_model_parallel_size=2", "vanilla_mbridge=false"))
-
-
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 2048}
-
-
 VEOMNI_BY_TWO = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
 
 
@@ -108,16 +98,11 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 )  # fmt: skip
 def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, told):
     def refuse(sharing: str) -> None:
-        refuse_model("critic", "a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
+        refuse_model("critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
 
     refuse("off")
     with pytest.raises(
         PaddingConfigError,
-        match=rf"^padding\.sharing='chains': .* model of critic .*\({re.escape(told)}\).*sharing=off\.$",
+        match=rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(told)}\).*sharing=off\.$",
     ):
         refuse("chains")
-
-
-def test_towers_may_see_all_of_an_image_or_a_sound():
-    towers = {"vision_config": {"is_causal": False}, "thinker_config": {"audio_config": {"is_causal": False}}}
-    refuse_model("critic", "a/model", towers, [], PaddingConfig(packer="plan", sharing="chains"))

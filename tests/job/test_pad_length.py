@@ -1,23 +1,36 @@
 """A pad is as short as the engines of a job allow."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import verl
-from omegaconf import OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.pad_length import pad_length, row_multiple, why_row_multiple
+from verl_padding.job.pad_length import pad_length
+from verl_padding.job.role_engine import RoleEngine
 
-FSDP = OmegaConf.create({"strategy": "fsdp2", "ulysses_sequence_parallel_size": 8})
-VEOMNI = OmegaConf.create({"strategy": "veomni", "veomni": {"ulysses_parallel_size": 4}})
+
+def engine(strategy, **config):
+    return RoleEngine(
+        section="",
+        settings={},
+        config=SimpleNamespace(strategy=strategy, **config),
+        n_gpus=8,
+        attention=None,
+        device="cuda",
+        trains_mtp=False,
+    )
+
+
+FSDP = engine("fsdp2", ulysses_sequence_parallel_size=8)
+VEOMNI = engine("veomni", ulysses_parallel_size=4)
 
 
 def megatron(tensor=1, context=1, fp8=None):
-    parallel = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
-    engine = {**parallel, "override_transformer_config": {"fp8": fp8}}
-    return OmegaConf.create({"strategy": "megatron", "megatron": engine})
+    sizes = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
+    return engine("megatron", **sizes, override_transformer_config={"fp8": fp8})
 
 
 @pytest.mark.parametrize(
@@ -34,25 +47,9 @@ def megatron(tensor=1, context=1, fp8=None):
     ],
 )
 def test_rows_are_rounded_up_as_verls_engines_do(role, multiple):
-    assert row_multiple(role) == multiple
+    assert role.row_multiple == multiple
     assert pad_length(PaddingConfig(), [role]) == max(2, multiple)
     assert pad_length(PaddingConfig(pad_length=3 * max(2, multiple)), [role]) == 3 * max(2, multiple)
-
-
-@pytest.mark.parametrize(
-    ("role", "told"),
-    [
-        (FSDP, ""),
-        (megatron(), ""),
-        (megatron(tensor=2, context=2), "tensor 2 x twice context 2"),
-        (megatron(context=4), "twice context 4"),
-        (megatron(fp8="hybrid"), "16 for FP8"),
-        (megatron(tensor=3, fp8="e4m3"), "tensor 3, and 16 for FP8"),
-    ],
-)
-def test_it_is_told_what_rows_are_rounded_up_for(role, told):
-    assert why_row_multiple(role) == told
-    assert (row_multiple(role) == 1) == (told == "")
 
 
 def test_a_pad_is_as_long_as_the_hungriest_role_and_its_picture_need():

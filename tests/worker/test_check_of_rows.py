@@ -42,7 +42,7 @@ def test_a_padded_job_passes_and_keeps_its_config(asking, monkeypatch):
     validate_config(config, False, False)
     assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (5, 3)
     reader = check_job(config, "sync")
-    job = reader.step_job(dp_sizes=reader.configured_dp_sizes(), updates_actor=True, seed=0)
+    job = reader.step_job()
     assert (job.prompts, job.updates["actor"].dp_size, job.updates["actor"].micro_batch_rows) == (5, 2, 2)
 
 

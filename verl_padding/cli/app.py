@@ -15,8 +15,7 @@ from typer.core import TyperGroup
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingError
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.composition import CONFIG_PATH, JobArguments
-from verl_padding.job.known_verl import PRIMARY
+from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
 from verl_padding.local.tiny_models import TinyModelKind, write_tiny_model
 from verl_padding.plan import COST_MODELS, STRATEGIES, Job, Packer, PlanError, Sharing, Update
 from verl_padding.version import __version__

@@ -105,10 +105,7 @@ def _look_up_trainers() -> None:
 
 
 def _look_up_config_groups() -> None:
-    from verl_padding.job.composition import choices_of_group
-    from verl_padding.plan import STRATEGIES
+    from verl_padding.job.composition import JobArguments, compose_job
 
-    found = choices_of_group("padding")
-    for choice in STRATEGIES:
-        if choice not in found:
-            raise LookupError(f"Hydra has not found +padding={choice}, and would take it for a plain string")
+    if isinstance(compose_job(JobArguments(overrides=("+padding=prompt",))).padding, str):
+        raise LookupError("Hydra has not found +padding=prompt, and takes it for a plain string")

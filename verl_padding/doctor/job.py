@@ -12,7 +12,6 @@ from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning
 from verl_padding.doctor.packages import packages_of_job
 from verl_padding.doctor.settings import settings_of_job
 from verl_padding.job.composition import JobArguments
-from verl_padding.job.role_engine import first_words, settings_named
 from verl_padding.plan import Job
 
 NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
@@ -47,7 +46,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
     from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
     from verl_padding.errors import PaddingError
     from verl_padding.job.job_reader import check_job
-    from verl_padding.job.summary import planned_job, summary
+    from verl_padding.job.summary import summary
     from verl_padding.plan.errors import PlanError
 
     mode = config.trainer.v1.trainer_mode
@@ -60,8 +59,8 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         yield ok("trainer", f"{mode}, by {trainer.__name__}")
         reader = check_job(config, trainer.extends)
         refuse_mispaired_advantages(config)
-        job = planned_job(reader)
-        for subject, description in summary(config, reader, job):
+        job = reader.step_job()
+        for subject, description in summary(reader, job):
             yield ok(subject, description)
         yield from _budgets(config, job)
     except (PaddingError, PlanError) as refusal:
@@ -92,18 +91,14 @@ def _refusals_of_verl(config: DictConfig, *, has_model: bool) -> Iterator[Findin
     Args:
         has_model: the actor's model can be loaded; if not, that is reported already.
     """
-    from verl_padding.entry.verl_refusals import CALLS, verl_refusals
+    from verl_padding.entry.verl_refusals import CHECKS, verl_refusals
 
     refusals = dict(verl_refusals(config))
-    for part in CALLS:
+    for part in CHECKS:
         raised = refusals.get(part)
         if raised is None:
             yield ok(part, "passed")
         elif not has_model and "HFModelConfig" in str(raised):
             yield not_checked(part, "it loads a model that is not here")
         else:
-            cause = first_words(raised.__cause__ or raised)
-            named = settings_named(config, raised, cause)
-            message = str(raised) if cause in str(raised) else f"{raised} ({cause})"
-            fix = f". Correct {named}." if named else ""
-            yield wrong(part, f"refuses the job: {type(raised).__name__}: {message}{fix}")
+            yield wrong(part, f"refuses the job: {type(raised).__name__}: {raised}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -49,8 +47,6 @@ def packages_of_job(config: DictConfig) -> Iterator[Finding]:
     for name in [loggers] if isinstance(loggers, str) else loggers:
         if name in LOGGERS:
             yield _needed("trainer.logger", name, LOGGERS[name])
-        if name == "wandb":
-            yield _key_of_wandb()
 
 
 def _rollout(name: str) -> Finding:
@@ -64,19 +60,6 @@ def _rollout(name: str) -> Finding:
     except ValueError as refusal:
         return wrong(setting, f"{name}: {refusal}. Choose one of these; +local=cpu brings `transformers`.")
     return ok(setting, name)
-
-
-def _key_of_wandb() -> Finding:
-    """wandb asks for a key where there is a terminal, and there is none in the trainer's process."""
-    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    has_key = os.environ.get("WANDB_API_KEY") or (file.is_file() and "wandb" in file.read_text(errors="replace"))
-    if has_key or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return ok("trainer.logger", "wandb, with a key or offline")
-    return wrong(
-        "WANDB_API_KEY",
-        "not set, and there is no key of `wandb login`, but trainer.logger has wandb. Set it, or WANDB_MODE=offline, "
-        "or trainer.logger=[console,file].",
-    )
 
 
 def _needed(setting: str, value: str, module: str) -> Finding:

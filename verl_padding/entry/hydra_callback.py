@@ -7,7 +7,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from verl_padding.entry.verl_refusals import refuse_what_verl_refuses
+from verl_padding.entry.verl_refusals import verl_refusals
 from verl_padding.errors import PaddingError
 from verl_padding.job.job_reader import check_job
 
@@ -21,23 +21,17 @@ class CheckJobBeforeStart(Callback):
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
-        _exit_if_refused(config)
+        try:
+            from verl_padding.driver.trainers import padded_trainer
+            from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 
-
-def _exit_if_refused(config: DictConfig) -> None:
-    try:
-        from verl_padding.driver.trainers import padded_trainer
-        from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
-
-        mode = padded_trainer(config.trainer.v1.trainer_mode).extends
-        check_job(config, mode)
-        refuse_mispaired_advantages(config)
-        refuse_what_verl_refuses(config)
-    except PaddingError as refusal:
-        sys.exit(f"verl_padding: {refusal}")
-    except Exception:
-        # For example, the config is not for one of verl's v1 trainers. Going on would mean training without padding.
-        traceback.print_exc()
-        sys.exit(
-            "verl_padding: the job could not be checked (the reason is above). Leave +padding out to run it unpadded."
-        )
+            mode = padded_trainer(config.trainer.v1.trainer_mode).extends
+            check_job(config, mode)
+            refuse_mispaired_advantages(config)
+            for part, refusal in verl_refusals(config):
+                sys.exit(f"verl_padding: {part} refuses this job: {type(refusal).__name__}: {refusal}")
+        except PaddingError as refusal:
+            sys.exit(f"verl_padding: {refusal}")
+        except Exception:
+            traceback.print_exc()  # for example, of a config for another trainer; going on would train without padding
+            sys.exit("verl_padding: the job could not be checked (see above). Leave +padding out to run it unpadded.")

@@ -1,51 +1,33 @@
 """Registers import hooks for heavy modules of verl and Hydra: the work is done if and when a module is imported."""
 
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from wrapt import register_post_import_hook
 
-from verl_padding.entry.loud_failure import speak_of_a_failure
+from verl_padding.entry.loud_failure import report_failure
 from verl_padding.job.modes import STOCK_MODES
 from verl_padding.version import __version__
 
-
-def _register_trainers(trainers: ModuleType) -> None:
-    try:
-        from verl_padding.driver.stock_guard import pad_or_refuse_in_stock_trainers
-
-        pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most if the next line fails
-        import verl_padding.driver.trainers  # noqa: F401  (registers on import)
-    except Exception:
-        speak_of_a_failure("the padded trainers could not be registered")
+Hook = Callable[[ModuleType], None]
 
 
-def _register_config_group(_: ModuleType) -> None:
-    try:
-        from hydra.core.plugins import Plugins
+def _when_imported(name: str, failure: str) -> Callable[[Hook], Hook]:
+    """Registers a hook, whose failure ends a job that asks for padding, and no other."""
 
-        from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
+    def register(hook: Hook) -> Hook:
+        def run(module: ModuleType) -> None:
+            try:
+                hook(module)
+            except Exception:
+                report_failure(failure)
 
-        Plugins.instance().register(VerlPaddingSearchPath)
-    except Exception:
-        speak_of_a_failure("the config groups could not be put on Hydra's search path")
+        register_post_import_hook(run, name)
+        return run
 
-
-def _register_resolver(omegaconf: ModuleType) -> None:
-    try:
-        omegaconf.OmegaConf.register_new_resolver("verl_padding.version", lambda: __version__, replace=True)
-    except Exception:
-        speak_of_a_failure("the version could not be registered with OmegaConf")
-
-
-def _lift_check_of_rows(config: ModuleType) -> None:
-    try:
-        from verl_padding.worker.check_of_rows import lift_check_of_rows
-
-        lift_check_of_rows(config, _is_padded)
-    except Exception:
-        speak_of_a_failure("verl's check of a batch's rows could not be lifted")
+    return register
 
 
 def _is_padded(config: Any) -> bool:
@@ -59,10 +41,34 @@ def _is_padded(config: Any) -> bool:
     return asks_for_padding(config)
 
 
-register_post_import_hook(_lift_check_of_rows, "verl.utils.config")
-register_post_import_hook(_register_resolver, "omegaconf")
-register_post_import_hook(_register_trainers, "verl.trainer.ppo.v1")
-register_post_import_hook(_register_config_group, "hydra")
+@_when_imported("verl.utils.config", "verl's check of a batch's rows could not be lifted")
+def _lift_check_of_rows(config: ModuleType) -> None:
+    from verl_padding.worker.check_of_rows import lift_check_of_rows
+
+    lift_check_of_rows(config, _is_padded)
+
+
+@_when_imported("omegaconf", "the version could not be registered with OmegaConf")
+def _register_resolver(omegaconf: ModuleType) -> None:
+    omegaconf.OmegaConf.register_new_resolver("verl_padding.version", lambda: __version__, replace=True)
+
+
+@_when_imported("verl.trainer.ppo.v1", "the padded trainers could not be registered")
+def _register_trainers(trainers: ModuleType) -> None:
+    from verl_padding.driver.stock_guard import pad_or_refuse_in_stock_trainers
+
+    pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most if the next line fails
+    import verl_padding.driver.trainers  # noqa: F401  (registers on import)
+
+
+@_when_imported("hydra", "the config groups could not be put on Hydra's search path")
+def _register_config_group(_: ModuleType) -> None:
+    from hydra.core.plugins import Plugins
+
+    from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
+
+    Plugins.instance().register(VerlPaddingSearchPath)
+
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     from verl_padding.local import registration  # noqa: F401  (registers its own hooks)

@@ -17,7 +17,7 @@ def asks_for_padding(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def speak_of_a_failure(what: str) -> None:
+def report_failure(what: str) -> None:
     """To call where an exception is handled: logs it, and ends a process whose command line asks for padding.
 
     Without that, verl must go on as if the plug-in were not installed.

@@ -10,7 +10,7 @@ LOG_PROB, REF, VALUES = "log_prob", "ref", "values"
 """Names of the inference passes in plans, metrics and messages."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class WorkerCall:
     """A call of verl's trainer to its workers."""
 
@@ -30,48 +30,14 @@ class WorkerCall:
     """Whether it trains on its rows, cut into mini-batches."""
 
 
+ACTOR_GROUP, REF_GROUP, CRITIC_GROUP = "actor_rollout_wg", "ref_policy_wg", "critic_wg"
 CALLS = (
+    WorkerCall(LOG_PROB, "compute_log_prob", ACTOR_GROUP, role="actor", mesh="actor", timer="old_log_prob"),
+    WorkerCall(REF, "compute_ref_log_prob", REF_GROUP, role="ref", mesh="ref", timer="ref"),
+    WorkerCall(VALUES, "infer_batch", CRITIC_GROUP, role="critic", mesh="train", timer="values"),
+    WorkerCall(ACTOR, "update_actor", ACTOR_GROUP, role="actor", mesh="actor", timer="update_actor", trains=True),
     WorkerCall(
-        name=LOG_PROB,
-        method="compute_log_prob",
-        worker_group="actor_rollout_wg",
-        role="actor",
-        mesh="actor",
-        timer="old_log_prob",
-    ),
-    WorkerCall(
-        name=REF,
-        method="compute_ref_log_prob",
-        worker_group="ref_policy_wg",
-        role="ref",
-        mesh="ref",
-        timer="ref",
-    ),
-    WorkerCall(
-        name=VALUES,
-        method="infer_batch",
-        worker_group="critic_wg",
-        role="critic",
-        mesh="train",
-        timer="values",
-    ),
-    WorkerCall(
-        name=ACTOR,
-        method="update_actor",
-        worker_group="actor_rollout_wg",
-        role="actor",
-        mesh="actor",
-        timer="update_actor",
-        trains=True,
-    ),
-    WorkerCall(
-        name=CRITIC,
-        method="train_mini_batch",
-        worker_group="critic_wg",
-        role="critic",
-        mesh="train",
-        timer="update_critic",
-        trains=True,
+        CRITIC, "train_mini_batch", CRITIC_GROUP, role="critic", mesh="train", timer="update_critic", trains=True
     ),
 )
 WORKER_GROUPS = tuple(dict.fromkeys(call.worker_group for call in CALLS))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from verl_padding.job.known_verl import PRIMARY
-
-if TYPE_CHECKING:
-    from hydra._internal.hydra import Hydra
-
 MAIN = "verl.trainer.main_ppo"
+PRIMARY = "ppo_trainer"
+"""The config that the main module starts from, unless ``--config-name`` says otherwise."""
 CONFIG_PATH = "config"
 """Folder of the configs, beside the main module."""
 
@@ -40,39 +34,14 @@ def compose_job(arguments: JobArguments) -> DictConfig:
     Raises:
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the arguments do not fit the config.
     """
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    with _hydra_of_job(arguments) as hydra:
-        config = hydra.compose_config(
-            arguments.config_name, list(arguments.overrides), run_mode=RunMode.RUN, with_log_configuration=False
-        )
-    with read_write(config), open_dict(config):
-        # As Hydra does when it runs a job. Hydra's values refer to each other, and HydraConfig keeps them for the job.
-        HydraConfig.instance().set_config(deepcopy(config))
-        config.hydra.runtime.output_dir = str(Path(config.hydra.run.dir).absolute())
-        HydraConfig.instance().set_config(deepcopy(config))
-        del config.hydra
-    OmegaConf.to_container(config, resolve=True)  # a copy, only to see that resolving works
-    return config
-
-
-def choices_of_group(group: str) -> list[str]:
-    """Names of the configs that a job's command line may choose from in a config group; none where there is no such."""
-    with _hydra_of_job(JobArguments()) as hydra:
-        choices: list[str] = hydra.config_loader.get_group_options(group)
-    return choices
-
-
-@contextmanager
-def _hydra_of_job(arguments: JobArguments) -> Iterator[Hydra]:
-    """Hydra as hydra.main makes it for verl's main module: its public way of composing takes no folders."""
     import verl  # noqa: F401  (loads the plug-in, which puts its groups on Hydra's search path)
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_automatic_config_search_path
     from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import SearchPathException
+    from hydra.types import RunMode
 
     main = find_spec(MAIN)
     assert main is not None
@@ -83,7 +52,17 @@ def _hydra_of_job(arguments: JobArguments) -> Iterator[Hydra]:
             raise SearchPathException(f"--config-dir={arguments.config_dir}: there is no such folder")
         search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
     GlobalHydra.instance().clear()
-    try:
-        yield Hydra.create_main_hydra2("main_ppo", search_path)
+    try:  # as hydra.main does: Hydra's public way of composing takes no folders
+        config = Hydra.create_main_hydra2("main_ppo", search_path).compose_config(
+            arguments.config_name, list(arguments.overrides), run_mode=RunMode.RUN, with_log_configuration=False
+        )
     finally:
         GlobalHydra.instance().clear()
+    with read_write(config), open_dict(config):
+        # As Hydra does when it runs a job. Hydra's values refer to each other, and HydraConfig keeps them for the job.
+        HydraConfig.instance().set_config(deepcopy(config))
+        config.hydra.runtime.output_dir = str(Path(config.hydra.run.dir).absolute())
+        HydraConfig.instance().set_config(deepcopy(config))
+        del config.hydra
+    OmegaConf.to_container(config, resolve=True)  # a copy, only to see that resolving works
+    return config

@@ -17,23 +17,15 @@ from pathlib import Path
 
 from verl_padding.errors import PaddingConfigError
 
-KNOWN = ("0.9",)
+KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""
-KNOWN_VERL = " or ".join(f"{version}.x" for version in KNOWN)
-"""The same, for messages."""
-
-LOSSES = "trainer/ppo/*.py"
-"""Files of verl's losses, below its folder."""
-WEIGHT = "loss_weight"
-"""Our field for what a row weighs."""
-
-PRIMARY = "ppo_trainer"
-"""The config that verl.trainer.main_ppo starts from, unless ``--config-name`` says otherwise."""
+LOSS_WEIGHT = "loss_weight"
+"""Our field for what a row weighs; this module is imported with verl, so it imports nothing of ours that is heavy."""
 
 
 def is_known(version: str) -> bool:
     """Whether this is a version of verl whose inner functions may be replaced."""
-    return version.startswith(tuple(f"{known}." for known in KNOWN))
+    return version.startswith(KNOWN_VERL.removesuffix("x"))
 
 
 @cache
@@ -49,14 +41,12 @@ def refuse_unknown_verl() -> None:
     assert spec is not None
     assert spec.origin is not None
     verl = Path(spec.origin).parent
-    if planes := sorted(path.relative_to(verl).as_posix() for path in verl.rglob("*data_plane*")):
+    found = dict.fromkeys(verl.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads")
+    for path in verl.glob("trainer/ppo/*.py"):
+        if LOSS_WEIGHT in path.read_text(encoding="utf-8"):
+            found[path] = f"reads {LOSS_WEIGHT!r} in its losses, so that a row would weigh twice"
+    for path, why in found.items():
         raise PaddingConfigError(
-            f"padding=..: this verl sends rows to its workers by a data plane of its own ({planes[0]}), where no pad "
-            f"would be sent along. Install verl {KNOWN_VERL} before it, or leave padding out."
+            f"padding=..: this verl {why} ({path.relative_to(verl).as_posix()}). Install verl {KNOWN_VERL} before it, "
+            "or leave padding out."
         )
-    for file in sorted(verl.glob(LOSSES)):
-        if WEIGHT in file.read_text(encoding="utf-8"):
-            raise PaddingConfigError(
-                f"padding=..: the losses of this verl read {WEIGHT!r} ({file.relative_to(verl)}), so a row would weigh "
-                f"twice. Install verl {KNOWN_VERL} before it, or leave padding out."
-            )

@@ -12,8 +12,9 @@ from verl_padding.plan import PlanError, TransformerCost
 from verl_padding.plan.transformer_cost import EXPERTS
 
 
-def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
-    """The Hugging Face config of the model of ``section`` (``actor_rollout_ref`` or ``critic``), with its overrides.
+def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
+    """The Hugging Face config of the model of a section (``actor_rollout_ref.model`` or ``critic.model``), with its
+    overrides.
 
     Raises:
         PaddingConfigError: it cannot be read.
@@ -22,26 +23,21 @@ def read_model_config(model: DictConfig, section: str) -> dict[str, Any]:
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config
 
+    model = OmegaConf.select(config, section)
     setting = "hf_config_path" if model.get("hf_config_path") else "path"
     path = model[setting]
     try:
-        config = AutoConfig.from_pretrained(
+        of_model = AutoConfig.from_pretrained(
             copy_to_local(path), trust_remote_code=bool(model.get("trust_remote_code", False))
         )
     except (OSError, ValueError, AssertionError) as error:  # the last one is verl's, at a / at the end
         raise PaddingConfigError(
-            f"the config of {section}.model.{setting}={path} cannot be read ({error}). Correct the path."
+            f"the config of {section}.{setting}={path} cannot be read ({error}). Correct the path."
         ) from error
     override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
     assert isinstance(override, dict)
-    try:
-        update_model_config(config, override.get("model_config", override))
-    except Exception as error:  # what transformers raises depends on the value
-        reason = " ".join(str(error).split())
-        raise PaddingConfigError(
-            f"{section}.model.override_config={override}: does not fit the model's config ({reason}). Correct it."
-        ) from error
-    values: dict[str, Any] = config.to_dict()
+    update_model_config(of_model, override.get("model_config", override))
+    values: dict[str, Any] = of_model.to_dict()
     return values
 
 
@@ -51,27 +47,14 @@ DYNAMIC_NTK = "use_dynamic_ntk"
 """Setting with which the remote code of Qwen-1 has such an embedding."""
 
 
-def ropes_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parameters of a model's rotary embeddings: one, or one for each kind of layer that has its own."""
-    found: list[dict[str, Any]] = []
-    for of_model in _parts(config):
-        for name in ("rope_parameters", "rope_scaling"):
-            rope = of_model.get(name)
-            if not isinstance(rope, dict):
-                continue
-            of_layers = [value for value in rope.values() if isinstance(value, dict)]
-            if rope and (not of_layers or {"rope_type", "type"} & set(rope)):
-                found.append(rope)
-            found += of_layers
-    return found
-
-
 def rope_by_length(config: Mapping[str, Any]) -> str | None:
     """The setting by which a model's rotary embedding depends on the length of the input; None if it does not."""
-    for rope in ropes_of(config):
-        if (kind := rope.get("rope_type") or rope.get("type")) in ROPE_BY_LENGTH:
+    for part in _parts(config):  # the parameters of an embedding are a part, too, as are those of each kind of layer
+        if (kind := part.get("rope_type") or part.get("type")) in ROPE_BY_LENGTH:
             return f"rope_type={kind!r}"
-    return next((f"{DYNAMIC_NTK}={part[DYNAMIC_NTK]}" for part in _parts(config) if part.get(DYNAMIC_NTK)), None)
+        if part.get(DYNAMIC_NTK):
+            return f"{DYNAMIC_NTK}={part[DYNAMIC_NTK]}"
+    return None
 
 
 TOWERS = ("vision", "visual", "audio")
@@ -104,19 +87,16 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _parts(value)
 
 
-def read_model_cost(model: DictConfig, section: str) -> TransformerCost:
+def read_model_cost(config: DictConfig, section: str) -> TransformerCost:
     """What rows cost the model of a section.
 
     Raises:
         PaddingConfigError: the model's config cannot be read, or its operations are not known.
     """
     try:
-        return TransformerCost.from_config(read_model_config(model, section), lm_head=section != "critic")
-    except PaddingConfigError as refusal:
+        return TransformerCost.from_config(read_model_config(config, section), lm_head=section != "critic.model")
+    except (PaddingConfigError, PlanError) as refusal:
         raise PaddingConfigError(
-            f"padding.cost_model='model': {refusal} Or set padding.cost_model=attention."
-        ) from refusal
-    except PlanError as refusal:
-        raise PaddingConfigError(
-            f"padding.cost_model='model': {refusal} ({section}.model.path={model.path})"
+            f"padding.cost_model='model': {refusal} ({section}.path={OmegaConf.select(config, section).path}). Or set "
+            "padding.cost_model=attention."
         ) from refusal

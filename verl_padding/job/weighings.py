@@ -20,14 +20,24 @@ BYPASS, BATCH_NORMALIZE = (
     "+actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_batch_normalize",
 )
 """The policy loss that corrects for the rollout by itself, and the setting that it reads, which no YAML of verl has."""
-SECTIONS = {ACTOR: "actor_rollout_ref.actor", CRITIC: "critic"}
-"""Section of verl's config with the loss of an update."""
 
 
 def weighings(config: DictConfig, padding: PaddingConfig) -> list[Weighing]:
-    """Of the updates in whose losses rows may weigh differently."""
-    weighed = [ACTOR, CRITIC] if padding.weighted_losses == "all" and has_critic(config) else [ACTOR]
-    return [_weighing(config, padding, call) for call in weighed]
+    """Loss weighting of each update whose rows may weigh differently."""
+    losses = {ACTOR: config.actor_rollout_ref.actor}
+    if padding.weighted_losses == "all" and has_critic(config):
+        losses[CRITIC] = config.critic
+    by_session = padding.weighting == "session"
+    return [
+        Weighing(
+            call=call,
+            mode=loss.loss_agg_mode,
+            by_rows=padding.denominator == "rows",
+            by_session=by_session,
+            refusal=_refusal_of_policy_loss(config, loss.loss_agg_mode, by_session) if call == ACTOR else "",
+        )
+        for call, loss in losses.items()
+    ]
 
 
 def refuse_equal_sessions(config: DictConfig, padding: PaddingConfig) -> None:
@@ -38,19 +48,6 @@ def refuse_equal_sessions(config: DictConfig, padding: PaddingConfig) -> None:
     for weighing in weighings(config, padding):
         if weighing.by_session and (refusal := weighing.refusal):
             raise PaddingConfigError(f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}")
-
-
-def _weighing(config: DictConfig, padding: PaddingConfig, call: str) -> Weighing:
-    section = SECTIONS[call]
-    mode = OmegaConf.select(config, section).loss_agg_mode
-    by_session = padding.weighting == "session"
-    return Weighing(
-        call=call,
-        mode=mode,
-        by_rows=padding.denominator == "rows",
-        by_session=by_session,
-        refusal=_refusal_of_policy_loss(config, mode, by_session) if call == ACTOR else "",
-    )
 
 
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
