@@ -25,7 +25,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some, rows_like
 from verl_padding.pads.tags import tokens_of_tags
-from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
+from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
 Int64s = NDArray[np.int64]
 
@@ -64,7 +64,7 @@ def trajectories(
     token_R = _tokens(prompt_R, response_R, extends_R)
     place_of_token = np.full(sum(prompt_R) + sum(response_R), -1, dtype=np.int64)
     found = []
-    for rows in _rows_of_sessions(keys):
+    for rows in rows_of_sessions(keys):
         length = 0
         for row in rows:
             for begins in _beginnings(row, extends_R):  # the tokens of a row come after those that it begins with
@@ -74,14 +74,6 @@ def trajectories(
                 length += len(new)
         found.append(Trajectory(rows, [place_of_token[token_R[row][prompt_R[row] :]] for row in rows], length))
     return found
-
-
-def _rows_of_sessions(keys: Sequence[str]) -> list[list[int]]:
-    """The rows of each session, in order; sessions in the order of their first rows here."""
-    rows_of: dict[str, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows_of.setdefault(session_of_key(key), []).append(row)
-    return [sorted(rows, key=lambda row: index_of_key(keys[row])) for rows in rows_of.values()]
 
 
 def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
@@ -214,7 +206,7 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
         batch: rows for which verl has computed advantages, row by row.
         algorithm: that section of verl's config.
     """
-    sessions = _rows_of_sessions(batch.keys)
+    sessions = rows_of_sessions(batch.keys)
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
         return
     rows = read_fields_of_some(batch.keys, batch.partition_id, READ)

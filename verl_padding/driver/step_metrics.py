@@ -9,27 +9,8 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 
+from verl_padding.job import metric_names as names
 from verl_padding.job.calls import CALLS
-from verl_padding.job.metric_names import (
-    CALL_MEMORY,
-    CALL_MEMORY_RESERVED,
-    CALL_MICRO_BATCHES,
-    CALL_PACKING,
-    CALL_SECONDS,
-    COMPUTED_TOKENS,
-    IMBALANCE,
-    MICRO_IMBALANCE,
-    OPTIMIZER_STEPS,
-    PAD_ROWS_SHARE,
-    PAD_ROWS_TOTAL,
-    PAD_TOKENS_SHARE,
-    PAD_TOKENS_TOTAL,
-    REAL_ROWS_MAX,
-    REAL_ROWS_MIN,
-    REAL_ROWS_TOTAL,
-    SHARING_FACTOR,
-    UPDATE_PADS,
-)
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
@@ -47,33 +28,31 @@ def plan_metrics(
     n_rows = len(tokens_R)
     pad_tokens = plan.n_pads * pad_length
     metrics: dict[str, float] = {
-        REAL_ROWS_TOTAL: n_rows,
-        PAD_ROWS_TOTAL: plan.n_pads,
-        PAD_ROWS_SHARE: plan.n_pads / n_rows,
-        PAD_TOKENS_TOTAL: pad_tokens,
-        PAD_TOKENS_SHARE: pad_tokens / sum(tokens_R),
+        names.REAL_ROWS_TOTAL: n_rows,
+        names.PAD_ROWS_TOTAL: plan.n_pads,
+        names.PAD_ROWS_SHARE: plan.n_pads / n_rows,
+        names.PAD_TOKENS_TOTAL: pad_tokens,
+        names.PAD_TOKENS_SHARE: pad_tokens / sum(tokens_R),
     }
     for update in updates:
         layout = plan.layouts[update]
         metrics |= {
-            OPTIMIZER_STEPS.format(update=update): layout.n_mini_batches,
-            REAL_ROWS_MIN.format(update=update): min(layout.real_rows_M),
-            REAL_ROWS_MAX.format(update=update): max(layout.real_rows_M),
-            UPDATE_PADS.format(update=update): layout.n_pads,
-            IMBALANCE.format(update=update): plan.figures[update].imbalance,
+            names.OPTIMIZER_STEPS.format(update=update): layout.n_mini_batches,
+            names.REAL_ROWS_MIN.format(update=update): min(layout.real_rows_M),
+            names.REAL_ROWS_MAX.format(update=update): max(layout.real_rows_M),
+            names.UPDATE_PADS.format(update=update): layout.n_pads,
+            names.IMBALANCE.format(update=update): plan.figures[update].imbalance,
         }
     if plan.packer == "plan":
         for call, figures in plan.figures.items():
+            of_call: dict[str, float | None] = {names.MICRO_IMBALANCE: figures.micro_imbalance}
             if plan.sharing == "chains":
-                metrics[COMPUTED_TOKENS.format(call=call)] = figures.computed_tokens
-                metrics[SHARING_FACTOR.format(call=call)] = figures.sharing_factor
-            if figures.micro_imbalance is not None:
-                metrics[MICRO_IMBALANCE.format(call=call)] = figures.micro_imbalance
-            # For updates the workers report these, whoever cut the micro-batches.
-            if call not in updates and figures.micro_batches is not None:
-                metrics[CALL_MICRO_BATCHES.format(call=call)] = figures.micro_batches
-            if call not in updates and figures.packing_efficiency is not None:
-                metrics[CALL_PACKING.format(call=call)] = figures.packing_efficiency
+                of_call[names.COMPUTED_TOKENS] = figures.computed_tokens
+                of_call[names.SHARING_FACTOR] = figures.sharing_factor
+            if call not in updates:  # of updates the workers report these, whoever cut the micro-batches
+                of_call[names.CALL_MICRO_BATCHES] = figures.micro_batches
+                of_call[names.CALL_PACKING] = figures.packing_efficiency
+            metrics |= {name.format(call=call): value for name, value in of_call.items() if value is not None}
     return metrics
 
 
@@ -89,17 +68,17 @@ def worker_metrics(
     """
     told: dict[str, float] = {}
     for update in (call.name for call in CALLS if call.trains):
-        for theirs, ours in ((MICRO_BATCHES, CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, CALL_PACKING)):
+        for theirs, ours in ((MICRO_BATCHES, names.CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, names.CALL_PACKING)):
             if f"{update}/{theirs}" in metrics:
                 told[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
-        for theirs, ours in (("allocated", CALL_MEMORY), ("reserved", CALL_MEMORY_RESERVED)):
+        for theirs, ours in (("allocated", names.CALL_MEMORY), ("reserved", names.CALL_MEMORY_RESERVED)):
             memory = metrics.get(f"{update}/perf/max_memory_{theirs}_gb")
             if memory is not None:
                 told[ours.format(call=update)] = memory
     for call in CALLS:
         if call.timer in seconds_after:
             seconds = seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)
-            told[CALL_SECONDS.format(call=call.name)] = seconds
+            told[names.CALL_SECONDS.format(call=call.name)] = seconds
     return told
 
 
