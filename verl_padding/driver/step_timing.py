@@ -45,13 +45,6 @@ class StepTiming:
         self._formulas: dict[str, CostModel] = {}
         self._cut_by_plan: list[str] = []
 
-    @classmethod
-    def install(cls, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]) -> StepTiming:
-        """Gives each worker of a job its clock."""
-        for worker_group in worker_groups:
-            worker_group.execute_with_func_generator(micro_batch_clock.install_in_worker)
-        return cls(config, padding, worker_groups)
-
     def with_learned_costs(self, job: Job) -> Job:
         """The job of a step, with learned costs for the calls that have better ones than their formula."""
         self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
