@@ -26,12 +26,10 @@ COUNTERPARTS: dict[type, type] = {}
 
 def pad_or_refuse_in_stock_trainers(base: type) -> None:
     """Changes how trainers that extend ``base`` are made; a config without ``padding`` passes through untouched."""
-    make: Any = base.__new__
 
     def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
-        chosen = COUNTERPARTS.get(cls, cls) if _padding(args, kwargs) is not None else cls
         # Python calls the constructor of whatever comes back, which is one of `cls`.
-        return make(chosen) if make is object.__new__ else make(chosen, *args, **kwargs)
+        return object.__new__(cls if _padding(args, kwargs) is None else COUNTERPARTS.get(cls, cls))
 
     base.__new__ = staticmethod(make_by_config)  # type: ignore[assignment]
     wrap_function_wrapper(base, "__init__", _construct)

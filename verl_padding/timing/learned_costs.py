@@ -124,7 +124,7 @@ class LearnedCosts:
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = defaultdict(_Learned)
 
-    def cost_of(self, call: str, *, cut_by_plan: bool) -> MeasuredCost | None:
+    def cost_of(self, call: str, cut_by_plan: bool) -> MeasuredCost | None:
         """The cost that the plan of a call is to use; None for the formula.
 
         Args:

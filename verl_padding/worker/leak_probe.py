@@ -19,7 +19,7 @@ from tensordict import TensorDict
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan import Sharing
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import for_training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
@@ -41,15 +41,11 @@ def probe_for_leaks(axes: Sequence[int], *, sharing: Sharing, fixes: dict[str, s
     The function raises a PaddingConfigError: a model does not keep rows apart.
     """
 
-    def probe(worker: Any) -> Any:
-        from verl.protocol import DataProto
+    def probe(role: str, trainee: Any) -> None:
+        if role in fixes and trainee.engine_config.use_remove_padding:
+            _probe(role, trainee, tuple(axes), sharing, fixes[role])
 
-        for role, trainee in training_workers(worker).items():
-            if role in fixes and trainee.engine_config.use_remove_padding:
-                _probe(role, trainee, tuple(axes), sharing, fixes[role])
-        return DataProto()
-
-    return probe
+    return for_training_workers(probe)
 
 
 def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix: str) -> None:
