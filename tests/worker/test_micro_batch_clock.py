@@ -90,7 +90,6 @@ def device(monkeypatch) -> Device:
 def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, iterates):
     engine = Engine(iterates=iterates)
     clock = MicroBatchClock(engine)
-    clock.wrap()
     assert engine.forward_backward_batch(data(5, 9, 2), None) == [[5], [9], [2]]
     assert engine.forward_backward_batch(data(4, 2), None) == [[4], [2]]
     assert device.waited == 0
@@ -114,7 +113,6 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
 def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
     engine = Engine(pipeline=2)
     clock = MicroBatchClock(engine)
-    clock.wrap()
     engine.forward_backward_batch(data(5, 9, 2), None)
     (lap,) = clock.read()
     assert (lap.computed_tokens, lap.rows, lap.pads) == ((5, 9, 2), (0, 1), 1)
@@ -124,7 +122,6 @@ def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
 def test_calls_that_are_not_timed_leave_no_mark(device):
     engine = Engine()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     assert engine.forward_backward_batch(data(5, 2, timed=False), None) == [[5], [2]]
     assert device.marks == 0
     assert clock.read() == []
@@ -137,7 +134,6 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
 
     engine = InOne()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     shared = data(5, 9, 4, 2)
     tu.assign_non_tensor(shared, **{TIPS: (1, 1, 2, 3)})
     engine.forward_backward_batch(shared, None)
@@ -183,7 +179,6 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     threads(1)
     engine = WaitsThenComputes()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     began = time.time()
     engine.forward_backward_batch(data(5, 9), None)
     ended = time.time()
@@ -216,7 +211,6 @@ class SlowBackward(Engine):
 def test_the_seconds_of_the_forward_pass_are_told_apart():
     engine = SlowBackward()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     engine.forward_backward_batch(data(5, 9), None)
     for lap in clock.read():
         assert 0.1 <= lap.forward_s < lap.seconds - 0.3 + 0.05
@@ -227,6 +221,5 @@ def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):
     threads(2)
     engine = WaitsThenComputes()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     engine.forward_backward_batch(data(5, 9), None)
     assert [lap.busy_s for lap in clock.read()] == [None, None]

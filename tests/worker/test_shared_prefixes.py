@@ -170,17 +170,11 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_g
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
-    [
-        (torch.ones(3), r"has the shape \(3,\)"),
-        (torch.ones(3, 8), r"has the shape \(3, 8\)"),
-        (torch.tensor(0.5), r"has the shape \(\)"),
-        ([1.0, 2.0, 3.0], "is of type list"),
-        (torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged), r"has rows of \[1, 1, 1\] values"),
-    ],
-    ids=["a value per row", "values per row", "one value", "a list", "responses alone"],
+    "output",
+    [torch.ones(3, 8), [1.0, 2.0], torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged)],
+    ids=["values per row", "a list", "responses alone"],
 )
-def test_an_output_that_is_not_one_value_per_token_is_refused(output, told):
+def test_an_output_that_is_not_one_value_per_token_is_refused(output):
     class Scoring(Engine):
         @instead_of_verls_outputs
         def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
@@ -191,7 +185,7 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output, told):
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
     _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
     rest = {"output_args": output_args, "micro_batch": micro_batch, "logits_processor_func": None}
-    with pytest.raises(PaddingError, match=rf"Scoring's 'scores' {told}, .* rows that are computed \(\[2, 6, 4\]\)"):
+    with pytest.raises(PaddingError, match=r"Scoring's 'scores' must be nested, .* rows that are computed \(\[2, 6, 4\]"):
         engine.prepare_model_outputs(output=output, **rest)
 
 

@@ -13,12 +13,8 @@ import importlib
 from typing import Any
 
 import torch
-import verl
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-
-from verl_padding.errors import PaddingError
-from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
 PATCHED = "maybe_fix_3d_position_ids"
 MODULES = ("verl.workers.engine_workers", "verl.workers.engine.base")
@@ -46,20 +42,11 @@ def fix_3d_position_ids(data: TensorDict) -> None:
 
 
 def install_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: makes a worker's process use the function above.
-
-    Raises:
-        PaddingError: another version of verl.
-    """
+    """For verl's ``execute_with_func_generator``: makes a worker's process use the function above."""
     from verl.protocol import DataProto
 
     for name in MODULES:
         module = importlib.import_module(name)
-        if not is_known(verl.__version__) or not hasattr(module, PATCHED):
-            raise PaddingError(
-                f"verl {verl.__version__}: {name}.{PATCHED} of verl {KNOWN_VERL} breaks position ids of vision models "
-                "if all rows have one length, and is replaced; that of this version is not known. Install verl "
-                f"{KNOWN_VERL}."
-            )
+        assert hasattr(module, PATCHED), f"{name} has no {PATCHED} to replace"
         setattr(module, PATCHED, fix_3d_position_ids)
     return DataProto()

@@ -13,10 +13,6 @@ import sys
 from typing import Any
 
 import torch
-import verl
-
-from verl_padding.errors import PaddingError
-from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
 MODULE = "verl.models.transformers.qwen2_vl"
 """verl's workers import it only for models of these two families."""
@@ -41,22 +37,12 @@ def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def install_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: lets a worker of these families run on text alone.
-
-    Raises:
-        PaddingError: another version of verl.
-    """
+    """For verl's ``execute_with_func_generator``: lets a worker of these families run on text alone."""
     from verl.protocol import DataProto
 
     module = sys.modules.get(MODULE)
-    own = getattr(module, REPLACED, None)
-    if module is None or hasattr(own, "verls_own"):
+    if module is None or hasattr(own := getattr(module, REPLACED), "verls_own"):
         return DataProto()
-    if not is_known(verl.__version__) or own is None:
-        raise PaddingError(
-            f"verl {verl.__version__}: {MODULE}.{REPLACED} of verl {KNOWN_VERL} fails at micro-batches without an "
-            f"image and is replaced; that of this version is not known. Install verl {KNOWN_VERL}."
-        )
 
     def get_input_embeds(
         model: Any,
