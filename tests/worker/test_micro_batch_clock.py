@@ -196,27 +196,6 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     assert computed.allocated_bytes is None
 
 
-class SlowBackward(Engine):
-    """A forward pass of a tenth of a second and a backward pass of three, as FSDP's engine makes them."""
-
-    def forward_backward_batch(self, data, loss_function, forward_only=False):
-        for row in range(len(data)):
-            self.forward_step(tu.index_select_tensor_dict(data, [row]))
-            time.sleep(0.3)
-
-    def forward_step(self, micro_batch):
-        time.sleep(0.1)
-
-
-def test_the_seconds_of_the_forward_pass_are_told_apart():
-    engine = SlowBackward()
-    clock = MicroBatchClock(engine)
-    engine.forward_backward_batch(data(5, 9), None)
-    for lap in clock.read():
-        assert 0.1 <= lap.forward_s < lap.seconds - 0.3 + 0.05
-        assert lap.seconds >= 0.4
-
-
 def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):
     threads(2)
     engine = WaitsThenComputes()
