@@ -131,8 +131,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
                     worker_group, lambda: self._padded_batch, self._plan_single_call
                 )
             setattr(self, name, wrapped[id(worker_group)])
+        self._worker_groups = list(wrapped.values())
         if padding.is_timed:
-            self._timing = StepTiming(self.config, padding, list(wrapped.values()))
+            self._timing = StepTiming(self.config, padding, self._worker_groups)
             self._timing.resume(self.global_steps)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
@@ -211,8 +212,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines.items()}
         (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
         probe = probe_for_leaks(row["position_ids"].shape[:-1], sharing=self._padding.sharing, fixes=fixes)
-        groups = [getattr(self, name, None) for name in WORKER_GROUPS]
-        for worker_group in {id(group): group for group in groups if group is not None}.values():
+        for worker_group in self._worker_groups:
             worker_group.execute_with_func_generator(probe)
         self._probed = True
 
@@ -319,16 +319,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         idle = {call.name: padded.idle_steps(call.name) for call in CALLS if call.trains and call.name in layouts}
         if any(idle.values()) and not self._warned_of_idle_steps:
             self._warned_of_idle_steps = True
+            steps = {call: counted(layouts[call].n_mini_batches, "optimizer step") for call in idle}
             logger.warning(
                 "verl_padding: step %d: no row has a trained token (response_mask) in %s. The gradients are 0 there, "
-                "and momentum alone moves the weights. The metrics in brackets count such steps.",
+                "and momentum alone moves the weights. %s counts such steps.",
                 self.global_steps,
-                " and ".join(
-                    f"{n} of {counted(layouts[call].n_mini_batches, 'optimizer step')} of {call!r} "
-                    f"({names.IDLE_STEPS.format(update=call)})"
-                    for call, n in idle.items()
-                    if n
-                ),
+                " and ".join(f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n),
+                names.IDLE_STEPS,
             )
         return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}
 

@@ -55,9 +55,7 @@ def trajectories(
     """The trajectory of each session, sessions in the order of their first rows.
 
     Args:
-        keys: of the rows.
-        prompt_R: prompt tokens of each row.
-        response_R: response tokens of each row.
+        prompt_R, response_R: tokens of each row's prompt and response.
         extends_R: number of the row that each row continues, of its session; None if no row does.
     """
     extends_R = extends_R or [None] * len(keys)
@@ -101,10 +99,9 @@ def _tokens(prompt_R: Sequence[int], response_R: Sequence[int], extends_R: Seque
 
 
 def credit_sessions(batch: KVBatchMeta, extends_R: Sequence[int | None], algorithm: DictConfig) -> None:
-    """Puts advantages and returns of whole sessions into TransferQueue, in the place of those of rows.
+    """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows.
 
     Args:
-        batch: rows for which verl has computed advantages, row by row.
         extends_R: number of the row that each row continues; None for none.
         algorithm: that section of verl's config.
     """
@@ -123,9 +120,7 @@ def session_advantages(
 
     Args:
         rows: the fields of :data:`READ` that the rows have, jagged.
-        keys: of the rows.
         sessions: their trajectories.
-        algorithm: that section of verl's config.
     """
     fields = {name: rows[name].unbind() for name in READ if name in rows.keys()}  # noqa: SIM118  (a TensorDict)
     columns = [_columns(fields, session) for session in sessions]
@@ -144,19 +139,15 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
     A token that several rows have is that of the first of them which trains it.
     """
     last = session.rows[-1]
-    mask = fields[MASK][last].new_zeros(session.length)
+    columns = {name: fields[name][last].new_zeros(session.length) for name in (MASK, VALUES) if name in fields}
     rewards = fields[REWARDS if REWARDS in fields else SCORES][last].new_zeros(session.length)
-    columns = {MASK: mask, REWARDS: rewards}
-    if VALUES in fields:
-        columns[VALUES] = fields[VALUES][last].new_zeros(session.length)
     # Backwards, so that the first row has the last word; those that train a token after those that do not.
     for trained in (False, True):
         for row, places in reversed(list(zip(session.rows, session.places, strict=True))):
             of_row = fields[MASK][row].bool() == trained
             at = torch.from_numpy(places)[of_row]
-            mask[at] = fields[MASK][row][of_row]
-            if VALUES in fields:
-                columns[VALUES][at] = fields[VALUES][row][of_row]
+            for name, column in columns.items():
+                column[at] = fields[name][row][of_row]
             if REWARDS in fields:  # less the row's copy of the reward: what an in-reward KL takes from each token
                 rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
     # Every row has a copy of the session's reward, but one without a response, which has no place for it.
@@ -167,9 +158,9 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
         rewards[torch.from_numpy(places[:-1])] += scores[:-1]
         # verl's GAE leaves out what is not trained, rewards included, and a session may end with an observation or a
         # rejected token, in a row of its own or not: the reward is that of the last action.
-        places_of_trained = mask.nonzero()
+        places_of_trained = columns[MASK].nonzero()
         rewards[places_of_trained[-1] if len(places_of_trained) else -1] += scores[-1]
-    return columns
+    return columns | {REWARDS: rewards}
 
 
 def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig) -> TensorDict:
@@ -201,10 +192,6 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
     0. Here its function sees, of each session, the reward that verl takes (of its last row, with the KL penalty of that
     row), on the mask of the last row that has a trained token. So all other sessions keep what verl has given them.
-
-    Args:
-        batch: rows for which verl has computed advantages, row by row.
-        algorithm: that section of verl's config.
     """
     sessions = rows_of_sessions(batch.keys)
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):

@@ -24,8 +24,7 @@ class MeasuredFigures:
     waited_s: float | None
     """Seconds that a rank waited inside of the call, the mean over ranks; None likewise."""
     prediction_error: float
-    """Difference of a micro-batch's predicted and measured seconds over the measured ones, as a mean that counts long
-    micro-batches more: sum |predicted - measured| / sum measured. Costs are scaled to the same sum."""
+    """Of the seconds of micro-batches by their costs, see :func:`prediction_error`."""
 
 
 def measured_figures(laps: Sequence[Lap], cost_model: CostModel) -> MeasuredFigures:
@@ -52,6 +51,6 @@ def measured_figures(laps: Sequence[Lap], cost_model: CostModel) -> MeasuredFigu
 
 
 def prediction_error(predicted: ArrayLike, seconds: ArrayLike) -> float:
-    """sum |predicted - seconds| / sum seconds, with ``predicted`` scaled to the same sum."""
+    """sum |predicted - seconds| / sum seconds: predictions are scaled to the same sum, and long ones count more."""
     predicted, seconds = np.asarray(predicted, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     return float(np.abs(predicted * (seconds.sum() / predicted.sum()) - seconds).sum() / seconds.sum())

@@ -16,10 +16,9 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Lap:
-    """One micro-batch on one rank: from the start of its forward pass to that of the next one, or to the call's end.
+    """One micro-batch on one rank, backward pass included: from its start to that of the next one, or the call's end.
 
-    In an update this holds the backward pass. In a pipeline, where the passes of micro-batches alternate, a lap is a
-    whole mini-batch.
+    In a pipeline, where the passes of micro-batches alternate, a lap is a whole mini-batch.
     """
 
     call: str
@@ -45,13 +44,9 @@ class Lap:
     computed_tokens: tuple[int, ...]
     """Tokens of each row that was computed, pads among them; of rows that share a prefix only the longest is."""
     reserved_bytes: int
-    """Most memory that the process has held since the worker call began: reserved on the device, or resident on a CPU.
-
-    Where it grew from a mini-batch to the next, the later one took it, or what lies between them: optimizer steps, and
-    whatever else runs in the process.
-    """
+    """Most memory that the process has held since the call began: reserved on the device, or resident on a CPU."""
     allocated_bytes: int | None
-    """Most memory that tensors have held on the device since the worker call began; None on a CPU."""
+    """Most memory that tensors have held on the device since the call began; None on a CPU."""
 
     @property
     def tokens(self) -> int:

@@ -21,10 +21,7 @@ from verl_padding.timing.laps import Lap, TimedStep, by_micro_batch
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
 WINDOW = 8
-"""Steps that a fit looks back in any case; its errors are compared with the formula's over all that it looks at.
-
-A step is one local update here: those of separate_async have several.
-"""
+"""Steps (local updates) that a fit looks back in any case; errors are compared over all that it looks at."""
 MEMORY = 100
 """Steps after which what is beyond the window is forgotten, and another fill may be tried again."""
 LEAST_STEPS = 2
@@ -143,10 +140,9 @@ class LearnedCosts:
             if other < SWITCH_MARGIN * in_use:
                 known.used = not known.used
                 changes.append(
-                    f"from the next update on, {call} is planned by "
-                    f"{'measured costs' if known.used else 'the formula'}: over "
-                    f"{counted(len(known.steps), 'update')} measured costs were off by {of_fits:.3f}, the formula by "
-                    f"{of_formula:.3f}"
+                    f"from the next update on, {call} is planned by {'measured costs' if known.used else 'the formula'}"
+                    f": over {counted(len(known.steps), 'update')} measured costs were off by {of_fits:.3f}, the "
+                    f"formula by {of_formula:.3f}"
                 )
             if call in cut_by_plan and (fill := known.fill_to_try()):
                 known.trial_fill, known.tried = fill, known.steps[-1].number

@@ -24,7 +24,7 @@ from verl_padding.pads.columns import (
 )
 from verl_padding.worker.loss_metrics import MicroBatchShare, names_of_sums, share_metrics, zeros
 from verl_padding.worker.row_means import over_the_mini_batch
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import for_training_workers
 
 Loss = Callable[..., Any]
 
@@ -155,12 +155,9 @@ def weighed_output(value: Any, factor_R: torch.Tensor) -> Any:
 def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that wraps each worker's loss, in the worker."""
 
-    def wrap(worker: Any) -> Any:
-        from verl.protocol import DataProto
+    def wrap(role: str, trainee: Any) -> None:
+        if role != "ref":
+            assert trainee.loss_fn is not None, "the worker has no loss yet"
+            trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
 
-        trainee = next(iter(training_workers(worker).values()))  # the actor, or the critic
-        assert trainee.loss_fn is not None, "the worker has no loss yet"
-        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
-        return DataProto()
-
-    return wrap
+    return for_training_workers(wrap)
