@@ -100,7 +100,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             super()._setup()
             clear_leftovers(TRAIN_PARTITION)
             self._wrap_workers()
-            _use_padded_agent_loops(self.config)
+            agent = self.config.actor_rollout_ref.rollout.agent
+            if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
+                with open_dict(agent):
+                    agent.agent_loop_manager_class = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
         except BaseException:
             release_queue()
             raise
@@ -183,10 +186,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         )
         if self._timing is not None:
             job = self._timing.with_learned_costs(job)
-        looked = time.perf_counter()
-        extends_R = self._find_extensions(batch, tokens_R)
-        compared = time.perf_counter()
-        plan = self._plan(batch.keys, tokens_R, extends_R, job)
+        plan = self._plan(batch, tokens_R, job, metrics)
         planned = time.perf_counter()
         padded = padded_batch(batch, plan, template, weighings=self._weighings, timed=self._timing is not None)
         if self._job_reader.has_teacher:
@@ -196,8 +196,6 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
         metrics[names.PLAN_SECONDS] = planned - started
-        if extends_R is not None:
-            metrics[names.LINEAGE_SECONDS] = compared - looked
         metrics[names.UPSAMPLE_SECONDS] = time.perf_counter() - planned
         if plan.layouts:  # none while a warm-up trains nothing and no pass runs
             balanced = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
@@ -216,16 +214,14 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             worker_group.execute_with_func_generator(probe)
         self._probed = True
 
-    def _find_extensions(self, batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | None] | None:
-        if self._padding.sharing == "off":
-            return None
-        return find_extensions(batch, tokens_R, images=self._job_reader.has_images)
-
-    def _plan(
-        self, keys: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None] | None, job: Job
-    ) -> BatchPlan:
+    def _plan(self, batch: KVBatchMeta, tokens_R: Sequence[int], job: Job, metrics: dict[str, Any]) -> BatchPlan:
+        extends_R = None
+        if self._padding.sharing != "off":
+            started = time.perf_counter()
+            extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images)
+            metrics[names.LINEAGE_SECONDS] = time.perf_counter() - started
         try:
-            plan = plan_batch(Rows.from_keys(keys, tokens_R, extends_R), job)
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {self.global_steps}: {translate_plan_error(refusal)}") from refusal
         for warning in plan.warnings:
@@ -254,8 +250,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         job = self._job_reader.call_job(
             call, dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
         )
-        tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        plan = self._plan(batch.keys, tokens_R, self._find_extensions(batch, tokens_R), job)
+        plan = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), job, {})
         padded = padded_batch(batch, plan, template, weighings=self._weighings)
         try:
             padded.put_pads()
@@ -355,11 +350,3 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         """A seed that differs in each local update, and is the same in a resumed run."""
         parts = [self._padding.seed, self.global_steps, self.local_trigger_step]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
-
-
-def _use_padded_agent_loops(config: DictConfig) -> None:
-    """Names the manager that ``verl.trainer.main_ppo`` makes next, unless the user has named one."""
-    agent = config.actor_rollout_ref.rollout.agent
-    if not agent.get("agent_loop_manager_class"):
-        with open_dict(agent):
-            agent.agent_loop_manager_class = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"

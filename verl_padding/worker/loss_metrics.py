@@ -85,10 +85,8 @@ def share_metrics(metrics: dict[str, Any], share: MicroBatchShare) -> dict[str, 
 
 
 def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
-    if isinstance(value, Metric):
-        aggregation, number = value.aggregation, float(value.aggregate())
-    else:
-        aggregation, number = AggregationType.MEAN, float(value)
+    aggregation = value.aggregation if isinstance(value, Metric) else AggregationType.MEAN
+    number = float(value.aggregate() if isinstance(value, Metric) else value)
     if aggregation is AggregationType.SUM:
         # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
         return RunningMetric(AggregationType.SUM, number * share.reporting_ranks / share.dp_size)
