@@ -45,7 +45,7 @@ from verl_padding.pads.upsampling import strip
 from verl_padding.pads.vision_families import image_for
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
-from verl_padding.worker import micro_batch_clock, plan_packer, position_ids, text_rows
+from verl_padding.worker import micro_batch_clock, plan_packer, vision_fixes
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.losses import wrap_worker_loss
 
@@ -115,7 +115,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         reader, padding = self._job_reader, self._padding
         changes = [check_engines({role: engine.config for role, engine in reader.engines.items()})]
         if reader.has_vision:
-            changes += [position_ids.install_in_worker, text_rows.install_in_worker]
+            changes.append(vision_fixes.install_in_worker)
         if padding.packer == "plan":
             changes.append(plan_packer.install(padding.sharing))
         if padding.is_timed:

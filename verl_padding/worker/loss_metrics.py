@@ -18,25 +18,15 @@ from verl.utils.metric import AggregationType, Metric
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchShare:
-    """How much of its mini-batch a micro-batch holds: trained tokens, and rows that have one."""
+    """How much of its mini-batch a micro-batch holds."""
 
-    tokens: int
-    mini_batch_tokens: int
-    rows: int
-    mini_batch_rows: int
+    of_tokens: float
+    """Of the trained tokens: weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
+    of_rows: float
+    """Of the rows with a trained token, likewise."""
     reporting_ranks: int
     """Ranks that hold a trained token of the mini-batch: the others report no metric."""
     dp_size: int
-
-    @property
-    def of_rows(self) -> float:
-        """Weight of a mean over the micro-batch's rows in the mean over the mini-batch's."""
-        return self.rows / self.mini_batch_rows
-
-    @property
-    def of_tokens(self) -> float:
-        """Weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
-        return self.tokens / self.mini_batch_tokens
 
 
 class RunningMetric(Metric):

@@ -95,10 +95,8 @@ def _trained_rows(data: TensorDict, real: list[int]) -> list[int]:
 
 def _share_of(data: TensorDict) -> MicroBatchShare:
     return MicroBatchShare(
-        tokens=int(data["response_mask"].sum()),
-        mini_batch_tokens=int(read_column(data, LOSS_TOKENS)[0]),
-        rows=len(data),
-        mini_batch_rows=int(read_column(data, TRAINED_ROWS)[0]),
+        of_tokens=int(data["response_mask"].sum()) / int(read_column(data, LOSS_TOKENS)[0]),
+        of_rows=len(data) / int(read_column(data, TRAINED_ROWS)[0]),
         reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
         dp_size=int(data["dp_size"]),
     )

@@ -130,7 +130,7 @@ class MicroBatchClock:
     def _laps(self, timed: _Timed) -> Iterator[Lap]:
         rank = self._engine.get_data_parallel_rank()
         start_s = timed.marks[0].epoch_s
-        # With several threads, the seconds of a process say nothing of how many of them were busy.
+        # With several threads, the seconds of a process do not show how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
         for micro_batch, (held, (begin, end)) in enumerate(zip(timed.held, pairwise(timed.marks), strict=True)):
             seconds = self._seconds(begin, end)

@@ -80,10 +80,7 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], mult
 
 
 def _check_tokens(computed: int, planned: int, budget: int) -> None:
-    """Refuses a micro-batch that was not planned like this, and warns of chains that are none.
-
-    A chain that an agent loop has named wrongly costs time and memory, and changes nothing.
-    """
+    """Refuses a micro-batch that was not planned like this; a wrongly named chain only costs time and memory."""
     if planned > budget:
         raise PaddingDataError(
             f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."

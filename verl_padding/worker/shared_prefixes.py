@@ -4,11 +4,10 @@ A causal model's output at a position depends on the tokens up to it. So if row 
 and values of a are those of b's first positions. The engine's inputs are made from the tips, and every output is
 expanded to all rows of the micro-batch before loss, metrics or driver see it; backward adds up the gradients of all
 slices. verl 0.9 has no place for this: its engines make inputs and outputs in two methods, which this module wraps in
-the class of a worker's engine. It can go when verl shares prefixes by itself;
-tests/worker/test_shared_prefixes.py says when to look.
+the class of a worker's engine, until verl shares prefixes by itself (tests/worker/test_shared_prefixes.py).
 
-The last output of a row belongs to a label that the row does not have: whatever token comes next. Shared, it is another
-one than alone, and nothing reads it.
+The last output of a row belongs to whatever token comes next. Shared, it is another one than alone, and nothing reads
+it.
 """
 
 from __future__ import annotations
