@@ -33,12 +33,12 @@ OUTPUTS = ("log_probs", "values")
 def probe_for_leaks(axes: Sequence[int], *, sharing: Sharing, fixes: dict[str, str]) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that probes each engine of a worker.
 
+    The function raises a PaddingConfigError if a model does not keep rows apart.
+
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
         sharing: with chains, a shorter row's outputs have to be those of the longer one's beginning, too.
         fixes: role -> what to set where rows are not kept apart.
-
-    The function raises a PaddingConfigError: a model does not keep rows apart.
     """
 
     def probe(role: str, trainee: Any) -> None:

@@ -9,7 +9,6 @@ and is already weighted, so that a plain mean over the reporting ranks gives the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,8 +91,3 @@ def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
 def names_of_sums(metrics: dict[str, Any]) -> list[str]:
     """Names of those metrics of a loss that verl adds up over micro-batches, as it does losses."""
     return [name for name, value in metrics.items() if getattr(value, "aggregation", None) is AggregationType.SUM]
-
-
-def zeros(names: Iterable[str]) -> dict[str, RunningMetric]:
-    """Sums of nothing."""
-    return {name: RunningMetric(AggregationType.SUM, 0.0) for name in names}

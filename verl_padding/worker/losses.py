@@ -22,7 +22,7 @@ from verl_padding.pads.columns import (
     WEIGHS_ROWS,
     read_column,
 )
-from verl_padding.worker.loss_metrics import MicroBatchShare, names_of_sums, share_metrics, zeros
+from verl_padding.worker.loss_metrics import MicroBatchShare, RunningMetric, names_of_sums, share_metrics
 from verl_padding.worker.row_means import over_the_mini_batch
 from verl_padding.worker.training_workers import for_training_workers
 
@@ -71,9 +71,9 @@ class RealRowsLoss:
         trained = _trained_rows(data, real)
         packing = _packing_metrics(data, real)
         if not trained:
-            # Where some rank trains, it alone reports the mini-batch's metrics.
-            idle = int(read_column(data, REPORTING_RANKS)[0]) == 0
-            return _connected_zero(model_output), packing | (zeros(self._losses) if idle else {})
+            if int(read_column(data, REPORTING_RANKS)[0]) == 0:  # where some rank trains, it alone reports losses
+                packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in self._losses}
+            return _connected_zero(model_output), packing
         if len(trained) < len(data):
             model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
             data = tu.index_select_tensor_dict(data, trained)

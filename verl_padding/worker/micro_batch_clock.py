@@ -1,9 +1,8 @@
 """A clock in verl's workers: what each micro-batch takes, and which rows it holds.
 
-verl times whole calls, and its profiler needs to be turned on for a step and read by hand. With ``padding.timing=true``
-an engine's ``forward_step`` and ``forward_backward_batch`` are wrapped on that one engine: a mark is set where each
-micro-batch begins, where its forward pass ends and where the call ends, and a lap lies between two beginnings. On a GPU
-marks are events, which wait for nothing and are read when the step is over.
+verl times whole calls. Here an engine's ``forward_step`` and ``forward_backward_batch`` are wrapped, on that one
+engine: a mark is set where each micro-batch begins, where its forward pass ends and where the call ends, and a lap lies
+between two beginnings. On a GPU marks are events, which wait for nothing and are read when the step is over.
 """
 
 from __future__ import annotations
