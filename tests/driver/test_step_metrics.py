@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.timing.test_laps import two_ranks
-from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
+from verl_padding.driver.step_metrics import plan_metrics, session_metrics, worker_metrics
 from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
@@ -152,3 +152,15 @@ def test_what_clocks_say_is_told_of_each_call():
     laps = [replace(lap, call=call) for lap in two_ranks() for call in calls]
     timed = TimedStep(step=1, keys=[], laps=laps)
     assert timing_metrics(timed, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
+
+
+def test_a_session_counts_once_with_the_score_of_its_last_row():
+    keys = ["a_0_10", "a_0_2", "a_1_0", "b_0_0"]
+    assert session_metrics(keys, response_R=[5, 3, 4, 6], score_R=[1.0, 7.0, 0.0, 0.5], turns_R=[2, 4, 2, 1]) == {
+        "padding/session/score/mean": 0.5,
+        "padding/session/response_length/mean": 6.0,
+        "padding/session/rows/mean": 4 / 3,
+        "padding/session/rows/max": 2,
+        "padding/session/num_turns/mean": 3.0,
+    }
+    assert "padding/session/num_turns/mean" not in session_metrics(keys, [1] * 4, [0.0] * 4)

@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.session_metrics import read_session_metrics
+from verl_padding.driver.step_metrics import read_session_metrics
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.padded_batch import padded_batch
 from verl_padding.pads.template import PadTemplate

@@ -19,8 +19,7 @@ from verl_padding.driver.actor_watch import ActorWatch, actors_of
 from verl_padding.driver.engine_check import check_engines
 from verl_padding.driver.session_advantages import credit_sessions, mend_untrained_ends
 from verl_padding.driver.session_groups import count_sessions
-from verl_padding.driver.session_metrics import read_session_metrics
-from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, worker_metrics
+from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, read_session_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
