@@ -75,11 +75,7 @@ def trajectories(
 
 
 def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
-    """The rows that a row begins with, the shortest first, and the row itself.
-
-    >>> _beginnings(2, [None, 0, 1])
-    [0, 1, 2]
-    """
+    """The rows that a row begins with, the shortest first, and the row itself."""
     chain = [row]
     while (earlier := extends_R[chain[-1]]) is not None:
         chain.append(earlier)
@@ -164,12 +160,7 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
 
 
 def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig) -> TensorDict:
-    """What verl's estimator makes of some samples, (samples, longest) each.
-
-    Args:
-        columns: mask, rewards and values of each sample, (length,) each.
-        keys: of the samples, as of rows.
-    """
+    """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each: (samples, longest)."""
     padded = {
         name: torch.nn.utils.rnn.pad_sequence([column[name] for column in columns], batch_first=True)
         for name in columns[0]
@@ -203,15 +194,13 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     if not mended:
         return
     reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
-    rewards = [_at_the_end(mask_R[end], reward_R[of[-1]].sum()) for of, end in zip(sessions, end_S, strict=True)]
-    samples = [{MASK: mask_R[end], REWARDS: reward} for end, reward in zip(end_S, rewards, strict=True)]
+    samples = []
+    for of, end in zip(sessions, end_S, strict=True):
+        rewards = torch.zeros_like(mask_R[end], dtype=reward_R[end].dtype)
+        rewards[-1:] = reward_R[of[-1]].sum()
+        samples.append({MASK: mask_R[end], REWARDS: rewards})
     estimated = _estimated(samples, [batch.keys[row] for row in end_S], algorithm)["advantages"]
     advantage_of = {row: estimated[s, mask_R[end_S[s]].argmax()] * mask_R[row] for s in mended for row in sessions[s]}
     column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
     put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))
-
-
-def _at_the_end(mask: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
-    """(tokens of ``mask``,): 0 but for the last one, which has the reward."""
-    return torch.cat([reward.new_zeros(len(mask) - 1), reward[None]])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, TypeVar
+from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_padding.plan.row_keys import rows_of_sessions
 
-Buffer = TypeVar("Buffer", bound=Any)
 FILTER = "_dapo_filtered_keys"
 """verl's method that finds the prompts to filter out."""
 
 
-def count_sessions(buffer: Buffer) -> Buffer:
+def count_sessions(buffer: Any) -> Any:
     """The same buffer; verl's own filters groups by their sessions, a user's is left as it is.
 
     verl filters a prompt out if its rows, at least two, all have one reward. A session of two rows would be such a

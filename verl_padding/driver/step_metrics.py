@@ -68,23 +68,22 @@ def worker_metrics(
 
     Args:
         metrics: verl's metrics of the step, in which an update's are under ``actor/`` and ``critic/``.
-        seconds_before: verl's timers when the step began; they run on over the local updates of a global step.
-        seconds_after: verl's timers when it ended.
+        seconds_before, seconds_after: verl's timers, which run on over the local updates of a global step.
     """
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
     for update in (call.name for call in CALLS if call.trains):
         for theirs, ours in ((MICRO_BATCHES, names.CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, names.CALL_PACKING)):
             if f"{update}/{theirs}" in metrics:
-                told[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
+                reported[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
         for theirs, ours in (("allocated", names.CALL_MEMORY), ("reserved", names.CALL_MEMORY_RESERVED)):
             memory = metrics.get(f"{update}/perf/max_memory_{theirs}_gb")
             if memory is not None:
-                told[ours.format(call=update)] = memory
+                reported[ours.format(call=update)] = memory
     for call in CALLS:
         if call.timer in seconds_after:
             seconds = seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)
-            told[names.CALL_SECONDS.format(call=call.name)] = seconds
-    return told
+            reported[names.CALL_SECONDS.format(call=call.name)] = seconds
+    return reported
 
 
 def performance_metrics(
@@ -109,8 +108,8 @@ def performance_metrics(
     }
     tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
     batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
-    told: dict[str, float] = compute_timing_metrics(batch, timing_raw)
-    return told | compute_throughout_metrics(batch, timing_raw, n_gpus)
+    timing: dict[str, float] = compute_timing_metrics(batch, timing_raw)
+    return timing | compute_throughout_metrics(batch, timing_raw, n_gpus)
 
 
 def read_session_metrics(batch: KVBatchMeta) -> dict[str, float]:
