@@ -35,9 +35,7 @@ class StepTiming:
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]):
         self._folder = _folder(config, padding) if padding.timing else None
-        self._checkpoints = Path(config.trainer.default_local_dir)
-        goes_on = config.trainer.resume_mode == "resume_path"
-        self._resumed = Path(config.trainer.resume_from_path) if goes_on else None
+        self._trainer = config.trainer
         self._worker_groups = worker_groups
         self._updates: list[TimedStep] = []
         self._learned = LearnedCosts() if padding.cost_model == "measured" else None
@@ -91,7 +89,7 @@ class StepTiming:
     def save(self, step: int) -> None:
         """Keeps what was learned in the folder of a step's checkpoint."""
         if self._learned is not None:
-            self._learned.write(self._checkpoints / f"global_step_{step}" / FILE)
+            self._learned.write(Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE)
 
     def resume(self, step: int) -> None:
         """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some.
@@ -99,7 +97,10 @@ class StepTiming:
         Raises:
             PaddingDataError: its file holds something else.
         """
-        path = (self._resumed or self._checkpoints / f"global_step_{step}") / FILE
+        if self._trainer.resume_mode == "resume_path":
+            path = Path(self._trainer.resume_from_path) / FILE
+        else:
+            path = Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE
         if self._learned is not None and step and path.is_file():
             self._learned = LearnedCosts.read(path)
 
