@@ -1,7 +1,6 @@
 """The padded trainer's own steps on the real TransferQueue; the workers here only say how many ranks they have."""
 
 import logging
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +23,6 @@ from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
 from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
-from verl_padding.plan import Job
 
 PAD_TOKENS = 2
 """Of a pad of text."""
@@ -146,30 +144,6 @@ def test_planning_finding_extensions_and_pads_are_timed_each_by_itself(monkeypat
     assert metrics["timing_s/padding/upsample"] == 5.0
     assert metrics["padding/actor/sharing_factor"] > 1
     assert set(trainer._padded_batch.plan.chains) == set(trainer._padded_batch.plan.layouts)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
-
-
-def test_reading_the_clocks_of_the_workers_is_timed_and_gives_metrics(monkeypatch):
-    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
-    batch = put_rows([(5, 2)] * 6)
-    read_of: list[list[str]] = []
-
-    class Clocks:
-        def with_learned_costs(self, job: Job) -> Job:
-            return job
-
-        def read(self, step: int, planned: Sequence[str]) -> dict[str, float]:
-            clock.now += 4
-            read_of.append(list(planned))
-            return {"padding/actor/waited_seconds": 1.5}
-
-    monkeypatch.setattr(mixin, "time", clock)
-    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
-    monkeypatch.setattr(stock, "_step_once", lambda self, metrics, *args: self._balance_batch(batch, metrics))
-    trainer._timing = Clocks()
-    trainer._step_once(metrics, {}, 6)
-    assert (metrics["timing_s/padding/timing"], metrics["padding/actor/waited_seconds"]) == (4.0, 1.5)
-    assert [key for key in read_of[0] if key in batch.keys] == list(batch.keys)
     tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 

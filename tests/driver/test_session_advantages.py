@@ -192,9 +192,3 @@ def test_the_tokens_of_a_row_come_after_those_that_it_begins_with_though_these_a
     (found,) = trajectories(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
     assert found.length == 5  # the last token of the prompt of six is the second response token of the other row
     assert [places.tolist() for places in found.places] == [[2, 3, 4], [0, 1, 2]]
-
-
-def test_it_makes_no_difference_in_which_order_rows_that_extend_each_other_come():
-    # The short row is the later one: its tokens are those that the first row has made already.
-    (found,) = trajectories(["a_0_0", "a_0_1"], [4, 4], [5, 2], [1, None])
-    assert [places.tolist() for places in found.places] == [[0, 1, 2, 3, 4], [0, 1]]
