@@ -21,17 +21,9 @@ from verl_padding.driver.agent_loops import PaddedAgentLoopManager, PaddedAgentL
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, list_rows
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 TEACHER = "teacher_logprobs"
-
-
-@pytest.fixture(autouse=True)
-def empty_queue():
-    yield
-    for partition, rows in (tq.kv_list() or {}).items():
-        if rows:
-            tq.kv_clear(keys=list(rows), partition_id=partition)
 
 
 class Teacher:

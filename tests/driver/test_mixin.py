@@ -27,7 +27,7 @@ from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
 PAD_TOKENS = 2
 """Of a pad of text."""
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 
 def set_up(trainer):
@@ -54,8 +54,6 @@ def refused(trainer, batch, message):
         trainer._balance_batch(batch, metrics={})
     assert queue_content() == content, "a refusal leaves the queue as it was"
     assert trainer._padded_batch is None
-    if batch.keys:
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 def test_prompts_are_fetched_under_uids_that_tell_their_order():
@@ -119,7 +117,6 @@ def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_pl
     assert metrics["global_seqlen/balanced_max"] == max(tokens_D)
     assert len(queue_content()) == 7 + trainer._padded_batch.plan.n_pads
     trainer._padded_batch = None
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 def test_planning_finding_extensions_and_pads_are_timed_each_by_itself(monkeypatch):
@@ -144,7 +141,6 @@ def test_planning_finding_extensions_and_pads_are_timed_each_by_itself(monkeypat
     assert metrics["timing_s/padding/upsample"] == 5.0
     assert metrics["padding/actor/sharing_factor"] > 1
     assert set(trainer._padded_batch.plan.chains) == set(trainer._padded_batch.plan.layouts)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
@@ -208,7 +204,6 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
     for name in set(timing_raw) - {"step"}:
         metric = f"timing_per_token_ms/{name}"
         assert 1 / metrics[metric] == pytest.approx(sum(1 / told[metric] for told in of_verl), rel=1e-6)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
@@ -227,7 +222,6 @@ def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkey
         trainer._step_once({}, {}, 1)
     assert queue_content() == content
     assert trainer._padded_batch is None
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
@@ -245,7 +239,6 @@ def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_tra
     trainer._save_checkpoint()
     assert queue_content() == content, "verl's metrics and its dump need the rows afterwards"
     assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
-    tq.kv_clear(keys=list(content), partition_id=PARTITION)
 
 
 def save_and_see(trainer, monkeypatch) -> list[set[str]]:
@@ -267,7 +260,6 @@ def test_a_checkpoint_can_be_saved_outside_of_the_loop_when_the_rows_of_the_step
     assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
     tq.kv_clear(keys=trained.keys[2:], partition_id=PARTITION)
     assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
-    tq.kv_clear(keys=waiting.keys, partition_id=PARTITION)
 
 
 def test_a_checkpoint_that_is_saved_in_a_step_holds_no_pad_and_none_of_its_rows(monkeypatch):
@@ -275,7 +267,6 @@ def test_a_checkpoint_that_is_saved_in_a_step_holds_no_pad_and_none_of_its_rows(
     trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
     assert trainer._padded_batch.plan.n_pads > 0
     assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
@@ -365,7 +356,6 @@ def test_a_put_that_fails_half_way_in_a_step_leaves_no_pad_behind(monkeypatch):
     assert written[0] > 0, "no pad was ever written"
     assert queue_content() == content
     assert trainer._padded_batch is None
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 def test_a_batch_without_real_rows_is_refused():
@@ -393,7 +383,6 @@ def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
     for tag in batch.tags:
         del tag["prompt_len"], tag["response_len"]
     padded_trainer()._balance_batch(batch, {})
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 def test_an_empty_prompt_is_refused_with_what_is_missing():
@@ -439,7 +428,6 @@ def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_thou
     with pytest.raises(PaddingDataError, match=r"^field 'odd': its role is unclear.* fit no role"):
         trainer._balance_batch(batch, {})
     assert queue_content() == content
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 def nested(values):
@@ -454,7 +442,6 @@ def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths,
     assert metrics["padding/actor/optimizer_steps/total"] == steps
     assert metrics["padding/actor/mini_batch_real_rows/min"] >= 1
     assert any("actor: only 1 of 2 optimizer steps" in r.getMessage() for r in caplog.records) == (steps == 1)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 @pytest.mark.parametrize(("eos", "pad", "token"), [(3, 4, 3), (None, 4, 4), (None, None, 0)])
@@ -465,7 +452,6 @@ def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, p
     pads = [key for key, tag in queue_content().items() if tag.get("is_padding")]
     rows = tq.kv_batch_get(keys=pads, partition_id=PARTITION, select_fields=["input_ids"])
     assert {int(each) for ids in rows["input_ids"] for each in ids} == {token}
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
@@ -500,7 +486,6 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
         group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
 
 
 def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
@@ -515,4 +500,3 @@ def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
     group = PaddedWorkerGroup(workers_with(infer_batch=lambda rows: futures), lambda: padded)
     with pytest.raises(PaddingDataError, match=rf"'values': outputs of 2 came back for {sent} rows"):
         group.infer_batch(batch)
-    tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)

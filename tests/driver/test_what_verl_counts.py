@@ -23,17 +23,10 @@ from verl_padding.pads.padded_batch import padded_batch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan.row_keys import row_key
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 TOKENS = 6
 """Response tokens of each session, however many rows it has."""
-
-
-@pytest.fixture(autouse=True)
-def empty_queue():
-    yield
-    if left := list(queue_content()):
-        tq.kv_clear(keys=left, partition_id=PARTITION)
 
 
 def at_the_end(score, tokens):

@@ -56,10 +56,8 @@ class Workers:
 
 
 @pytest.fixture
-def workers():
-    yield Workers()
-    if left := list(queue_content()):
-        tq.kv_clear(keys=left, partition_id=PARTITION)
+def workers(empty_queue):
+    return Workers()
 
 
 def trainer_with(workers, *overrides):
