@@ -57,7 +57,7 @@ class ActorWatch:
     """Looks at actors from a thread, and interrupts the main thread when one of them has died.
 
     Ray reports a death to this process, so a look costs nothing. An actor that restarts, or one that its holder has
-    replaced, is not dead. Outside of :meth:`over` no actor is watched, so that actors may end with their job.
+    replaced, is not dead.
 
     Args:
         actors: returns the actors that are held now, by what they are.

@@ -1,7 +1,7 @@
 """verl's agent loop manager and its workers, for sessions of several rows and for dispatches of a few prompts.
 
-verl takes the manager by the setting ``+actor_rollout_ref.rollout.agent.agent_loop_manager_class``, which a padded
-trainer sets unless the user has. No module of the trainers imports this one: a worker's process imports it first.
+A padded trainer names the manager in verl's setting for it, unless the user has named one. No module of the trainers
+imports this one: a worker's process imports it first.
 """
 
 from __future__ import annotations

@@ -53,18 +53,12 @@ class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
         super()._setup()
 
 
-COUNTERPARTS.update(
-    {
-        PPOTrainerSync: PaddedTrainerSync,
-        PPOTrainerColocateAsync: PaddedTrainerColocateAsync,
-        PPOTrainerSeparateAsync: PaddedTrainerSeparateAsync,
-    }
-)
+for _padded in (PaddedTrainerSync, PaddedTrainerColocateAsync, PaddedTrainerSeparateAsync):
+    COUNTERPARTS[_padded.__bases__[1]] = _padded
 
 
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
-    """The trainer that a job with this ``trainer.v1.trainer_mode`` gets if it asks for padding: of that name, or the
-    counterpart of verl's own.
+    """The trainer that a job of this ``trainer.v1.trainer_mode`` gets if it asks for padding.
 
     Raises:
         PaddingConfigError: there is no trainer of this name, or it pads nothing.
