@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -36,40 +35,33 @@ Seen = tuple[Measurement, float]
 """A micro-batch that was measured, and its cost by the formula."""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The micro-batches of a step that were measured."""
-
-    number: int
-    """How many steps had been learned from with it."""
-    seen: Sequence[Seen]
-
-    @cached_property
-    def fullness(self) -> int:
-        """Which power of two the median of the fills has reached."""
-        return int(np.median([measured.fill for measured, _ in self.seen])).bit_length()
-
-
 @dataclass
 class _Learned:
     """What is known of one call."""
 
-    steps: list[_Step] = field(default_factory=list)
-    """Those of the window, and before it the newest of each fullness that the window has none of; none too old."""
+    steps: dict[int, Sequence[Seen]] = field(default_factory=dict)
+    """By their numbers, from 1: those of the window, and before it the newest of each fullness that the window has none
+    of; none too old."""
     fitted: MeasuredCost | None = None
     used: bool = False
     trial_fill: int = 0
     """Tokens of a micro-batch of the next step, if that one is to try so many; else 0."""
     tried: int = 0
-    """After how many steps the last such step was asked for; 0 for never."""
+    """Number of the step after which the last such step was asked for; 0 for never."""
+
+    @property
+    def number(self) -> int:
+        """How many steps have been learned from."""
+        return max(self.steps, default=0)
 
     def add(self, seen: Sequence[Seen]) -> None:
         """Takes a step in, and drops those that are no longer looked at."""
-        number = self.steps[-1].number + 1 if self.steps else 1
-        window = [*self.steps, _Step(number, seen)][-WINDOW:]
-        newest = {each.fullness: each for each in self.steps[: -WINDOW + 1] if number - each.number < MEMORY}
-        self.steps = [each for fullness, each in newest.items() if all(fullness != it.fullness for it in window)]
-        self.steps += window
+        steps, number = {**self.steps, self.number + 1: seen}, self.number + 1
+        before, window = list(steps)[:-WINDOW], list(steps)[-WINDOW:]
+        newest = {_fullness(steps[each]): each for each in before if number - each < MEMORY}
+        of_window = {_fullness(steps[each]) for each in window}
+        kept = [each for fullness, each in newest.items() if fullness not in of_window]
+        self.steps = {each: steps[each] for each in kept + window}
 
     def seen(self) -> list[Seen]:
         """The micro-batches that a fit takes, by what they hold.
@@ -77,7 +69,7 @@ class _Learned:
         Every second one, or tenth, is then an even share of the full and of the empty ones: in the order of a step,
         levels may take turns.
         """
-        seen = [each for step in self.steps for each in step.seen]
+        seen = [each for step in self.steps.values() for each in step]
         seen.sort(key=lambda each: (each[0].fill, each[0].sums_D))
         return seen[:: -(-len(seen) // MOST)]
 
@@ -87,7 +79,7 @@ class _Learned:
         What does not depend on a micro-batch's tokens, what grows with them and what grows with their square is then
         all the same to a fit. A trial that happened to be slow, or a machine that has changed, does not count for ever.
         """
-        if self.tried and self.steps[-1].number - self.tried < MEMORY:
+        if self.tried and self.number - self.tried < MEMORY:
             return 0
         emptiest, fullest = np.quantile([measured.fill for measured, _ in self.seen()], [FEW, 1 - FEW])
         return int(fullest) // 2 if 2 * emptiest > fullest else 0
@@ -145,7 +137,7 @@ class LearnedCosts:
                     f"formula by {of_formula:.3f}"
                 )
             if call in cut_by_plan and (fill := known.fill_to_try()):
-                known.trial_fill, known.tried = fill, known.steps[-1].number
+                known.trial_fill, known.tried = fill, known.number
                 changes.append(
                     f"the next update tries micro-batches of {fill} tokens in {call}, or as many as its rows need: all "
                     "were about twice as full, which hides what depends on how full they are"
@@ -160,7 +152,7 @@ class LearnedCosts:
                 "used": known.used,
                 "trial_fill": known.trial_fill,
                 "tried": known.tried,
-                "steps": {step.number: [(m.seconds, m.sums_D, cost) for m, cost in step.seen] for step in known.steps},
+                "steps": {n: [(m.seconds, m.sums_D, cost) for m, cost in seen] for n, seen in known.steps.items()},
             }
             for call, known in self._learned.items()
         }
@@ -177,12 +169,14 @@ class LearnedCosts:
         costs = cls()
         try:
             for call, known in json.loads(path.read_text(encoding="utf-8")).items():
-                steps = []
-                for number, seen in known["steps"].items():
-                    measured = [Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)) for s, sums, _ in seen]
-                    steps.append(_Step(int(number), [(m, cost) for m, (*_, cost) in zip(measured, seen, strict=True)]))
                 costs._learned[call] = _Learned(
-                    steps=steps,
+                    steps={
+                        int(n): [
+                            (Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), cost)
+                            for s, sums, cost in seen
+                        ]
+                        for n, seen in known["steps"].items()
+                    },
                     fitted=None if known["cost"] is None else MeasuredCost(**known["cost"]),
                     used=known["used"],
                     trial_fill=known["trial_fill"],
@@ -202,6 +196,11 @@ class LearnedCosts:
     def used(self) -> set[str]:
         """The calls that are planned by their fits, not by the formula."""
         return {call for call, known in self._learned.items() if known.used}
+
+
+def _fullness(seen: Sequence[Seen]) -> int:
+    """Which power of two the median of the fills has reached."""
+    return int(np.median([measured.fill for measured, _ in seen])).bit_length()
 
 
 def _errors(seen: Sequence[Seen]) -> tuple[float, float] | None:
