@@ -31,7 +31,7 @@ from verl_padding.job.job_reader import check_job, translate_plan_error
 from verl_padding.job.modes import SYNC
 from verl_padding.job.weighings import weighings
 from verl_padding.pads.columns import NO_ADAPTER
-from verl_padding.pads.lineage import find_continued, find_extensions
+from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
@@ -269,9 +269,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
         if self._padding.advantages == "session":
-            tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            extends_R = find_continued(batch, tokens_R, images=self._job_reader.has_images)
-            credit_sessions(batch, extends_R, self.config.algorithm)
+            credit_sessions(batch, self.config.algorithm, images=self._job_reader.has_images)
         else:
             mend_untrained_ends(batch, self.config.algorithm)
         return computed

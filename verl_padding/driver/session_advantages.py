@@ -23,6 +23,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
+from verl_padding.pads.lineage import find_continued
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
@@ -94,16 +95,12 @@ def _tokens(prompt_R: Sequence[int], response_R: Sequence[int], extends_R: Seque
     return token_R
 
 
-def credit_sessions(batch: KVBatchMeta, extends_R: Sequence[int | None], algorithm: DictConfig) -> None:
-    """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows.
-
-    Args:
-        extends_R: number of the row that each row continues; None for none.
-        algorithm: that section of verl's config.
-    """
+def credit_sessions(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
+    """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows."""
+    tokens_R = tokens_of_tags(batch.keys, batch.tags)
+    extends_R = find_continued(batch, tokens_R, images=images)
     rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
     response_R = rows[MASK].offsets().diff().tolist()
-    tokens_R = tokens_of_tags(batch.keys, batch.tags)
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
     sessions = trajectories(batch.keys, prompt_R, response_R, extends_R)
     put_columns(batch, session_advantages(rows, batch.keys, sessions, algorithm))
