@@ -43,20 +43,10 @@ def the_command_line(folder, name):
     return "ppo_trainer", ["+padding=prompt", f"trainer.v1.trainer_mode={name}"]
 
 
-def a_primary_config_that_has_the_flag(folder, name):
-    write(folder / "mine.yaml", {"defaults": ["ppo_trainer", {"padding": "prompt"}, "_self_"], **mode_section(name)})
-    return "mine", []
-
-
 def a_primary_config_with_a_section_of_its_own(folder, name):
     own = {"padding": {"strategy": "prompt"}, **mode_section(name)}
     write(folder / "mine.yaml", {"defaults": ["ppo_trainer", "_self_"], **own})
     return "mine", []
-
-
-def an_experiment_after_the_flag(folder, name):
-    write(folder / "experiment" / "asynchronous.yaml", mode_section(name), package="_global_")
-    return "ppo_trainer", ["+padding=prompt", "+experiment=asynchronous"]
 
 
 def an_experiment_that_has_the_flag(folder, name):
@@ -67,9 +57,7 @@ def an_experiment_that_has_the_flag(folder, name):
 
 PLACES = [
     the_command_line,
-    a_primary_config_that_has_the_flag,
     a_primary_config_with_a_section_of_its_own,
-    an_experiment_after_the_flag,
     an_experiment_that_has_the_flag,
 ]
 

@@ -68,10 +68,9 @@ def computed_tokens(data: TensorDict, tip_R: Sequence[int]) -> int:
 def planned_tokens(data: TensorDict) -> int:
     """Tokens of the rows that the plan wants computed: the longest of each chain, and rows of none."""
     tokens_R = data["input_ids"].offsets().diff().tolist()
-    if CHAIN not in data.keys():  # noqa: SIM118  (a TensorDict)
-        return sum(tokens_R)
+    chain_R = read_column(data, CHAIN).tolist() if CHAIN in data.keys() else [-1] * len(data)  # noqa: SIM118
     longest: dict[int, int] = {}
-    for row, (tokens, chain) in enumerate(zip(tokens_R, read_column(data, CHAIN).tolist(), strict=True)):
+    for row, (tokens, chain) in enumerate(zip(tokens_R, chain_R, strict=True)):
         of = chain if chain >= 0 else ~row  # a row of no chain is one by itself
         longest[of] = max(tokens, longest.get(of, 0))
     return sum(longest.values())

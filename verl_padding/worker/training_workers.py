@@ -18,7 +18,7 @@ def training_workers(worker: Any) -> dict[str, Any]:
 def for_training_workers(change: Callable[[str, Any], None]) -> Callable[[Any], Any]:
     """For verl's ``execute_with_func_generator``: calls ``change`` with role and training worker, for each of a worker.
 
-    verl wants an answer that it can concatenate over ranks, which is an empty ``DataProto`` here.
+    The answer is empty, and of a class that verl can concatenate over ranks.
     """
 
     def change_all(worker: Any) -> Any:

@@ -7,9 +7,8 @@ the second without moving a value: ids are cut off, or the worker stops.
 
 **Micro-batches without an image, for Qwen2-VL and Qwen2.5-VL on FSDP.** verl shows such a micro-batch an image of
 zeros, times zero, so that the vision tower runs on every rank; but with transformers 5 the tower answers with an object
-that has no ``mean``, and the job stops at the first micro-batch of text alone, so sessions that have an image only in
-their first turn cannot train. Here the features are taken out of that object, as verl's own function does for real
-images.
+that has no ``mean``, and the job stops at the first micro-batch of text alone. Here the features are taken out of that
+object, as verl's own function does for real images.
 
 tests/worker/test_position_ids.py and tests/worker/test_text_rows.py say when each can go.
 """
