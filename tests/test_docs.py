@@ -21,7 +21,7 @@ from verl_padding import plan
 from verl_padding.cli.app import app
 from verl_padding.config import PaddingConfig
 from verl_padding.driver import step_metrics, trainers
-from verl_padding.driver.session_metrics import session_metrics
+from verl_padding.driver.step_metrics import session_metrics
 from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES

@@ -45,8 +45,6 @@ def soon(function, *args) -> None:
 
 WAITS = {
     "ray.get": lambda other: ray.get(other.work.remote(LONG_S)),
-    "ray.wait": lambda other: ray.wait([other.work.remote(LONG_S)]),
-    "sleep": lambda other: time.sleep(LONG_S),
     "lock": lambda other: Future().result(LONG_S),
 }
 
@@ -155,19 +153,6 @@ def test_a_call_that_meets_the_dead_actor_before_the_watch_names_it_too(monkeypa
     with pytest.raises(LostActorError, match="agent loop worker: ") as raised, watch.over():
         ray.get(other.pid.remote())
     assert isinstance(raised.value.__cause__, ray.exceptions.RayActorError)
-
-
-def test_a_trainer_in_a_thread_runs_unwatched_and_is_told(caplog):
-    watch = ActorWatch(dict)
-
-    def train() -> None:
-        with watch.over():
-            pass
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert any("actors are not watched" in record.getMessage() for record in caplog.records)
 
 
 def test_all_actors_of_a_trainer_are_found_wherever_verl_keeps_them(worker):

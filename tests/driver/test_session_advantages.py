@@ -116,15 +116,6 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
             assert torch.equal(got[name].unbind()[row], want[name][row, : len(mask)]), (name, row)
 
 
-def test_an_in_reward_kl_counts_the_tokens_of_all_rows_and_the_reward_once():
-    fields = fields_of_rows(kl=True)
-    rows = computed("rloo", fields)["advantages"].unbind()
-    penalties = [s - t for s, t in zip(fields["rm_scores"], fields["token_level_rewards"], strict=True)]
-    score = {s: SCORES[s] - sum(float(penalties[row].sum()) for row in of) for s, of in SESSIONS.items()}
-    assert float(rows[0][0]) == pytest.approx(score["a_0"] - score["a_1"])
-    assert float(rows[6][0]) == pytest.approx(score["b_1"] - (score["b_0"] + score["b_2"]) / 2)
-
-
 def test_a_token_that_several_rows_have_is_one_token_of_the_trajectory():
     # Row 1 begins with row 0 and has its response among its own; row 2 begins with row 1, in its prompt.
     keys, prompts, responses, extends_R = (
@@ -139,34 +130,6 @@ def test_a_token_that_several_rows_have_is_one_token_of_the_trajectory():
     assert (other.rows, other.length) == ([3], 2)
     apart, _ = trajectories(keys, prompts, responses)
     assert apart.length == 10
-
-
-def test_a_shared_token_is_that_of_the_row_that_trains_it():
-    keys, prompts, extends_R = ["a_0_0", "a_0_1", "a_1_0"], [4, 4, 4], [None, 0, None]
-    fields = {
-        "response_mask": [torch.tensor([0, 1]), torch.tensor([1, 0, 1]), torch.tensor([1])],
-        "rm_scores": [torch.tensor([0.0, 9.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5])],
-        "values": [torch.tensor([7.0, 0.2]), torch.tensor([0.1, 8.0, 0.3]), torch.tensor([0.4])],
-    }
-    rows = computed("gae", fields, keys, extends_R, prompts)["returns"].unbind()
-    # One trajectory of three trained tokens with the values 0.1, 0.2, 0.3 and a reward of 1 at its end.
-    last = 1 - 0.3
-    middle = GAMMA * 0.3 - 0.2 + GAMMA * LAM * last
-    first = GAMMA * 0.2 - 0.1 + GAMMA * LAM * middle
-    assert rows[1].tolist() == pytest.approx([first + 0.1, middle + 0.2, last + 0.3])
-    assert float(rows[0][1]) == pytest.approx(middle + 0.2)
-
-
-def test_an_in_reward_kl_of_tokens_that_rows_share_counts_once_and_is_not_lost():
-    keys, extends_R = ["a_0_0", "a_0_1", "a_1_0"], [None, 0, None]
-    rewards = [torch.tensor([-0.1, 0.9 - 0.1]), torch.tensor([0.0, 0.0, 1 - 0.4]), torch.tensor([0.5])]
-    fields = {
-        "response_mask": [torch.tensor([1, 1]), torch.tensor([0, 0, 1]), torch.tensor([1])],
-        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5])],
-        "token_level_rewards": rewards,
-    }
-    first = float(computed("rloo", fields, keys, extends_R, prompts=[4, 4, 4])["advantages"].unbind()[0][0])
-    assert first == pytest.approx(1 - 0.1 - 0.2 - 0.4 - 0.5)
 
 
 def test_the_reward_is_at_the_end_of_a_trajectory_whose_last_row_begins_an_earlier_one():
@@ -204,20 +167,6 @@ def test_a_row_without_a_response_changes_nothing_and_a_session_of_such_rows_sco
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-@pytest.mark.parametrize("rejected", [[0, 0], [1, 0]], ids=["a whole row", "its last token"])
-def test_a_session_keeps_its_reward_where_the_end_of_its_last_row_is_not_trained(estimator, rejected):
-    keys = ["a_0_0", "a_0_1", "b_0_0"]
-    fields = {
-        "response_mask": [torch.tensor([1, 1]), torch.tensor(rejected), torch.tensor([1])],
-        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.5])],
-        "values": [torch.zeros(2), torch.zeros(2), torch.zeros(1)],
-    }
-    returns = computed(estimator, fields, keys)["returns"].unbind()
-    steps = sum(rejected)  # trained tokens after the first row's
-    assert float(returns[0][1]) == pytest.approx((GAMMA if estimator != "gae" else GAMMA * LAM) ** steps)
-
-
-@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
 def test_verl_takes_no_reward_from_an_untrained_end_of_a_session_of_one_row_and_we_do(estimator):
     keys = ["a_0_0", "b_0_0"]
     fields = {
@@ -243,9 +192,3 @@ def test_the_tokens_of_a_row_come_after_those_that_it_begins_with_though_these_a
     (found,) = trajectories(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
     assert found.length == 5  # the last token of the prompt of six is the second response token of the other row
     assert [places.tolist() for places in found.places] == [[2, 3, 4], [0, 1, 2]]
-
-
-def test_it_makes_no_difference_in_which_order_rows_that_extend_each_other_come():
-    # The short row is the later one: its tokens are those that the first row has made already.
-    (found,) = trajectories(["a_0_0", "a_0_1"], [4, 4], [5, 2], [1, None])
-    assert [places.tolist() for places in found.places] == [[0, 1, 2, 3, 4], [0, 1]]

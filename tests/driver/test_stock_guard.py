@@ -69,12 +69,6 @@ def test_where_the_padded_trainers_could_not_be_registered_a_section_is_refused(
         get_trainer_cls(mode)(config=job(f"trainer.v1.trainer_mode={mode}", "+padding=prompt"))
 
 
-def test_a_trainer_is_made_without_its_constructor_too():
-    # As test doubles are, and copies.
-    trainer = get_trainer_cls("sync")
-    assert type(trainer.__new__(trainer)) is trainer
-
-
 def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section_and_made_without():
     with registered_as("mine", get_trainer_cls("sync")) as mine:
         with pytest.raises(PaddingConfigError, match=r"^padding=.* Mine is not a padded trainer .*PaddedTrainerSync"):

@@ -56,10 +56,8 @@ class Workers:
 
 
 @pytest.fixture
-def workers():
-    yield Workers()
-    if left := list(queue_content()):
-        tq.kv_clear(keys=left, partition_id=PARTITION)
+def workers(empty_queue):
+    return Workers()
 
 
 def trainer_with(workers, *overrides):
@@ -127,15 +125,6 @@ def test_a_call_that_no_worker_of_the_job_can_make_is_refused(workers):
     assert not workers.sent
 
 
-def test_a_row_that_fits_nowhere_is_refused_by_its_key_and_leaves_no_pad(workers):
-    _, group = trainer_with(workers)
-    batch = put_rows([(5, 3), (60, 5)])
-    content = queue_content()
-    with pytest.raises(PaddingDataError, match=rf"row '{batch.keys[1]}' has 65 tokens"):
-        group.compute_log_prob(batch)
-    assert queue_content() == content
-
-
 def test_a_worker_that_fails_leaves_no_pad(workers):
     _, group = trainer_with(workers)
     batch = put_rows(LENGTHS)
@@ -161,12 +150,9 @@ def test_calls_take_what_verls_take(workers):
         assert output.keys == batch.keys
     for sent in workers.sent:
         assert_padded(sent, batch)
-
-
-def test_data_that_is_not_in_transfer_queue_goes_through_as_it_is():
+    workers.compute_log_prob = lambda rows: rows
     data = object()
-    group = PaddedWorkerGroup(SimpleNamespace(compute_log_prob=lambda rows: rows), lambda: None)
-    assert group.compute_log_prob(data) is data
+    assert group.compute_log_prob(data) is data, "not in TransferQueue"
 
 
 @pytest.mark.parametrize("call", [*INFERENCE_CALLS])

@@ -107,7 +107,6 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
         "verl_padding.entry.loud_failure",
         "verl_padding.errors",
         "verl_padding.job",
-        "verl_padding.job.known_verl",
         "verl_padding.job.modes",
         "verl_padding.plugin",
         "verl_padding.version",

@@ -19,7 +19,7 @@ from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
-from verl_padding.worker import plan_packer, position_ids, text_rows
+from verl_padding.worker import plan_packer, vision_fixes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -41,8 +41,7 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
     with padded_and_plain(start_actor, model, *overrides, padded=[budget]) as both:
         both[0].execute_with_func_generator(plan_packer.install("chains"))  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
-            workers.execute_with_func_generator(position_ids.install_in_worker)
-            workers.execute_with_func_generator(text_rows.install_in_worker)
+            workers.execute_with_func_generator(vision_fixes.install_in_worker)
         yield request.param, config, *both
 
 

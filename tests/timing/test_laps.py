@@ -90,26 +90,18 @@ STEPS = st.builds(TimedStep, step=NUMBERS, keys=st.lists(st.text(), max_size=3),
 def test_a_file_of_laps_reads_as_it_was_written(steps: list[TimedStep], tmp_path: Path):
     path = tmp_path / "timing" / "3.jsonl"
     write_step(steps, path)
-    assert list(read_steps(path)) == steps
+    assert read_steps(path) == steps
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (None, "cannot be read"),
-        ("", "holds no step"),
-        ('{"step": 1, "keys": []}\n{"call": "actor"}\n', "line 1 \\(from 0\\): not a lap \\('rank'\\)"),
-        ("step,call\n", "line 0 \\(from 0\\): not a lap"),
-        ('{"keys": []}\n', "line 0 \\(from 0\\): not a lap \\('step'\\)"),
-        ('{"call": "actor"}\n{"step": 1, "keys": []}\n', "line 0 \\(from 0\\): not a lap \\('step'\\)"),
-    ],
+    "text", [None, "", '{"step": 1, "keys": []}\n{"call": "actor"}\n', "step,call\n", '{"call": "actor"}\n', "3\n"]
 )
-def test_a_file_that_holds_no_laps_is_refused(text: str | None, told: str, tmp_path: Path):
+def test_a_file_that_holds_no_laps_is_refused(text: str | None, tmp_path: Path):
     path = tmp_path / "3.jsonl"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(PaddingDataError, match=told):
-        list(read_steps(path))
+    with pytest.raises(PaddingDataError, match=r"3\.jsonl: .*Name a file of padding.timing_dir"):
+        read_steps(path)
 
 
 def test_a_trace_has_a_process_for_each_call_and_a_thread_for_each_rank_and_times_in_microseconds():

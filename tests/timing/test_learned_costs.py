@@ -168,11 +168,10 @@ def job_of_two_levels(cost_model, mini_batches: int) -> Job:
     return replace(job, strategy="prompt", prompts=mini_batches, updates={"actor": actor})
 
 
-@pytest.mark.parametrize("most", [learned_costs.MOST, 40], ids=["of all", "of every second one"])
 @pytest.mark.parametrize("mini_batches", [1, 3])
 @pytest.mark.parametrize("told_apart", [True, False], ids=["on a CPU", "by events"])
-def test_costs_are_learned_where_full_and_empty_micro_batches_take_turns(told_apart, mini_batches, most, monkeypatch):
-    monkeypatch.setattr(learned_costs, "MOST", most)
+def test_costs_are_learned_where_full_and_empty_micro_batches_take_turns(told_apart, mini_batches, monkeypatch):
+    monkeypatch.setattr(learned_costs, "MOST", 40)  # of every second one
     costs, true = LearnedCosts(), TRUE["sliding window"]
     for step in range(1, 10):
         rows = rows_of_two_kinds(step, mini_batches)
@@ -215,42 +214,9 @@ def test_what_a_step_has_tried_is_not_forgotten_when_all_others_are_as_full_agai
     assert min(ratios[3:]) > 1.8
 
 
-def test_a_trial_that_was_slow_by_chance_is_forgotten_and_tried_again(monkeypatch):
-    monkeypatch.setattr(learned_costs, "MEMORY", 12)
-    costs, ratios, told = LearnedCosts(), [], []
-    for step in range(1, 19):
-        rows = rows_of_step(step)
-        plan, by_formula = (plan_batch(rows, job_of(cost)) for cost in (costs.cost_of("actor", cut_by_plan=True), None))
-        ratios.append(plan.layouts["actor"].n_micro_batches / by_formula.layouts["actor"].n_micro_batches)
-        slowly = 4.0 if step == 3 else 1.0
-        timed = timed_step(step, plan, rows, TRUE["quadratic"], told_apart=True)
-        laps = [replace(lap, busy_s=lap.busy_s * slowly) for lap in timed.laps if lap.busy_s is not None]
-        told += costs.learn(replace(timed, laps=laps), FORMULAS, FORMULAS)
-    assert ratios[2] > 1.2, "step 3 tries another fill, and is slow"
-    assert max(ratios[3:12]) < 1.2, "what it has shown keeps the plan from it"
-    assert "\n".join(told).count(" tries ") == 2
-    assert ratios[-1] > 1.8
-
-
 def test_where_the_plan_does_not_cut_micro_batches_no_step_tries_another_fill():
     _, told = micro_batches_beside_the_formulas(TRUE["dense"], 4, cut_by_plan=())
     assert " tries " not in told
-
-
-def test_where_micro_batches_differ_in_fill_no_step_needs_to_try():
-    costs, told = LearnedCosts(), []
-    for step in range(1, 4):
-        rows = rows_of_step(step)
-        plans = [plan_batch(rows, job_of(cost)) for cost in (None, QUARTER_FILL)]
-        timed = [timed_step(step, plan, rows, TRUE["dense"], told_apart=True) for plan in plans]
-        both = replace(timed[0], laps=[lap for each in timed for lap in each.laps])
-        told += costs.learn(both, FORMULAS, FORMULAS)
-    assert " tries " not in "\n".join(told)
-
-
-QUARTER_FILL = MeasuredCost(
-    handling_s=0.01, per_token_s=1e-5, per_square_s=2e-9, per_pair_s=0.0, trial_fill=BUDGET // 4
-)
 
 
 def test_a_step_that_is_to_try_another_fill_does_so_after_a_restart(tmp_path: Path):
@@ -265,23 +231,7 @@ def test_a_step_that_is_to_try_another_fill_does_so_after_a_restart(tmp_path: Pa
     assert with_verls_packer is None or with_verls_packer.trial_fill == 0
 
 
-def test_where_the_formula_is_right_it_stays():
-    formula = FORMULAS["actor"]
-
-    def as_foretold(tokens: tuple[int, ...]) -> float:
-        return float(formula(np.array(tokens)).sum()) * 1e-9
-
-    costs, _ = LearnedCosts(), None
-    for step in range(1, 4):
-        rows = rows_of_step(step)
-        timed = timed_step(step, plan_batch(rows, job_of(None)), rows, as_foretold, told_apart=True)
-        exact = replace(timed, laps=[replace(lap, busy_s=as_foretold(lap.computed_tokens)) for lap in timed.laps])
-        costs.learn(exact, FORMULAS, FORMULAS)
-    assert costs.fitted(), "there is a fit, as good as the formula to rounding"
-    assert costs.cost_of("actor", cut_by_plan=False) is None
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_where_the_formula_is_right_noise_changes_no_plan(seed: int):
     formula, draw = FORMULAS["actor"], random.Random(seed)
     costs, told = LearnedCosts(), []
@@ -321,7 +271,7 @@ def test_a_file_that_holds_no_costs_is_refused(text: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("ranks", "n_rows", "name"),
-    [*((ranks, n_rows, name) for ranks, n_rows in [(32, 1024), (8, 300)] for name in TRUE), (32, 2048, "quadratic")],
+    [(32, 1024, "dense"), (8, 300, "mixture of experts"), (8, 300, "sliding window"), (32, 2048, "quadratic")],
 )
 def test_no_step_is_much_slower_than_by_the_formula_and_what_was_gained_stays(ranks, n_rows, name, monkeypatch):
     monkeypatch.setattr(f"{__name__}.RANKS", ranks)

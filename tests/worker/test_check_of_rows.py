@@ -57,12 +57,6 @@ def test_what_else_verl_checks_is_still_checked():
         validate(config)
 
 
-def test_a_batch_of_fewer_prompts_than_a_mini_batch_is_still_refused():
-    config = compose_job(*FIVE_TIMES_THREE, "+padding=lcm", "actor_rollout_ref.actor.ppo_mini_batch_size=6")
-    with pytest.raises(ValueError, match=r"train_batch_size \(5\) must be >= actor.ppo_mini_batch_size \(6\)"):
-        validate(config)
-
-
 def test_verls_own_function_still_needs_it():
     # When this fails, verl takes such batches by itself, and our function around it can go.
     with pytest.raises(AssertionError, match="must be divisible"):

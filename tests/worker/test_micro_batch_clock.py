@@ -1,8 +1,6 @@
 """The clock on an engine of verl's kind, with the events of a device that only counts."""
 
-import os
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -90,7 +88,6 @@ def device(monkeypatch) -> Device:
 def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, iterates):
     engine = Engine(iterates=iterates)
     clock = MicroBatchClock(engine)
-    clock.wrap()
     assert engine.forward_backward_batch(data(5, 9, 2), None) == [[5], [9], [2]]
     assert engine.forward_backward_batch(data(4, 2), None) == [[4], [2]]
     assert device.waited == 0
@@ -114,7 +111,6 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
 def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
     engine = Engine(pipeline=2)
     clock = MicroBatchClock(engine)
-    clock.wrap()
     engine.forward_backward_batch(data(5, 9, 2), None)
     (lap,) = clock.read()
     assert (lap.computed_tokens, lap.rows, lap.pads) == ((5, 9, 2), (0, 1), 1)
@@ -124,7 +120,6 @@ def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
 def test_calls_that_are_not_timed_leave_no_mark(device):
     engine = Engine()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     assert engine.forward_backward_batch(data(5, 2, timed=False), None) == [[5], [2]]
     assert device.marks == 0
     assert clock.read() == []
@@ -137,7 +132,6 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
 
     engine = InOne()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     shared = data(5, 9, 4, 2)
     tu.assign_non_tensor(shared, **{TIPS: (1, 1, 2, 3)})
     engine.forward_backward_batch(shared, None)
@@ -151,10 +145,6 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 WAIT = 0.5
@@ -173,7 +163,7 @@ class WaitsThenComputes(Engine):
                 pass
         self.waits = False
         held = torch.ones(1 << 24)
-        self.resident = resident_bytes()
+        self.held_bytes = held.nbytes
         return len(held)
 
     waits = True
@@ -183,7 +173,6 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     threads(1)
     engine = WaitsThenComputes()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     began = time.time()
     engine.forward_backward_batch(data(5, 9), None)
     ended = time.time()
@@ -196,37 +185,13 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     assert waited.start_s + waited.seconds == pytest.approx(computed.start_s)
     assert began - 0.05 < waited.start_s < computed.start_s + computed.seconds < ended + 0.05
     assert waited.reserved_bytes == computed.reserved_bytes
-    # Linux counts pages in batches.
-    assert 0.9 * engine.resident < computed.reserved_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert computed.reserved_bytes > engine.held_bytes
     assert computed.allocated_bytes is None
-
-
-class SlowBackward(Engine):
-    """A forward pass of a tenth of a second and a backward pass of three, as FSDP's engine makes them."""
-
-    def forward_backward_batch(self, data, loss_function, forward_only=False):
-        for row in range(len(data)):
-            self.forward_step(tu.index_select_tensor_dict(data, [row]))
-            time.sleep(0.3)
-
-    def forward_step(self, micro_batch):
-        time.sleep(0.1)
-
-
-def test_the_seconds_of_the_forward_pass_are_told_apart():
-    engine = SlowBackward()
-    clock = MicroBatchClock(engine)
-    clock.wrap()
-    engine.forward_backward_batch(data(5, 9), None)
-    for lap in clock.read():
-        assert 0.1 <= lap.forward_s < lap.seconds - 0.3 + 0.05
-        assert lap.seconds >= 0.4
 
 
 def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):
     threads(2)
     engine = WaitsThenComputes()
     clock = MicroBatchClock(engine)
-    clock.wrap()
     engine.forward_backward_batch(data(5, 9), None)
     assert [lap.busy_s for lap in clock.read()] == [None, None]

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from tests.support.rows_in_queue import PARTITION, put_rows
-from verl_padding.worker.position_ids import fix_3d_position_ids
+from verl_padding.worker.vision_fixes import fix_3d_position_ids
 
 MOST_ROWS = 4
 AXES = (3, 4)

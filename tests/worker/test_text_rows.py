@@ -9,8 +9,7 @@ import transformers
 from verl.models.transformers import qwen2_vl
 
 from tests.support.vision_rows import make_vision_model
-from verl_padding.errors import PaddingError
-from verl_padding.worker import text_rows
+from verl_padding.worker import vision_fixes
 
 IDS = torch.arange(5, 12)[None]
 
@@ -24,7 +23,7 @@ def model(request, tmp_path_factory):
 
 
 def test_text_gets_the_embeddings_of_its_tokens_and_the_tower_a_gradient_of_zero(model):
-    embeds = text_rows.embeds_of_text(model, IDS)
+    embeds = vision_fixes.embeds_of_text(model, IDS)
     assert torch.equal(embeds, model.get_input_embeddings()(IDS))
     embeds.sum().backward()
     gradients = [parameter.grad for parameter in model.visual.parameters()]
@@ -40,24 +39,12 @@ def test_verls_own_function_still_stops_at_text_alone(model):
 
 def test_an_image_goes_to_verls_own_function_and_a_second_install_changes_nothing(monkeypatch):
     calls = []
-    module = ModuleType(text_rows.MODULE)
+    module = ModuleType(vision_fixes.EMBEDS_MODULE)
     module._get_input_embeds = lambda *args, **kwargs: calls.append((args, kwargs)) or "verl's"
-    monkeypatch.setitem(sys.modules, text_rows.MODULE, module)
-    text_rows.install_in_worker(SimpleNamespace())
+    monkeypatch.setitem(sys.modules, vision_fixes.EMBEDS_MODULE, module)
+    vision_fixes.install_in_worker(SimpleNamespace())
     installed = module._get_input_embeds
-    text_rows.install_in_worker(SimpleNamespace())
+    vision_fixes.install_in_worker(SimpleNamespace())
     assert module._get_input_embeds is installed
     assert installed("model", IDS, None, "pixels", None, image_grid_thw="grid") == "verl's"
     assert calls == [(("model", IDS, None, "pixels", None), {"image_grid_thw": "grid"})]
-
-
-def test_another_version_of_verl_is_refused_only_where_such_a_model_is_loaded(monkeypatch):
-    monkeypatch.setattr(text_rows.verl, "__version__", "0.10.0")
-    monkeypatch.setitem(sys.modules, text_rows.MODULE, ModuleType(text_rows.MODULE))
-    with pytest.raises(
-        PaddingError,
-        match=r"verl 0\.10\.0: .*_get_input_embeds of verl 0\.9\.x fails .*that of this version is not known",
-    ):
-        text_rows.install_in_worker(SimpleNamespace())
-    monkeypatch.delitem(sys.modules, text_rows.MODULE)
-    text_rows.install_in_worker(SimpleNamespace())

@@ -30,20 +30,18 @@ _SIGNAL = signal.SIGURG
 
 def actors_of(trainer: Any) -> dict[str, list[ActorHandle]]:
     """The actors that a trainer of verl cannot go on without, by what they are."""
-    groups = {name: getattr(trainer, name, None) for name in WORKER_GROUPS}
-    agent_loops, rewards = getattr(trainer, "agent_loop_manager", None), getattr(trainer, "reward_loop_manager", None)
     managers = trainer._rollout_server_managers()
     teachers = getattr(trainer, "teacher_model_manager", None)
     found = {
-        **{name: getattr(group, "workers", []) for name, group in groups.items() if group is not None},
-        "agent loop worker": getattr(agent_loops, "agent_loop_workers", []),
-        "reward loop worker": getattr(rewards, "reward_loop_workers", []),
+        **{name: getattr(getattr(trainer, name, None), "workers", []) for name in WORKER_GROUPS},
+        "agent loop worker": getattr(getattr(trainer, "agent_loop_manager", None), "agent_loop_workers", []),
+        "reward loop worker": getattr(getattr(trainer, "reward_loop_manager", None), "reward_loop_workers", []),
         "rollout server": [getattr(manager, "server_handles", []) for manager in managers],
         "load balancer": [getattr(manager, "global_load_balancer", None) for manager in managers],
         "teacher server": getattr(teachers, "server_handles", {}),
         "load balancer of teachers": getattr(teachers, "load_balancer_handle", {}),
     }
-    return {what: _handles(actors) for what, actors in found.items()}
+    return {what: handles for what, actors in found.items() if (handles := _handles(actors))}
 
 
 def _handles(actors: Any) -> list[ActorHandle]:
@@ -58,8 +56,8 @@ def _handles(actors: Any) -> list[ActorHandle]:
 class ActorWatch:
     """Looks at actors from a thread, and interrupts the main thread when one of them has died.
 
-    Ray tells this process of a death, so a look costs nothing. An actor that restarts, or one that its holder has
-    replaced, is not dead. Outside of :meth:`over` no actor is watched, so that actors may end with their job.
+    Ray reports a death to this process, so a look costs nothing. An actor that restarts, or one that its holder has
+    replaced, is not dead.
 
     Args:
         actors: returns the actors that are held now, by what they are.
@@ -96,9 +94,9 @@ class ActorWatch:
             thread.join()
             if self.lost is None and isinstance(error, ray.exceptions.RayActorError):
                 # A call has met the dead actor before the watch did.
-                self._look()
+                self._find_lost()
                 time.sleep(PERIOD_S)
-                self._look()
+                self._find_lost()
             if self.lost is not None:
                 raise LostActorError(self.lost) from error
             raise
@@ -113,39 +111,23 @@ class ActorWatch:
             raise KeyboardInterrupt(self.lost)
 
     def _watch(self, main_thread: int) -> None:
-        while not self._ended.wait(PERIOD_S):
-            if not self._look() or self.lost is not None:
-                break
-        while self.lost is not None and not self._ended.is_set():
+        while self.lost is None and not self._ended.wait(PERIOD_S):
+            self._find_lost()
+        while not self._ended.is_set():
             logger.error("verl_padding: %s", self.lost)
             signal.pthread_kill(main_thread, _SIGNAL)
             self._ended.wait(REPEAT_S)
 
-    def _look(self) -> bool:
-        """Looks at the actors once; False if they cannot be looked at."""
-        try:
-            self.lost = self._find_lost()
-        except Exception:
-            logger.exception("verl_padding: the actors of the job are not watched any more")
-            return False
-        return True
-
-    def _find_lost(self) -> str | None:
-        """The actor that was dead at the last look too and is still held, in words."""
+    def _find_lost(self) -> None:
+        """Looks for an actor that was dead at the last look too and is still held."""
         held = {handle: what for what, handles in self._actors().items() for handle in handles}
         for handle in held.keys() - self._known:
-            handle.__ray_ready__.remote()  # the first call makes Ray tell of the actor's death
+            handle.__ray_ready__.remote()  # the first call makes Ray report the actor's death
         self._known = set(held)
         dead = {handle for handle in held if handle._get_local_state() == ActorTableData.DEAD}
-        lost, self._suspects = dead & self._suspects, dead
-        for handle in lost:
-            return f"{held[handle]}: {_describe(handle)}"
-        return None
-
-
-def _describe(handle: ActorHandle) -> str:
-    try:
-        ray.get(handle.__ray_ready__.remote(), timeout=PERIOD_S)
-    except ray.exceptions.RayError as error:
-        return " ".join(str(error).split())
-    raise AssertionError("an actor that is dead for good has answered")
+        for handle in dead & self._suspects:
+            try:
+                ray.get(handle.__ray_ready__.remote(), timeout=PERIOD_S)
+            except ray.exceptions.RayError as error:
+                self.lost = f"{held[handle]}: {' '.join(str(error).split())}"
+        self._suspects = dead

@@ -1,7 +1,7 @@
 """verl's agent loop manager and its workers, for sessions of several rows and for dispatches of a few prompts.
 
-verl takes the manager by the setting ``+actor_rollout_ref.rollout.agent.agent_loop_manager_class``, which a padded
-trainer sets unless the user has. No module of the trainers imports this one: a worker's process imports it first.
+A padded trainer names the manager in verl's setting for it, unless the user has named one. No module of the trainers
+imports this one: a worker's process imports it first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class PaddedAgentLoopWorker(VerlWorker):
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
         await super()._compute_score(outputs, kwargs=kwargs)
         for output in outputs:
-            told = output.extra_fields.get("reward_extra_info")
-            if told and REWARD in told:
-                renamed = {RENAMED if name == REWARD else name: value for name, value in told.items()}
+            info = output.extra_fields.get("reward_extra_info")
+            if info and REWARD in info:
+                renamed = {RENAMED if name == REWARD else name: value for name, value in info.items()}
                 output.extra_fields["reward_extra_info"] = renamed
 
 
@@ -56,7 +56,7 @@ class PaddedAgentLoopManager(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         super().generate_sequences(prompts)
-        # verl deals chunks out from the first worker on: prompts that come one by one would all be that worker's.
+        # verl assigns chunks from the first worker on: prompts that come one by one would all be that worker's.
         workers = self.agent_loop_workers
         served = len(prompts.chunk(len(workers)))
         self.agent_loop_workers = workers[served:] + workers[:served]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import for_training_workers
 
 PLANNED = (
     "strategy",
@@ -43,22 +43,13 @@ def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
         for role, config in planned.items()
     }
 
-    def check(worker: Any) -> Any:
-        from verl.protocol import DataProto
+    def check(role: str, trainee: Any) -> None:
+        has = {name: (getattr(trainee.engine_config, name), value) for name, value in expected.get(role, {}).items()}
+        differ = [f"{name}={value!r} (planned: {wanted!r})" for name, (value, wanted) in has.items() if value != wanted]
+        if differ:
+            raise PaddingConfigError(
+                f"the engine of {role} was made with {', '.join(differ)}: that is not what the job's config says. "
+                "A worker class or a patch that changes an engine's config must do so where the driver sees it."
+            )
 
-        for role, trainee in training_workers(worker).items():
-            if role in expected:
-                _compare(role, expected[role], trainee.engine_config)
-        return DataProto()
-
-    return check
-
-
-def _compare(role: str, expected: Mapping[str, Any], config: Any) -> None:
-    differ = {name: getattr(config, name) for name, value in expected.items() if getattr(config, name) != value}
-    if differ:
-        told = ", ".join(f"{name}={value!r} (planned: {expected[name]!r})" for name, value in differ.items())
-        raise PaddingConfigError(
-            f"the engine of {role} was made with {told}: that is not what the job's config says. "
-            "A worker class or a patch that changes an engine's config must do so where the driver sees it."
-        )
+    return for_training_workers(check)

@@ -14,41 +14,37 @@ from tensordict import TensorDict
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
+from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
 from verl_padding.driver.engine_check import check_engines
-from verl_padding.driver.pad_templates import PadTemplates
 from verl_padding.driver.session_advantages import credit_sessions, mend_untrained_ends
 from verl_padding.driver.session_groups import count_sessions
-from verl_padding.driver.session_metrics import read_session_metrics
-from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, worker_metrics
+from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, read_session_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.errors import PaddingDataError
+from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.job.job_reader import check_job, translate_plan_error
-from verl_padding.job.metric_names import (
-    IDLE_STEPS,
-    LINEAGE_SECONDS,
-    PLAN_SECONDS,
-    TIMING_SECONDS,
-    UPSAMPLE_SECONDS,
-)
 from verl_padding.job.modes import SYNC
 from verl_padding.job.weighings import weighings
 from verl_padding.pads.columns import NO_ADAPTER
-from verl_padding.pads.lineage import find_continued, find_extensions
+from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
 from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
+from verl_padding.pads.schema import Schema
+from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
+from verl_padding.pads.vision_families import image_for
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
-from verl_padding.worker import plan_packer, position_ids, text_rows
+from verl_padding.worker import micro_batch_clock, plan_packer, vision_fixes
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.losses import wrap_worker_loss
 
@@ -85,7 +81,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._pad_tags: list[dict[str, Any]] = []  # of the pads that the workers got in the step
         self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
-        self._templates = PadTemplates(self._job_reader, self._padding)
+        self._schema = Schema(self._padding.fields)
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
         self._warned_of_idle_steps = False
@@ -103,7 +99,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             super()._setup()
             clear_leftovers(TRAIN_PARTITION)
             self._wrap_workers()
-            _use_padded_agent_loops(self.config)
+            agent = self.config.actor_rollout_ref.rollout.agent
+            if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
+                with open_dict(agent):
+                    agent.agent_loop_manager_class = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
         except BaseException:
             release_queue()
             raise
@@ -112,30 +111,31 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         return count_sessions(super()._build_replay_buffer())
 
     def _wrap_workers(self) -> None:
+        reader, padding = self._job_reader, self._padding
+        changes = [check_engines({role: engine.config for role, engine in reader.engines.items()})]
+        if reader.has_vision:
+            changes.append(vision_fixes.install_in_worker)
+        if padding.packer == "plan":
+            changes.append(plan_packer.install(padding.sharing))
+        if padding.is_timed:
+            changes.append(micro_batch_clock.install_in_worker)
+        trained = {call.worker_group for call in CALLS if call.trains}
         wrapped: dict[int, PaddedWorkerGroup] = {}
-        names = [name for name in WORKER_GROUPS if getattr(self, name, None) is not None]
-        for call in CALLS:
-            if call.trains and call.worker_group in names:
-                worker_group = getattr(self, call.worker_group)
-                worker_group.execute_with_func_generator(wrap_worker_loss(self._padding.denominator))
-        planned = {role: engine.config for role, engine in self._job_reader.engines.items()}
-        for name in names:
-            worker_group = getattr(self, name)
-            if id(worker_group) not in wrapped:
-                worker_group.execute_with_func_generator(check_engines(planned))
-            if self._job_reader.has_vision and id(worker_group) not in wrapped:
-                worker_group.execute_with_func_generator(position_ids.install_in_worker)
-                worker_group.execute_with_func_generator(text_rows.install_in_worker)
-            if self._padding.packer == "plan" and id(worker_group) not in wrapped:
-                worker_group.execute_with_func_generator(plan_packer.install(self._padding.sharing))
+        for name in WORKER_GROUPS:
+            worker_group = getattr(self, name, None)
+            if worker_group is None:
+                continue
             # Actor and reference may be one object, and verl asks whether they are.
-            wrapper = wrapped.setdefault(
-                id(worker_group),
-                PaddedWorkerGroup(worker_group, lambda: self._padded_batch, self._plan_single_call),
-            )
-            setattr(self, name, wrapper)
-        if self._padding.is_timed:
-            self._timing = StepTiming.install(self.config, self._padding, list(wrapped.values()))
+            if id(worker_group) not in wrapped:
+                for change in [*changes, wrap_worker_loss(padding.denominator)] if name in trained else changes:
+                    worker_group.execute_with_func_generator(change)
+                wrapped[id(worker_group)] = PaddedWorkerGroup(
+                    worker_group, lambda: self._padded_batch, self._plan_single_call
+                )
+            setattr(self, name, wrapped[id(worker_group)])
+        self._worker_groups = list(wrapped.values())
+        if padding.is_timed:
+            self._timing = StepTiming(self.config, padding, self._worker_groups)
             self._timing.resume(self.global_steps)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
@@ -176,7 +176,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        template = self._templates.of(batch, self.tokenizer)
+        template = self._template(batch)
         job = self._job_reader.step_job(
             dp_sizes=self._dp_sizes(),
             updates_actor=self.config.trainer.critic_warmup <= self.global_steps,
@@ -185,22 +185,17 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         )
         if self._timing is not None:
             job = self._timing.with_learned_costs(job)
-        looked = time.perf_counter()
-        extends_R = self._find_extensions(batch, tokens_R)
-        compared = time.perf_counter()
-        plan = self._plan(batch.keys, tokens_R, extends_R, job)
+        plan = self._plan(batch, tokens_R, job, metrics)
         planned = time.perf_counter()
-        padded = self._padded(batch, plan, template, timed=self._timing is not None)
+        padded = padded_batch(batch, plan, template, weighings=self._weighings, timed=self._timing is not None)
         if self._job_reader.has_teacher:
             padded.refuse_rows_without("teacher_logprobs")
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
         self._padded_batch = padded
         self._padded_batch.put_pads()
         metrics.update(plan_metrics(plan, tokens_R, updates=list(job.updates), pad_length=template.length))
-        metrics[PLAN_SECONDS] = planned - started
-        if extends_R is not None:
-            metrics[LINEAGE_SECONDS] = compared - looked
-        metrics[UPSAMPLE_SECONDS] = time.perf_counter() - planned
+        metrics[names.PLAN_SECONDS] = planned - started
+        metrics[names.UPSAMPLE_SECONDS] = time.perf_counter() - planned
         if plan.layouts:  # none while a warm-up trains nothing and no pass runs
             balanced = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
             seqlen_list = [*tokens_R, *[template.length] * balanced.n_pads]
@@ -214,48 +209,48 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines.items()}
         (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
         probe = probe_for_leaks(row["position_ids"].shape[:-1], sharing=self._padding.sharing, fixes=fixes)
-        groups = [getattr(self, name, None) for name in WORKER_GROUPS]
-        for worker_group in {id(group): group for group in groups if group is not None}.values():
+        for worker_group in self._worker_groups:
             worker_group.execute_with_func_generator(probe)
         self._probed = True
 
-    def _find_extensions(self, batch: KVBatchMeta, tokens_R: Sequence[int]) -> list[int | None] | None:
-        if self._padding.sharing == "off":
-            return None
-        return find_extensions(batch, tokens_R, images=self._job_reader.has_images)
-
-    def _plan(
-        self, keys: Sequence[str], tokens_R: Sequence[int], extends_R: Sequence[int | None] | None, job: Job
-    ) -> BatchPlan:
+    def _plan(self, batch: KVBatchMeta, tokens_R: Sequence[int], job: Job, metrics: dict[str, Any]) -> BatchPlan:
+        extends_R = None
+        if self._padding.sharing != "off":
+            started = time.perf_counter()
+            extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images)
+            metrics[names.LINEAGE_SECONDS] = time.perf_counter() - started
         try:
-            plan = plan_batch(Rows.from_keys(keys, tokens_R, extends_R), job)
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {self.global_steps}: {translate_plan_error(refusal)}") from refusal
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         return plan
 
-    def _padded(
-        self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
-    ) -> PaddedBatch:
-        return padded_batch(
-            batch,
-            plan,
-            template,
-            weighings=self._weighings,
-            timed=timed,
+    def _template(self, batch: KVBatchMeta) -> PadTemplate:
+        """What the pads of a batch are made from."""
+        reader, image = self._job_reader, None
+        # With a vision model, only the rows say whether this batch shows it anything.
+        if reader.has_vision and (images := find_images(batch)) is not None:
+            image = image_for(self._padding.multimodal, reader.model_config, images)
+        tokens = [self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, 0]  # whichever: only the model reads it
+        return PadTemplate(
+            eos_token_id=int(next(token for token in tokens if token is not None)),
+            length=reader.pad_length(1 + len(image.token_ids) if image else MIN_PAD_LENGTH),
+            schema=self._schema,
+            n_experts=lambda: reader.n_experts,
+            image=image,
         )
 
     @contextmanager
     def _plan_single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
-        template = self._templates.of(batch, self.tokenizer)
+        template = self._template(batch)
         job = self._job_reader.call_job(
             call, dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
         )
-        tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        plan = self._plan(batch.keys, tokens_R, self._find_extensions(batch, tokens_R), job)
-        padded = self._padded(batch, plan, template)
+        plan = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), job, {})
+        padded = padded_batch(batch, plan, template, weighings=self._weighings)
         try:
             padded.put_pads()
             yield padded
@@ -274,9 +269,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
         if self._padding.advantages == "session":
-            tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            extends_R = find_continued(batch, tokens_R, images=self._job_reader.has_images)
-            credit_sessions(batch, extends_R, self.config.algorithm)
+            credit_sessions(batch, self.config.algorithm, images=self._job_reader.has_images)
         else:
             mend_untrained_ends(batch, self.config.algorithm)
         return computed
@@ -309,7 +302,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         if self._timing is not None:
             started = time.perf_counter()
             metrics.update(self._timing.read(self.global_steps, planned))
-            metrics[TIMING_SECONDS] = time.perf_counter() - started
+            metrics[names.TIMING_SECONDS] = time.perf_counter() - started
         self._trained.append(batch)
         return batch
 
@@ -318,18 +311,15 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         idle = {call.name: padded.idle_steps(call.name) for call in CALLS if call.trains and call.name in layouts}
         if any(idle.values()) and not self._warned_of_idle_steps:
             self._warned_of_idle_steps = True
+            steps = {call: counted(layouts[call].n_mini_batches, "optimizer step") for call in idle}
             logger.warning(
                 "verl_padding: step %d: no row has a trained token (response_mask) in %s. The gradients are 0 there, "
-                "and momentum alone moves the weights. The metrics in brackets count such steps.",
+                "and momentum alone moves the weights. %s counts such steps.",
                 self.global_steps,
-                " and ".join(
-                    f"{n} of {counted(layouts[call].n_mini_batches, 'optimizer step')} of {call!r} "
-                    f"({IDLE_STEPS.format(update=call)})"
-                    for call, n in idle.items()
-                    if n
-                ),
+                " and ".join(f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n),
+                names.IDLE_STEPS,
             )
-        return {IDLE_STEPS.format(update=call): n for call, n in idle.items()}
+        return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}
 
     def _strip_after_an_error(self, padded: PaddedBatch) -> None:
         # After the loss of an actor the job ends, perhaps because the very queue that holds the pads is gone.
@@ -350,22 +340,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the worker groups have it."""
-        roles = {"actor"}
-        if self.use_reference_policy and not self.ref_in_actor:
-            roles.add("ref")
-        if self.use_critic:
-            roles.add("critic")
-        return {call.name: dp_size(getattr(self, call.worker_group), call.mesh) for call in CALLS if call.role in roles}
+        calls = [call for call in CALLS if call.role in self._job_reader.engines]
+        return {call.name: dp_size(getattr(self, call.worker_group), call.mesh) for call in calls}
 
     def _step_seed(self) -> int:
         """A seed that differs in each local update, and is the same in a resumed run."""
         parts = [self._padding.seed, self.global_steps, self.local_trigger_step]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
-
-
-def _use_padded_agent_loops(config: DictConfig) -> None:
-    """Names the manager that ``verl.trainer.main_ppo`` makes next, unless the user has named one."""
-    agent = config.actor_rollout_ref.rollout.agent
-    if not agent.get("agent_loop_manager_class"):
-        with open_dict(agent):
-            agent.agent_loop_manager_class = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"

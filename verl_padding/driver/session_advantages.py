@@ -23,9 +23,10 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
+from verl_padding.pads.lineage import find_continued
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some, rows_like
 from verl_padding.pads.tags import tokens_of_tags
-from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
+from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
 Int64s = NDArray[np.int64]
 
@@ -55,16 +56,14 @@ def trajectories(
     """The trajectory of each session, sessions in the order of their first rows.
 
     Args:
-        keys: of the rows.
-        prompt_R: prompt tokens of each row.
-        response_R: response tokens of each row.
+        prompt_R, response_R: tokens of each row's prompt and response.
         extends_R: number of the row that each row continues, of its session; None if no row does.
     """
     extends_R = extends_R or [None] * len(keys)
     token_R = _tokens(prompt_R, response_R, extends_R)
     place_of_token = np.full(sum(prompt_R) + sum(response_R), -1, dtype=np.int64)
     found = []
-    for rows in _rows_of_sessions(keys):
+    for rows in rows_of_sessions(keys):
         length = 0
         for row in rows:
             for begins in _beginnings(row, extends_R):  # the tokens of a row come after those that it begins with
@@ -76,20 +75,8 @@ def trajectories(
     return found
 
 
-def _rows_of_sessions(keys: Sequence[str]) -> list[list[int]]:
-    """The rows of each session, in order; sessions in the order of their first rows here."""
-    rows_of: dict[str, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows_of.setdefault(session_of_key(key), []).append(row)
-    return [sorted(rows, key=lambda row: index_of_key(keys[row])) for rows in rows_of.values()]
-
-
 def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
-    """The rows that a row begins with, the shortest first, and the row itself.
-
-    >>> _beginnings(2, [None, 0, 1])
-    [0, 1, 2]
-    """
+    """The rows that a row begins with, the shortest first, and the row itself."""
     chain = [row]
     while (earlier := extends_R[chain[-1]]) is not None:
         chain.append(earlier)
@@ -108,17 +95,12 @@ def _tokens(prompt_R: Sequence[int], response_R: Sequence[int], extends_R: Seque
     return token_R
 
 
-def credit_sessions(batch: KVBatchMeta, extends_R: Sequence[int | None], algorithm: DictConfig) -> None:
-    """Puts advantages and returns of whole sessions into TransferQueue, in the place of those of rows.
-
-    Args:
-        batch: rows for which verl has computed advantages, row by row.
-        extends_R: number of the row that each row continues; None for none.
-        algorithm: that section of verl's config.
-    """
+def credit_sessions(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
+    """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows."""
+    tokens_R = tokens_of_tags(batch.keys, batch.tags)
+    extends_R = find_continued(batch, tokens_R, images=images)
     rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
     response_R = rows[MASK].offsets().diff().tolist()
-    tokens_R = tokens_of_tags(batch.keys, batch.tags)
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
     sessions = trajectories(batch.keys, prompt_R, response_R, extends_R)
     put_columns(batch, session_advantages(rows, batch.keys, sessions, algorithm))
@@ -131,9 +113,7 @@ def session_advantages(
 
     Args:
         rows: the fields of :data:`READ` that the rows have, jagged.
-        keys: of the rows.
         sessions: their trajectories.
-        algorithm: that section of verl's config.
     """
     fields = {name: rows[name].unbind() for name in READ if name in rows.keys()}  # noqa: SIM118  (a TensorDict)
     columns = [_columns(fields, session) for session in sessions]
@@ -152,19 +132,15 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
     A token that several rows have is that of the first of them which trains it.
     """
     last = session.rows[-1]
-    mask = fields[MASK][last].new_zeros(session.length)
+    columns = {name: fields[name][last].new_zeros(session.length) for name in (MASK, VALUES) if name in fields}
     rewards = fields[REWARDS if REWARDS in fields else SCORES][last].new_zeros(session.length)
-    columns = {MASK: mask, REWARDS: rewards}
-    if VALUES in fields:
-        columns[VALUES] = fields[VALUES][last].new_zeros(session.length)
     # Backwards, so that the first row has the last word; those that train a token after those that do not.
     for trained in (False, True):
         for row, places in reversed(list(zip(session.rows, session.places, strict=True))):
             of_row = fields[MASK][row].bool() == trained
             at = torch.from_numpy(places)[of_row]
-            mask[at] = fields[MASK][row][of_row]
-            if VALUES in fields:
-                columns[VALUES][at] = fields[VALUES][row][of_row]
+            for name, column in columns.items():
+                column[at] = fields[name][row][of_row]
             if REWARDS in fields:  # less the row's copy of the reward: what an in-reward KL takes from each token
                 rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
     # Every row has a copy of the session's reward, but one without a response, which has no place for it.
@@ -175,18 +151,13 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
         rewards[torch.from_numpy(places[:-1])] += scores[:-1]
         # verl's GAE leaves out what is not trained, rewards included, and a session may end with an observation or a
         # rejected token, in a row of its own or not: the reward is that of the last action.
-        places_of_trained = mask.nonzero()
+        places_of_trained = columns[MASK].nonzero()
         rewards[places_of_trained[-1] if len(places_of_trained) else -1] += scores[-1]
-    return columns
+    return columns | {REWARDS: rewards}
 
 
 def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig) -> TensorDict:
-    """What verl's estimator makes of some samples, (samples, longest) each.
-
-    Args:
-        columns: mask, rewards and values of each sample, (length,) each.
-        keys: of the samples, as of rows.
-    """
+    """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each: (samples, longest)."""
     padded = {
         name: torch.nn.utils.rnn.pad_sequence([column[name] for column in columns], batch_first=True)
         for name in columns[0]
@@ -209,12 +180,8 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
     0. Here its function sees, of each session, the reward that verl takes (of its last row, with the KL penalty of that
     row), on the mask of the last row that has a trained token. So all other sessions keep what verl has given them.
-
-    Args:
-        batch: rows for which verl has computed advantages, row by row.
-        algorithm: that section of verl's config.
     """
-    sessions = _rows_of_sessions(batch.keys)
+    sessions = rows_of_sessions(batch.keys)
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
         return
     rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
@@ -224,15 +191,13 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     if not mended:
         return
     reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
-    rewards = [_at_the_end(mask_R[end], reward_R[of[-1]].sum()) for of, end in zip(sessions, end_S, strict=True)]
-    samples = [{MASK: mask_R[end], REWARDS: reward} for end, reward in zip(end_S, rewards, strict=True)]
+    samples = []
+    for of, end in zip(sessions, end_S, strict=True):
+        rewards = torch.zeros_like(mask_R[end], dtype=reward_R[end].dtype)
+        rewards[-1:] = reward_R[of[-1]].sum()
+        samples.append({MASK: mask_R[end], REWARDS: rewards})
     estimated = _estimated(samples, [batch.keys[row] for row in end_S], algorithm)["advantages"]
     advantage_of = {row: estimated[s, mask_R[end_S[s]].argmax()] * mask_R[row] for s in mended for row in sessions[s]}
     column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
     put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))
-
-
-def _at_the_end(mask: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
-    """(tokens of ``mask``,): 0 but for the last one, which has the reward."""
-    return torch.cat([reward.new_zeros(len(mask) - 1), reward[None]])

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_padding.plan.row_keys import index_of_key, session_of_key
+from verl_padding.plan.row_keys import rows_of_sessions
 
-Buffer = TypeVar("Buffer", bound=Any)
 FILTER = "_dapo_filtered_keys"
 """verl's method that finds the prompts to filter out."""
 
 
-def count_sessions(buffer: Buffer) -> Buffer:
+def count_sessions(buffer: Any) -> Any:
     """The same buffer; verl's own filters groups by their sessions, a user's is left as it is.
 
     verl filters a prompt out if its rows, at least two, all have one reward. A session of two rows would be such a
@@ -28,7 +26,9 @@ def count_sessions(buffer: Buffer) -> Buffer:
 
     def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
         rows = buffer.partitions[partition_id]
-        buffer.partitions[partition_id] = {key: rows[key] for key in _last_rows(rows)}
+        keys = list(rows)
+        last_S = [keys[of_session[-1]] for of_session in rows_of_sessions(keys)]
+        buffer.partitions[partition_id] = {key: rows[key] for key in last_S}
         try:
             return filter_rows(partition_id)
         finally:
@@ -36,12 +36,3 @@ def count_sessions(buffer: Buffer) -> Buffer:
 
     setattr(buffer, FILTER, filter_sessions)
     return buffer
-
-
-def _last_rows(keys: Iterable[str]) -> Iterable[str]:
-    last_of: dict[str, str] = {}
-    for key in keys:
-        session = session_of_key(key)
-        if session not in last_of or index_of_key(last_of[session]) < index_of_key(key):
-            last_of[session] = key
-    return last_of.values()

@@ -1,4 +1,4 @@
-"""What pads cost and what the plan does, logged under ``padding/`` each step."""
+"""What pads cost, what the plan does and what sessions are, logged under ``padding/`` each step."""
 
 from __future__ import annotations
 
@@ -9,29 +9,15 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 
+from verl_padding.job import metric_names as names
 from verl_padding.job.calls import CALLS
-from verl_padding.job.metric_names import (
-    CALL_MEMORY,
-    CALL_MEMORY_RESERVED,
-    CALL_MICRO_BATCHES,
-    CALL_PACKING,
-    CALL_SECONDS,
-    COMPUTED_TOKENS,
-    IMBALANCE,
-    MICRO_IMBALANCE,
-    OPTIMIZER_STEPS,
-    PAD_ROWS_SHARE,
-    PAD_ROWS_TOTAL,
-    PAD_TOKENS_SHARE,
-    PAD_TOKENS_TOTAL,
-    REAL_ROWS_MAX,
-    REAL_ROWS_MIN,
-    REAL_ROWS_TOTAL,
-    SHARING_FACTOR,
-    UPDATE_PADS,
-)
+from verl_padding.pads.queue import KVBatchMeta, read_fields_of_some
 from verl_padding.plan import BatchPlan
+from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
+
+SCORES, TURNS = "rm_scores", "num_turns"
+"""Fields of verl's rows."""
 
 
 def plan_metrics(
@@ -47,33 +33,31 @@ def plan_metrics(
     n_rows = len(tokens_R)
     pad_tokens = plan.n_pads * pad_length
     metrics: dict[str, float] = {
-        REAL_ROWS_TOTAL: n_rows,
-        PAD_ROWS_TOTAL: plan.n_pads,
-        PAD_ROWS_SHARE: plan.n_pads / n_rows,
-        PAD_TOKENS_TOTAL: pad_tokens,
-        PAD_TOKENS_SHARE: pad_tokens / sum(tokens_R),
+        names.REAL_ROWS_TOTAL: n_rows,
+        names.PAD_ROWS_TOTAL: plan.n_pads,
+        names.PAD_ROWS_SHARE: plan.n_pads / n_rows,
+        names.PAD_TOKENS_TOTAL: pad_tokens,
+        names.PAD_TOKENS_SHARE: pad_tokens / sum(tokens_R),
     }
     for update in updates:
         layout = plan.layouts[update]
         metrics |= {
-            OPTIMIZER_STEPS.format(update=update): layout.n_mini_batches,
-            REAL_ROWS_MIN.format(update=update): min(layout.real_rows_M),
-            REAL_ROWS_MAX.format(update=update): max(layout.real_rows_M),
-            UPDATE_PADS.format(update=update): layout.n_pads,
-            IMBALANCE.format(update=update): plan.figures[update].imbalance,
+            names.OPTIMIZER_STEPS.format(update=update): layout.n_mini_batches,
+            names.REAL_ROWS_MIN.format(update=update): min(layout.real_rows_M),
+            names.REAL_ROWS_MAX.format(update=update): max(layout.real_rows_M),
+            names.UPDATE_PADS.format(update=update): layout.n_pads,
+            names.IMBALANCE.format(update=update): plan.figures[update].imbalance,
         }
     if plan.packer == "plan":
         for call, figures in plan.figures.items():
+            of_call: dict[str, float | None] = {names.MICRO_IMBALANCE: figures.micro_imbalance}
             if plan.sharing == "chains":
-                metrics[COMPUTED_TOKENS.format(call=call)] = figures.computed_tokens
-                metrics[SHARING_FACTOR.format(call=call)] = figures.sharing_factor
-            if figures.micro_imbalance is not None:
-                metrics[MICRO_IMBALANCE.format(call=call)] = figures.micro_imbalance
-            # For updates the workers report these, whoever cut the micro-batches.
-            if call not in updates and figures.micro_batches is not None:
-                metrics[CALL_MICRO_BATCHES.format(call=call)] = figures.micro_batches
-            if call not in updates and figures.packing_efficiency is not None:
-                metrics[CALL_PACKING.format(call=call)] = figures.packing_efficiency
+                of_call[names.COMPUTED_TOKENS] = figures.computed_tokens
+                of_call[names.SHARING_FACTOR] = figures.sharing_factor
+            if call not in updates:  # of updates the workers report these, whoever cut the micro-batches
+                of_call[names.CALL_MICRO_BATCHES] = figures.micro_batches
+                of_call[names.CALL_PACKING] = figures.packing_efficiency
+            metrics |= {name.format(call=call): value for name, value in of_call.items() if value is not None}
     return metrics
 
 
@@ -84,23 +68,22 @@ def worker_metrics(
 
     Args:
         metrics: verl's metrics of the step, in which an update's are under ``actor/`` and ``critic/``.
-        seconds_before: verl's timers when the step began; they run on over the local updates of a global step.
-        seconds_after: verl's timers when it ended.
+        seconds_before, seconds_after: verl's timers, which run on over the local updates of a global step.
     """
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
     for update in (call.name for call in CALLS if call.trains):
-        for theirs, ours in ((MICRO_BATCHES, CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, CALL_PACKING)):
+        for theirs, ours in ((MICRO_BATCHES, names.CALL_MICRO_BATCHES), (PACKING_EFFICIENCY, names.CALL_PACKING)):
             if f"{update}/{theirs}" in metrics:
-                told[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
-        for theirs, ours in (("allocated", CALL_MEMORY), ("reserved", CALL_MEMORY_RESERVED)):
+                reported[ours.format(call=update)] = metrics.pop(f"{update}/{theirs}")
+        for theirs, ours in (("allocated", names.CALL_MEMORY), ("reserved", names.CALL_MEMORY_RESERVED)):
             memory = metrics.get(f"{update}/perf/max_memory_{theirs}_gb")
             if memory is not None:
-                told[ours.format(call=update)] = memory
+                reported[ours.format(call=update)] = memory
     for call in CALLS:
         if call.timer in seconds_after:
             seconds = seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)
-            told[CALL_SECONDS.format(call=call.name)] = seconds
-    return told
+            reported[names.CALL_SECONDS.format(call=call.name)] = seconds
+    return reported
 
 
 def performance_metrics(
@@ -125,5 +108,36 @@ def performance_metrics(
     }
     tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
     batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
-    told: dict[str, float] = compute_timing_metrics(batch, timing_raw)
-    return told | compute_throughout_metrics(batch, timing_raw, n_gpus)
+    timing: dict[str, float] = compute_timing_metrics(batch, timing_raw)
+    return timing | compute_throughout_metrics(batch, timing_raw, n_gpus)
+
+
+def read_session_metrics(batch: KVBatchMeta) -> dict[str, float]:
+    """Those of a batch in TransferQueue whose rows have their scores."""
+    rows = read_fields_of_some(batch.keys, batch.partition_id, [SCORES, TURNS])
+    scores = rows[SCORES].unbind()
+    return session_metrics(
+        batch.keys,
+        response_R=[len(row) for row in scores],
+        score_R=[float(row.sum()) for row in scores],
+        turns_R=[float(turns) for turns in rows[TURNS]] if TURNS in rows.keys() else None,  # noqa: SIM118  (a TensorDict)
+    )
+
+
+def session_metrics(
+    keys: Sequence[str], response_R: Sequence[int], score_R: Sequence[float], turns_R: Sequence[float] | None = None
+) -> dict[str, float]:
+    """Rows, response tokens, score (that of its last row) and turns of a session.
+
+    Example:
+        Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` of 5, 3 and 4 response tokens and scores 1, 1 and 0 are sessions of 2
+        rows and 1 row, 8 and 4 tokens, scores 1 and 0: the score is 0.5 in the mean.
+    """
+    sessions = rows_of_sessions(keys)
+    metrics: dict[str, float] = {
+        names.SESSION_SCORE: sum(score_R[rows[-1]] for rows in sessions) / len(sessions),
+        names.SESSION_RESPONSE_LENGTH: sum(response_R) / len(sessions),
+        names.SESSION_ROWS: len(keys) / len(sessions),
+        names.SESSION_ROWS_MAX: max(map(len, sessions)),
+    }
+    return metrics if turns_R is None else metrics | {names.SESSION_TURNS: sum(turns_R) / len(sessions)}

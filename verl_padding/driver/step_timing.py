@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
+from verl_padding.job import metric_names as names
 from verl_padding.job.calls import LOG_PROB, REF
-from verl_padding.job.metric_names import MEASURED_IMBALANCE, PREDICTION_ERROR, WAITED_SECONDS
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.planner import reuses_layout_of
@@ -34,41 +34,30 @@ class StepTiming:
     """
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]):
-        self._folder = timing_folder(config, padding) if padding.timing else None
-        self._checkpoints = Path(config.trainer.default_local_dir)
-        goes_on = config.trainer.resume_mode == "resume_path"
-        self._resumed = Path(config.trainer.resume_from_path) if goes_on else None
+        self._folder = _folder(config, padding) if padding.timing else None
+        self._trainer = config.trainer
         self._worker_groups = worker_groups
         self._updates: list[TimedStep] = []
         self._learned = LearnedCosts() if padding.cost_model == "measured" else None
-        self._planned: Mapping[str, CostModel] = {}
+        self._planned: dict[str, CostModel] = {}
         self._formulas: dict[str, CostModel] = {}
         self._cut_by_plan: list[str] = []
-
-    @classmethod
-    def install(cls, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]) -> StepTiming:
-        """Gives each worker of a job its clock."""
-        for worker_group in worker_groups:
-            worker_group.execute_with_func_generator(micro_batch_clock.install_in_worker)
-        return cls(config, padding, worker_groups)
 
     def with_learned_costs(self, job: Job) -> Job:
         """The job of a step, with learned costs for the calls that have better ones than their formula."""
         self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
         if LOG_PROB in self._formulas:  # a LoRA actor is its own reference, by a call that is not planned apart
             self._formulas.setdefault(REF, self._formulas[LOG_PROB])
+        self._planned = dict(self._formulas)
         # A pass that takes over the micro-batches of an update tries what that one tries.
         self._cut_by_plan = [
             name
             for name, call in job.calls()
             if job.packer == "plan" and call.token_budget is not None and reuses_layout_of(job, call) is None
         ]
-        learned = {
-            name: self._learned.cost_of(name, cut_by_plan=name in self._cut_by_plan)
-            for name, _ in job.calls()
-            if self._learned is not None
-        }
-        self._planned = {name: learned.get(name) or formula for name, formula in self._formulas.items()}
+        if self._learned is not None:
+            learned = {name: self._learned.cost_of(name, name in self._cut_by_plan) for name, _ in job.calls()}
+            self._planned |= {name: cost for name, cost in learned.items() if cost is not None}
         return replace(
             job,
             updates={name: replace(call, cost_model=self._planned[name]) for name, call in job.updates.items()},
@@ -82,26 +71,25 @@ class StepTiming:
             step: the global step; its file has all of its local updates.
             keys: key of each row of the batch.
         """
-        laps = [lap for worker_group in self._worker_groups for lap in _ask(worker_group)]
+        answers = [each.execute_with_func_generator(micro_batch_clock.read_in_worker) for each in self._worker_groups]
+        laps = [lap for answer in answers for lap in answer.non_tensor_batch[micro_batch_clock.LAPS]]
         timed = TimedStep(step=step, keys=list(keys), laps=laps)
         if self._folder is not None:
             self._updates = [each for each in self._updates if each.step == step] + [timed]
-            self._write(self._folder / f"{step}{SUFFIX}")
+            path = self._folder / f"{step}{SUFFIX}"
+            try:
+                write_step(self._updates, path)
+            except OSError as error:  # a full disk, perhaps: no reason to lose a step
+                logger.warning("verl_padding: %s cannot be written (%s); the job goes on without it", path, error)
         if self._learned is not None:
-            for told in self._learned.learn(timed, self._formulas, self._cut_by_plan):
-                logger.warning("verl_padding: %s", told)
+            for change in self._learned.learn(timed, self._formulas, self._cut_by_plan):
+                logger.warning("verl_padding: %s", change)
         return timing_metrics(timed, self._planned)
-
-    def _write(self, path: Path) -> None:
-        try:
-            write_step(self._updates, path)
-        except OSError as error:  # a full disk, perhaps: no reason to lose a step
-            logger.warning("verl_padding: %s cannot be written (%s); the job goes on without it", path, error)
 
     def save(self, step: int) -> None:
         """Keeps what was learned in the folder of a step's checkpoint."""
         if self._learned is not None:
-            self._learned.write(self._checkpoints / f"global_step_{step}" / FILE)
+            self._learned.write(Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE)
 
     def resume(self, step: int) -> None:
         """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some.
@@ -109,7 +97,10 @@ class StepTiming:
         Raises:
             PaddingDataError: its file holds something else.
         """
-        path = (self._resumed or self._checkpoints / f"global_step_{step}") / FILE
+        if self._trainer.resume_mode == "resume_path":
+            path = Path(self._trainer.resume_from_path) / FILE
+        else:
+            path = Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE
         if self._learned is not None and step and path.is_file():
             self._learned = LearnedCosts.read(path)
 
@@ -119,20 +110,14 @@ def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> di
     metrics: dict[str, float] = {}
     for call in timed.calls:
         figures = measured_figures(timed.of_call(call), cost_models[call])
-        metrics[PREDICTION_ERROR.format(call=call)] = figures.prediction_error
+        metrics[names.PREDICTION_ERROR.format(call=call)] = figures.prediction_error
         if figures.micro_imbalance is not None and figures.waited_s is not None:
-            metrics[MEASURED_IMBALANCE.format(call=call)] = figures.micro_imbalance
-            metrics[WAITED_SECONDS.format(call=call)] = figures.waited_s
+            metrics[names.MEASURED_IMBALANCE.format(call=call)] = figures.micro_imbalance
+            metrics[names.WAITED_SECONDS.format(call=call)] = figures.waited_s
     return metrics
 
 
-def _ask(worker_group: Any) -> Iterable[Any]:
-    answer = worker_group.execute_with_func_generator(micro_batch_clock.read_in_worker)
-    laps: Iterable[Any] = answer.non_tensor_batch[micro_batch_clock.LAPS]
-    return laps
-
-
-def timing_folder(config: DictConfig, padding: PaddingConfig) -> Path:
+def _folder(config: DictConfig, padding: PaddingConfig) -> Path:
     """Where the files of a job's steps go."""
     if padding.timing_dir is not None:
         return Path(padding.timing_dir).expanduser()

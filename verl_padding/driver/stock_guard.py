@@ -1,16 +1,14 @@
 """A job with a padding section never trains with one of verl's own trainers, which would silently ignore the section.
 
-verl chooses a trainer by ``trainer.v1.trainer_mode`` alone and then hands it the config: its constructor is the first
-place where both are known, and the last before workers start. There, one of verl's trainers is made as its padded
-counterpart, so that the config keeps verl's own name of the mode, which verl needs elsewhere. A trainer without a
-counterpart, such as a user's own that extends one of verl's, refuses.
+verl chooses a trainer by ``trainer.v1.trainer_mode`` alone and then hands it the config: where it is made, both are
+known for the first time, and no worker has started. There, one of verl's trainers is made as its padded counterpart, so
+that the config keeps verl's own name of the mode, which verl needs elsewhere. A trainer without a counterpart, such as
+a user's own that extends one of verl's, refuses.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-from wrapt import wrap_function_wrapper
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.modes import STOCK_MODES
@@ -26,29 +24,19 @@ COUNTERPARTS: dict[type, type] = {}
 
 def pad_or_refuse_in_stock_trainers(base: type) -> None:
     """Changes how trainers that extend ``base`` are made; a config without ``padding`` passes through untouched."""
-    make: Any = base.__new__
 
     def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
-        chosen = COUNTERPARTS.get(cls, cls) if _padding(args, kwargs) is not None else cls
+        config = kwargs["config"] if "config" in kwargs else args[0] if args else {}
+        padding = config.get("padding")
+        chosen = cls if padding is None else COUNTERPARTS.get(cls, cls)
+        if padding is not None and not issubclass(chosen, TakesPadding):
+            raise PaddingConfigError(
+                f"padding={padding!r}: {cls.__name__} is not a padded trainer and would ignore it. Choose "
+                f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your "
+                "own extend verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding "
+                "out. Run `verl-padding doctor` with the job's overrides for more."
+            )
         # Python calls the constructor of whatever comes back, which is one of `cls`.
-        return make(chosen) if make is object.__new__ else make(chosen, *args, **kwargs)
+        return object.__new__(chosen)
 
     base.__new__ = staticmethod(make_by_config)  # type: ignore[assignment]
-    wrap_function_wrapper(base, "__init__", _construct)
-
-
-def _padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    config = kwargs["config"] if "config" in kwargs else args[0] if args else {}
-    return config.get("padding")
-
-
-def _construct(construct: Any, trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    padding = _padding(args, kwargs)
-    if padding is not None and not isinstance(trainer, TakesPadding):
-        raise PaddingConfigError(
-            f"padding={padding!r}: {type(trainer).__name__} is not a padded trainer and would ignore it. Choose "
-            f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your own "
-            "extend verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out. "
-            "Run `verl-padding doctor` with the job's overrides for more."
-        )
-    construct(*args, **kwargs)

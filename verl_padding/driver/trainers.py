@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1 import (
     get_trainer_cls,
     register_trainer,
 )
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl.utils.import_utils import load_extern_type
 
 from verl_padding.driver.mixin import PaddedTrainer
@@ -53,20 +53,12 @@ class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
         super()._setup()
 
 
-COUNTERPARTS.update(
-    {
-        PPOTrainerSync: PaddedTrainerSync,
-        PPOTrainerColocateAsync: PaddedTrainerColocateAsync,
-        PPOTrainerSeparateAsync: PaddedTrainerSeparateAsync,
-    }
-)
+for _padded in (PaddedTrainerSync, PaddedTrainerColocateAsync, PaddedTrainerSeparateAsync):
+    COUNTERPARTS[_padded.__bases__[1]] = _padded
 
 
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
-    """The trainer that a job with this ``trainer.v1.trainer_mode`` gets if it asks for padding.
-
-    Returns:
-        The trainer of that name, or the counterpart of verl's own.
+    """The trainer that a job of this ``trainer.v1.trainer_mode`` gets if it asks for padding.
 
     Raises:
         PaddingConfigError: there is no trainer of this name, or it pads nothing.
@@ -82,29 +74,23 @@ def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
 
 
 def trainer_without_own_parts(config: DictConfig) -> PPOTrainer:
-    """verl's trainer of a job's mode, or its counterpart, without what is the user's own in it.
+    """verl's trainer of a job's mode, or its counterpart, without user-defined trainer, checkpoint callback or sampler.
 
-    That is for the process that trains: a padded trainer of the own, a checkpoint callback, and a sampler, which is not
-    initialized here. It may ask for TransferQueue, which is not there, or make an actor, which would start Ray; verl's
-    constructor only asks whether it has the methods it needs.
-
-    Args:
-        config: is written into, by verl too.
+    A sampler is not initialized here: it may ask for TransferQueue, which is not there, or make an actor, which would
+    start Ray; verl's constructor only asks whether it has the methods it needs. verl writes into ``config``.
     """
     trainer_class: Any = get_trainer_cls(config.trainer.v1.trainer_mode)
     if asks_for_padding(config):
         trainer_class = _registered(MODE_PREFIX + padded_trainer(config.trainer.v1.trainer_mode).extends)
 
     class WithoutOwnParts(trainer_class):
-        def _build_replay_buffer(self) -> ReplayBuffer:
+        def _build_replay_buffer(self) -> Any:
             own = self.config.trainer.v1.sampler.get("custom_sampler")
             if not (own and own.get("path") and own.get("name")):
-                verls: ReplayBuffer = super()._build_replay_buffer()
-                return verls
+                return super()._build_replay_buffer()
             sampler = load_extern_type(own.path, own.name)
             # What a function makes is not known, and taken for one of verl's, which has all methods.
-            unmade: ReplayBuffer = object.__new__(sampler if isinstance(sampler, type) else ReplayBufferAsync)
-            return unmade
+            return object.__new__(sampler if isinstance(sampler, type) else ReplayBufferAsync)
 
     with open_dict(config):
         config.trainer.checkpoint_callback_class = None
@@ -123,10 +109,9 @@ def asks_for_padding(config: DictConfig) -> bool:
 
 def _registered(trainer_mode: str) -> type:
     try:
-        trainer: type = get_trainer_cls(trainer_mode)
+        return get_trainer_cls(trainer_mode)
     except ValueError as error:
         raise PaddingConfigError(
             f"trainer.v1.trainer_mode={trainer_mode!r}: {error} Choose one of these, or register your own in a module "
             "that VERL_USE_EXTERNAL_MODULES names."
         ) from error
-    return trainer

@@ -31,8 +31,8 @@ def refuse_mispaired_advantages(config: DictConfig) -> None:
     algorithm = config.algorithm
     if _keeps_rows(algorithm):
         return
+    # A switch without which rows keep their places; else it is the estimator.
     switches = [str(name) for name, value in algorithm.items() if value is True]
-    # The one switch without which rows keep their places; else it is the estimator.
     of_switch = (name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False})))
     name = next(of_switch, "adv_estimator")
     raise PaddingConfigError(
@@ -44,29 +44,25 @@ def refuse_mispaired_advantages(config: DictConfig) -> None:
 
 def _keeps_rows(algorithm: Any) -> bool:
     """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
-    estimator = algorithm["adv_estimator"]
-    try:
-        is_verls = get_adv_estimator_fn(estimator).__module__.startswith("verl.")
-    except ValueError:  # verl refuses it, or code that is loaded later brings it
-        return True
-    if not is_verls:  # verl's function only puts what it returns beside the rows
-        return True
-    ones = torch.ones(N_ROWS, 2)
-    names = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
+    fields = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
+    numbers = torch.arange(N_ROWS)
     data = DataProto.from_dict(
-        tensors={NUMBER: torch.arange(N_ROWS), **{name: ones.clone() for name in names}},
+        tensors={NUMBER: numbers.clone(), **{name: torch.ones(N_ROWS, 2) for name in fields}},
         non_tensors={"uid": np.array([f"prompt{row // 2}" for row in range(N_ROWS)], dtype=object)},
     )
     try:
+        # What an estimator of the user's own returns, verl's function only puts beside the rows.
+        if not get_adv_estimator_fn(algorithm["adv_estimator"]).__module__.startswith("verl."):
+            return True
         with torch.random.fork_rng(devices=[]):
             computed = compute_advantage_for_multi_trajectories(
                 data,
                 batch_keys=[f"prompt{row // 2}_{row % 2}_0" for row in range(N_ROWS)],
-                adv_estimator=estimator,
+                adv_estimator=algorithm["adv_estimator"],
                 gamma=algorithm["gamma"],
                 lam=algorithm["lam"],
                 config=algorithm,
             )
-    except Exception:  # of what these rows lack, or what the estimator refuses: no row gets an advantage
+    except Exception:  # these rows lack something, or verl refuses the estimator, which code loaded later may bring
         return True
-    return torch.equal(computed.batch[NUMBER], torch.arange(N_ROWS))
+    return torch.equal(computed.batch[NUMBER], numbers)

@@ -25,13 +25,10 @@ UPDATE_CALLS = {call.method: call.name for call in CALLS if call.trains}
 class PaddedWorkerGroup:
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
-    So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else goes
-    through to the worker group, and so does a batch that is not in TransferQueue.
-
-    A call outside of a step, or with other rows than the step has planned for it (only some of them, for example),
-    gets a plan and pads of its own, which are gone when it returns.
-
-    Workers count their peak memory anew for each call: verl logs the highest since the process began.
+    So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else goes through to the
+    worker group, and so does a batch that is not in TransferQueue. A call outside of a step, or with other rows than
+    the step has planned for it, gets a plan and pads of its own, which are gone when it returns. Workers count their
+    peak memory anew for each call: verl logs the highest since the process began.
 
     Args:
         worker_group: verl's.
@@ -75,8 +72,8 @@ class PaddedWorkerGroup:
             return target(*args, **kwargs)
 
         def send(rows: KVBatchMeta) -> Any:
-            sent = [rows if value is batch else value for value in args]
-            return target(*sent, **{key: rows if value is batch else value for key, value in kwargs.items()})
+            named = {name: rows if value is batch else value for name, value in kwargs.items()}
+            return target(*[rows if value is batch else value for value in args], **named)
 
         padded = self._current()
         call = INFERENCE_CALLS.get(name) or UPDATE_CALLS[name]
@@ -110,11 +107,7 @@ class PaddedWorkerGroup:
 
 
 def start_peak(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: what a call reports as its peak memory is its own, not the process's.
-
-    Args:
-        worker: of any device; one that has no such counter goes without.
-    """
+    """For verl's ``execute_with_func_generator``: the peak memory that a call reports is its own, not the process's."""
     from verl.protocol import DataProto
     from verl.utils.device import get_torch_device
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 KEY_FORM = "{uid}_{session}_{index}"
 
 
@@ -44,6 +46,18 @@ def index_of_key(key: str) -> int:
     1
     """
     return int(key.rsplit("_", 1)[1])
+
+
+def rows_of_sessions(keys: Iterable[str]) -> list[list[int]]:
+    """Numbers of the rows of each session, in the order of their indexes; sessions in the order of their first rows.
+
+    >>> rows_of_sessions(["a_0_10", "b_0_0", "a_0_2"])
+    [[2, 0], [1]]
+    """
+    rows_of: dict[str, list[tuple[int, int]]] = {}
+    for row, key in enumerate(keys):
+        rows_of.setdefault(session_of_key(key), []).append((index_of_key(key), row))
+    return [[row for _, row in sorted(rows)] for rows in rows_of.values()]
 
 
 def parts_of_key(key: str) -> tuple[str, str, str] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +16,37 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Lap:
-    """One micro-batch on one rank: from the start of its forward pass to that of the next one, or to the call's end.
+    """One micro-batch on one rank, backward pass included: from its start to that of the next one, or the call's end.
 
-    In an update this holds the backward pass. In a pipeline, where the passes of micro-batches alternate, a lap is a
-    whole mini-batch.
+    In a pipeline, where the passes of micro-batches alternate, a lap is a whole mini-batch.
     """
 
     call: str
     """The worker call, as the plan names it."""
-
     rank: int
     """Data-parallel rank."""
-
     mini_batch: int
     """Its number in the call, from 0; with several epochs they go on counting."""
-
     micro_batch: int
     """Its number in the mini-batch, from 0."""
-
     start_s: float
     """When it began, in seconds since the epoch, by the clock of the rank's node."""
-
     seconds: float
     """How long it took, with what the rank waited for others."""
-
     forward_s: float | None
     """How long its forward pass took of these; in an update the rest is the backward pass. None in a pipeline."""
-
     busy_s: float | None
     """How long the rank computed; None where that cannot be told apart (a GPU, or a CPU with several threads)."""
-
     rows: tuple[int, ...]
     """Numbers of its real rows in the batch."""
-
     pads: int
     """Its pads."""
-
     computed_tokens: tuple[int, ...]
     """Tokens of each row that was computed, pads among them; of rows that share a prefix only the longest is."""
-
     reserved_bytes: int
-    """Most memory that the process has held since the worker call began: reserved on the device, or resident on a CPU.
-
-    Where it grew from a mini-batch to the next, the later one took it, or what lies between them: optimizer steps, and
-    whatever else runs in the process.
-    """
-
+    """Most memory that the process has held since the call began: reserved on the device, or resident on a CPU."""
     allocated_bytes: int | None
-    """Most memory that tensors have held on the device since the worker call began; None on a CPU."""
+    """Most memory that tensors have held on the device since the call began; None on a CPU."""
 
     @property
     def tokens(self) -> int:
@@ -77,7 +61,7 @@ class TimedStep:
     step: int
     keys: Sequence[str] = field(repr=False)
     """Key of each row of the batch."""
-    laps: Sequence[Lap] = field(repr=False)
+    laps: list[Lap] = field(repr=False)
 
     def of_call(self, call: str) -> list[Lap]:
         """The laps of a call."""
@@ -87,6 +71,14 @@ class TimedStep:
     def calls(self) -> list[str]:
         """Calls that have laps, in the order in which they began."""
         return list(dict.fromkeys(lap.call for lap in sorted(self.laps, key=lambda lap: lap.start_s)))
+
+
+def by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
+    """The laps of a call, those of a micro-batch on all ranks together."""
+    found: dict[tuple[int, int], list[Lap]] = defaultdict(list)
+    for lap in laps:
+        found[lap.mini_batch, lap.micro_batch].append(lap)
+    return list(found.values())
 
 
 def write_step(timed: Iterable[TimedStep], path: Path) -> None:
@@ -99,36 +91,23 @@ def write_step(timed: Iterable[TimedStep], path: Path) -> None:
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
-def read_steps(path: Path) -> Iterator[TimedStep]:
+def read_steps(path: Path) -> list[TimedStep]:
     """The batches of a step's file, mostly one.
 
     Raises:
         PaddingDataError: it cannot be read, or holds something else.
     """
+    steps: list[TimedStep] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PaddingDataError(f"{path}: cannot be read ({error}). Name a file of padding.timing_dir.") from error
-    head: dict[str, Any] | None = None
-    laps: list[Lap] = []
-    for number, line in enumerate(lines):
-        try:
-            said = json.loads(line)
-            if "keys" in said or head is None:
-                if head is not None:
-                    yield TimedStep(step=head["step"], keys=head["keys"], laps=laps)
-                head, laps = {"step": int(said["step"]), "keys": list(said["keys"])}, []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            if "keys" in values:
+                steps.append(TimedStep(step=values["step"], keys=values["keys"], laps=[]))
             else:
-                laps.append(_lap(said))
-        except (ValueError, TypeError, KeyError) as error:
-            raise PaddingDataError(
-                f"{path}, line {number} (from 0): not a lap ({error}). Name a file of padding.timing_dir."
-            ) from error
-    if head is None:
+                tuples = {name: tuple(values[name]) for name in ("rows", "computed_tokens")}
+                steps[-1].laps.append(Lap(**values | tuples))
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise PaddingDataError(f"{path}: no laps ({error!r}). Name a file of padding.timing_dir.") from error
+    if not steps:
         raise PaddingDataError(f"{path}: holds no step. Name a file of padding.timing_dir.")
-    yield TimedStep(step=head["step"], keys=head["keys"], laps=laps)
-
-
-def _lap(said: dict[str, Any]) -> Lap:
-    values = {each.name: said[each.name] for each in fields(Lap)}
-    return Lap(**values | {name: tuple(values[name]) for name in ("rows", "computed_tokens")})
+    return steps

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,15 +14,13 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.plan.measured_cost import FEW, MeasuredCost, Measurement, fit_cost, micro_batch_cost
-from verl_padding.timing.laps import Lap, TimedStep
+from verl_padding.timing.figures import prediction_error
+from verl_padding.timing.laps import Lap, TimedStep, by_micro_batch
 
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
 WINDOW = 8
-"""Steps that a fit looks back in any case; its errors are compared with the formula's over all that it looks at.
-
-A step is one local update here: those of separate_async have several.
-"""
+"""Steps (local updates) that a fit looks back in any case; errors are compared over all that it looks at."""
 MEMORY = 100
 """Steps after which what is beyond the window is forgotten, and another fill may be tried again."""
 LEAST_STEPS = 2
@@ -35,80 +31,57 @@ MOST = 4096
 """Measurements of a call that a fit takes; of more, an even share."""
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A micro-batch that was measured."""
-
-    measured: Measurement
-    by_formula: float
-    """Its cost by the formula."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The micro-batches of a step that were measured."""
-
-    number: int
-    """How many steps had been learned from with it."""
-    seen: Sequence[_Seen]
-
-    @cached_property
-    def fullness(self) -> int:
-        """Which power of two the median of the fills has reached."""
-        return int(np.median([each.measured.fill for each in self.seen])).bit_length()
+Seen = tuple[Measurement, float]
+"""A micro-batch that was measured, and its cost by the formula."""
 
 
 @dataclass
 class _Learned:
     """What is known of one call."""
 
-    steps: list[_Step] = field(default_factory=list)
-    """Those of the window, and before it the newest of each fullness that the window has none of; none too old."""
+    steps: dict[int, Sequence[Seen]] = field(default_factory=dict)
+    """By their numbers, from 1: those of the window, and before it the newest of each fullness that the window has none
+    of; none too old."""
     fitted: MeasuredCost | None = None
     used: bool = False
     trial_fill: int = 0
     """Tokens of a micro-batch of the next step, if that one is to try so many; else 0."""
     tried: int = 0
-    """After how many steps the last such step was asked for; 0 for never."""
+    """Number of the step after which the last such step was asked for; 0 for never."""
 
     @property
     def number(self) -> int:
         """How many steps have been learned from."""
-        return self.steps[-1].number if self.steps else 0
+        return max(self.steps, default=0)
 
-    @property
-    def can_explore(self) -> bool:
-        """A trial that happened to be slow, or a machine that has changed, is not to count for ever."""
-        return not self.tried or self.number - self.tried >= MEMORY
+    def add(self, seen: Sequence[Seen]) -> None:
+        """Takes a step in, and drops those that are no longer looked at."""
+        steps, number = {**self.steps, self.number + 1: seen}, self.number + 1
+        before, window = list(steps)[:-WINDOW], list(steps)[-WINDOW:]
+        newest = {_fullness(steps[each]): each for each in before if number - each < MEMORY}
+        of_window = {_fullness(steps[each]) for each in window}
+        kept = [each for fullness, each in newest.items() if fullness not in of_window]
+        self.steps = {each: steps[each] for each in kept + window}
 
-    def add(self, seen: Sequence[_Seen]) -> None:
-        """Takes a step in, and lets those go that are no longer looked at."""
-        number = self.number + 1
-        self.steps.append(_Step(number, seen))
-        window = self.steps[-WINDOW:]
-        kept = {each.fullness: each for each in self.steps[:-WINDOW] if number - each.number < MEMORY}
-        self.steps = [before for fullness, before in kept.items() if all(fullness != it.fullness for it in window)]
-        self.steps += window
-
-    def seen(self) -> list[_Seen]:
+    def seen(self) -> list[Seen]:
         """The micro-batches that a fit takes, by what they hold.
 
         Every second one, or tenth, is then an even share of the full and of the empty ones: in the order of a step,
         levels may take turns.
         """
-        all_seen = sorted(
-            (each for step in self.steps for each in step.seen),
-            key=lambda each: (each.measured.fill, each.measured.sums_D),
-        )
-        return all_seen[:: -(-len(all_seen) // MOST)]
+        seen = [each for step in self.steps.values() for each in step]
+        seen.sort(key=lambda each: (each[0].fill, each[0].sums_D))
+        return seen[:: -(-len(seen) // MOST)]
 
-    def half_fill(self) -> int:
+    def fill_to_try(self) -> int:
         """Half the tokens of the fullest micro-batches, if all were about as full as they; else 0.
 
         What does not depend on a micro-batch's tokens, what grows with them and what grows with their square is then
-        all the same to a fit.
+        all the same to a fit. A trial that happened to be slow, or a machine that has changed, does not count for ever.
         """
-        emptiest, fullest = np.quantile([each.measured.fill for each in self.seen()], [FEW, 1 - FEW])
+        if self.tried and self.number - self.tried < MEMORY:
+            return 0
+        emptiest, fullest = np.quantile([measured.fill for measured, _ in self.seen()], [FEW, 1 - FEW])
         return int(fullest) // 2 if 2 * emptiest > fullest else 0
 
 
@@ -124,7 +97,7 @@ class LearnedCosts:
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = defaultdict(_Learned)
 
-    def cost_of(self, call: str, *, cut_by_plan: bool) -> MeasuredCost | None:
+    def cost_of(self, call: str, cut_by_plan: bool) -> MeasuredCost | None:
         """The cost that the plan of a call is to use; None for the formula.
 
         Args:
@@ -145,53 +118,46 @@ class LearnedCosts:
 
         Returns: a sentence for each call whose plan changes over, or that is to try another fill.
         """
-        told = []
+        changes = []
         for call in timed.calls:
             known = self._learned[call]
-            known.add([_seen(laps, formulas[call]) for laps in _told_together(timed.of_call(call))])
-            known.fitted = fit_cost([each.measured for each in known.seen()]) or known.fitted
+            known.add(_seen(timed.of_call(call), formulas[call]))
+            known.fitted = fit_cost([measured for measured, _ in known.seen()]) or known.fitted
             known.trial_fill = 0
-            if known.fitted is None or len(known.steps) < LEAST_STEPS:
-                continue
-            errors = _errors(known.seen())
+            errors = _errors(known.seen()) if len(known.steps) >= LEAST_STEPS else None
             if errors is None:
                 continue
             of_fits, of_formula = errors
             in_use, other = (of_fits, of_formula) if known.used else (of_formula, of_fits)
             if other < SWITCH_MARGIN * in_use:
                 known.used = not known.used
-                told.append(
-                    f"from the next update on, {call} is planned by "
-                    f"{'measured costs' if known.used else 'the formula'}: over "
-                    f"{counted(len(known.steps), 'update')} measured costs were off by {of_fits:.3f}, the formula by "
-                    f"{of_formula:.3f}"
+                changes.append(
+                    f"from the next update on, {call} is planned by {'measured costs' if known.used else 'the formula'}"
+                    f": over {counted(len(known.steps), 'update')} measured costs were off by {of_fits:.3f}, the "
+                    f"formula by {of_formula:.3f}"
                 )
-            fill = known.half_fill()
-            if fill and call in cut_by_plan and known.can_explore:
+            if call in cut_by_plan and (fill := known.fill_to_try()):
                 known.trial_fill, known.tried = fill, known.number
-                told.append(
+                changes.append(
                     f"the next update tries micro-batches of {fill} tokens in {call}, or as many as its rows need: all "
                     "were about twice as full, which hides what depends on how full they are"
                 )
-        return told
+        return changes
 
     def write(self, path: Path) -> None:
         """Writes all that is known."""
-        said = {
+        content = {
             call: {
-                "cost": None if known.fitted is None else asdict(known.fitted),
+                "cost": known.fitted and asdict(known.fitted),
                 "used": known.used,
                 "trial_fill": known.trial_fill,
                 "tried": known.tried,
-                "steps": {
-                    step.number: [(each.measured.seconds, each.measured.sums_D, each.by_formula) for each in step.seen]
-                    for step in known.steps
-                },
+                "steps": {n: [(m.seconds, m.sums_D, cost) for m, cost in seen] for n, seen in known.steps.items()},
             }
             for call, known in self._learned.items()
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(said))
+        path.write_text(json.dumps(content))
 
     @classmethod
     def read(cls, path: Path) -> LearnedCosts:
@@ -202,8 +168,20 @@ class LearnedCosts:
         """
         costs = cls()
         try:
-            for call, said in json.loads(path.read_text(encoding="utf-8")).items():
-                costs._learned[call] = _learned(said)
+            for call, known in json.loads(path.read_text(encoding="utf-8")).items():
+                costs._learned[call] = _Learned(
+                    steps={
+                        int(n): [
+                            (Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), cost)
+                            for s, sums, cost in seen
+                        ]
+                        for n, seen in known["steps"].items()
+                    },
+                    fitted=None if known["cost"] is None else MeasuredCost(**known["cost"]),
+                    used=known["used"],
+                    trial_fill=known["trial_fill"],
+                    tried=known["tried"],
+                )
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise PaddingDataError(
                 f"{path}: no costs of a job with padding.cost_model=measured ({error}). Name the {FILE} of one of its "
@@ -220,58 +198,39 @@ class LearnedCosts:
         return {call for call, known in self._learned.items() if known.used}
 
 
-def _learned(said: dict[str, Any]) -> _Learned:
-    return _Learned(
-        steps=[
-            _Step(
-                int(number),
-                [_Seen(Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), f) for s, sums, f in step],
-            )
-            for number, step in said["steps"].items()
-        ],
-        fitted=None if said["cost"] is None else MeasuredCost(**said["cost"]),
-        used=bool(said["used"]),
-        trial_fill=int(said["trial_fill"]),
-        tried=int(said["tried"]),
-    )
+def _fullness(seen: Sequence[Seen]) -> int:
+    """Which power of two the median of the fills has reached."""
+    return int(np.median([measured.fill for measured, _ in seen])).bit_length()
 
 
-def _errors(seen: Sequence[_Seen]) -> tuple[float, float] | None:
+def _errors(seen: Sequence[Seen]) -> tuple[float, float] | None:
     """How wrong fits are, and the formula, as shares of the measured seconds; None where too little is known to fit.
 
-    One half of the measurements is foretold by a fit to the other, and the other way round. The formula knows no
+    One half of the measurements is predicted by a fit to the other, and the other way round. The formula knows no
     seconds, and the fit leaves the paces of ranks out: both are granted one scale for all.
 
     Args:
         seen: by what they hold, so that both halves have full ones and empty ones.
     """
     halves = seen[::2], seen[1::2]
-    fits = [fit_cost([each.measured for each in half]) for half in halves]
-    pairs: list[tuple[float, float, float]] = []
-    for fit, half in zip(fits, reversed(halves), strict=True):
+    known: list[tuple[float, float, float]] = []
+    for fitted_to, half in (halves, halves[::-1]):
+        fit = fit_cost([measured for measured, _ in fitted_to])
         if fit is None:
             return None
-        pairs += [(each.measured.seconds, fit.predict(each.measured), each.by_formula) for each in half]
-    seconds, by_fit, by_formula = np.array(pairs).T
-    scaled = (told * (seconds.sum() / told.sum()) for told in (by_fit, by_formula))
-    off_fit, off_formula = (float(np.abs(told - seconds).sum() / seconds.sum()) for told in scaled)
-    return off_fit, off_formula
+        known += [(measured.seconds, fit.predict(measured), by_formula) for measured, by_formula in half]
+    seconds, by_fit, by_formula = np.array(known).T
+    return prediction_error(by_fit, seconds), prediction_error(by_formula, seconds)
 
 
-def _told_together(laps: Iterable[Lap]) -> list[list[Lap]]:
-    """Each lap by itself, or where waiting is not told apart, those of a micro-batch on all ranks."""
-    alone, by_level = [], defaultdict(list)
-    for lap in laps:
-        if lap.busy_s is not None:
-            alone.append([lap])
-        else:
-            by_level[lap.mini_batch, lap.micro_batch].append(lap)
-    return alone + list(by_level.values())
-
-
-def _seen(laps: Sequence[Lap], formula: CostModel) -> _Seen:
-    seconds = max(lap.seconds if lap.busy_s is None else lap.busy_s for lap in laps)
-    return _Seen(
-        measured=Measurement.of(seconds, [lap.computed_tokens for lap in sorted(laps, key=lambda lap: lap.rank)]),
-        by_formula=float(max(micro_batch_cost(formula, lap.computed_tokens) for lap in laps)),
-    )
+def _seen(laps: Sequence[Lap], formula: CostModel) -> list[Seen]:
+    """Each lap by itself, or where waiting cannot be told apart, those of a micro-batch on all ranks as one."""
+    groups = [[lap] for lap in laps if lap.busy_s is not None]
+    groups += by_micro_batch(lap for lap in laps if lap.busy_s is None)
+    seen = []
+    for group in groups:
+        seconds = max(lap.seconds if lap.busy_s is None else lap.busy_s for lap in group)
+        tokens_D = [lap.computed_tokens for lap in sorted(group, key=lambda lap: lap.rank)]
+        cost = max(micro_batch_cost(formula, tokens) for tokens in tokens_D)
+        seen.append((Measurement.of(seconds, tokens_D), float(cost)))
+    return seen

@@ -5,10 +5,10 @@ Source: "Trace Event Format", complete events (``"ph": "X"``) and metadata event
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from verl_padding.timing.laps import Lap, TimedStep
+from verl_padding.timing.laps import TimedStep
 
 
 def chrome_trace(steps: Iterable[TimedStep]) -> dict[str, Any]:
@@ -20,36 +20,20 @@ def chrome_trace(steps: Iterable[TimedStep]) -> dict[str, Any]:
     laps = [lap for step in timed for lap in step.laps]
     calls = list(dict.fromkeys(call for step in timed for call in step.calls))
     first = min((lap.start_s for lap in laps), default=0.0)
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": number, "args": {"name": call}} for number, call in enumerate(calls)
-    ]
+    events: list[dict[str, Any]] = []
     for number, call in enumerate(calls):
+        of_call = {"ph": "M", "pid": number}
+        events.append({**of_call, "name": "process_name", "args": {"name": call}})
         for rank in sorted({lap.rank for lap in laps if lap.call == call}):
-            named = {"ph": "M", "name": "thread_name", "pid": number, "tid": rank, "args": {"name": f"rank {rank}"}}
-            events.append(named)
+            events.append({**of_call, "name": "thread_name", "tid": rank, "args": {"name": f"rank {rank}"}})
     for lap in laps:
-        events.extend(_events(lap, calls.index(lap.call), first))
+        place = {"ph": "X", "cat": lap.call, "pid": calls.index(lap.call), "tid": lap.rank}
+        name = f"mini-batch {lap.mini_batch}, micro-batch {lap.micro_batch}"
+        shown = ("rows", "pads", "forward_s", "busy_s", "reserved_bytes", "allocated_bytes")
+        about = {"computed_tokens": lap.tokens, **{each: getattr(lap, each) for each in shown}}
+        begin, seconds = (lap.start_s - first) * 1e6, lap.seconds * 1e6
+        events.append({**place, "name": name, "ts": begin, "dur": seconds, "args": about})
+        if lap.busy_s is not None and lap.busy_s < lap.seconds:
+            busy = lap.busy_s * 1e6
+            events.append({**place, "name": "waiting", "ts": begin + busy, "dur": seconds - busy})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def _events(lap: Lap, process: int, first: float) -> Iterator[dict[str, Any]]:
-    place = {"ph": "X", "cat": lap.call, "pid": process, "tid": lap.rank}
-    begin = (lap.start_s - first) * 1e6
-    yield {
-        **place,
-        "name": f"mini-batch {lap.mini_batch}, micro-batch {lap.micro_batch}",
-        "ts": begin,
-        "dur": lap.seconds * 1e6,
-        "args": {
-            "rows": list(lap.rows),
-            "pads": lap.pads,
-            "computed_tokens": lap.tokens,
-            "forward_s": lap.forward_s,
-            "busy_s": lap.busy_s,
-            "reserved_bytes": lap.reserved_bytes,
-            "allocated_bytes": lap.allocated_bytes,
-        },
-    }
-    if lap.busy_s is not None and lap.busy_s < lap.seconds:
-        waited = lap.seconds - lap.busy_s
-        yield {**place, "name": "waiting", "ts": begin + lap.busy_s * 1e6, "dur": waited * 1e6}

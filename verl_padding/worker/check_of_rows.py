@@ -14,8 +14,6 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
-from verl_padding.job.known_verl import is_known
-
 
 def lift_check_of_rows(module: ModuleType, is_padded: Callable[[Any], bool]) -> None:
     """Wraps ``validate_config`` of verl.utils.config; jobs that do not ask for padding pass through untouched.
@@ -25,12 +23,8 @@ def lift_check_of_rows(module: ModuleType, is_padded: Callable[[Any], bool]) -> 
     """
 
     def lifted(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import verl  # here: the module is wrapped while verl is being imported, and does not know its version yet
-
         config = kwargs.pop("config") if "config" in kwargs else args[0]
-        if is_known(verl.__version__) and is_padded(config):
-            config = _with_rows_for_all(config)
-        validate(config, *args[1:], **kwargs)
+        validate(_with_rows_for_all(config) if is_padded(config) else config, *args[1:], **kwargs)
 
     wrap_function_wrapper(module, "validate_config", lifted)
 

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan import Sharing
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import for_training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
@@ -33,23 +33,19 @@ OUTPUTS = ("log_probs", "values")
 def probe_for_leaks(axes: Sequence[int], *, sharing: Sharing, fixes: dict[str, str]) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that probes each engine of a worker.
 
+    The function raises a PaddingConfigError if a model does not keep rows apart.
+
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
         sharing: with chains, a shorter row's outputs have to be those of the longer one's beginning, too.
         fixes: role -> what to set where rows are not kept apart.
-
-    The function raises a PaddingConfigError: a model does not keep rows apart.
     """
 
-    def probe(worker: Any) -> Any:
-        from verl.protocol import DataProto
+    def probe(role: str, trainee: Any) -> None:
+        if role in fixes and trainee.engine_config.use_remove_padding:
+            _probe(role, trainee, tuple(axes), sharing, fixes[role])
 
-        for role, trainee in training_workers(worker).items():
-            if role in fixes and trainee.engine_config.use_remove_padding:
-                _probe(role, trainee, tuple(axes), sharing, fixes[role])
-        return DataProto()
-
-    return probe
+    return for_training_workers(probe)
 
 
 def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix: str) -> None:
@@ -100,18 +96,17 @@ def _outputs(trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...]) 
 
     ones = [torch.ones_like(ids) for ids in rows]
     places = [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows]
-    data = TensorDict(
-        {
-            "input_ids": _nested(rows),
-            "position_ids": _nested(places) if not axes else _nested_along_tokens(places),
-            "attention_mask": _nested(ones),
-            "loss_mask": _nested([mask[1:] for mask in ones]),
-            "response_mask": _nested([mask[1:] for mask in ones]),
-            "prompts": _nested([ids[:1] for ids in rows]),
-            "responses": _nested([ids[1:] for ids in rows]),
-        },
-        batch_size=len(rows),
-    )
+    fields = {
+        "input_ids": list(rows),
+        "position_ids": places,
+        "attention_mask": ones,
+        "loss_mask": [mask[1:] for mask in ones],
+        "response_mask": [mask[1:] for mask in ones],
+        "prompts": [ids[:1] for ids in rows],
+        "responses": [ids[1:] for ids in rows],
+    }
+    jagged = {name: tu.nested_tensor_from_tensor_list(values) for name, values in fields.items()}
+    data = TensorDict(jagged, batch_size=len(rows))
     tu.assign_non_tensor(
         data,
         temperature=1.0,
@@ -127,19 +122,6 @@ def _outputs(trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...]) 
     found = output[name]
     each = found.unbind() if found.is_nested else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
     return [line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)]
-
-
-def _nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-
-
-def _nested_along_tokens(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Jagged along the last dimension, as verl's position ids with axes are."""
-    return torch.nested.nested_tensor_from_jagged(
-        torch.cat(list(rows), dim=-1),
-        offsets=torch.tensor([0, *[row.shape[-1] for row in rows]]).cumsum(0),
-        jagged_dim=rows[0].dim(),
-    )
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -9,7 +9,6 @@ and is already weighted, so that a plain mean over the reporting ranks gives the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +17,15 @@ from verl.utils.metric import AggregationType, Metric
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchShare:
-    """How much of its mini-batch a micro-batch holds: trained tokens, and rows that have one."""
+    """How much of its mini-batch a micro-batch holds."""
 
-    tokens: int
-    mini_batch_tokens: int
-    rows: int
-    mini_batch_rows: int
+    of_tokens: float
+    """Of the trained tokens: weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
+    of_rows: float
+    """Of the rows with a trained token, likewise."""
     reporting_ranks: int
     """Ranks that hold a trained token of the mini-batch: the others report no metric."""
     dp_size: int
-
-    @property
-    def of_rows(self) -> float:
-        """Weight of a mean over the micro-batch's rows in the mean over the mini-batch's."""
-        return self.rows / self.mini_batch_rows
-
-    @property
-    def of_tokens(self) -> float:
-        """Weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
-        return self.tokens / self.mini_batch_tokens
 
 
 class RunningMetric(Metric):
@@ -85,10 +74,8 @@ def share_metrics(metrics: dict[str, Any], share: MicroBatchShare) -> dict[str, 
 
 
 def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
-    if isinstance(value, Metric):
-        aggregation, number = value.aggregation, float(value.aggregate())
-    else:
-        aggregation, number = AggregationType.MEAN, float(value)
+    aggregation = value.aggregation if isinstance(value, Metric) else AggregationType.MEAN
+    number = float(value.aggregate() if isinstance(value, Metric) else value)
     if aggregation is AggregationType.SUM:
         # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
         return RunningMetric(AggregationType.SUM, number * share.reporting_ranks / share.dp_size)
@@ -104,8 +91,3 @@ def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
 def names_of_sums(metrics: dict[str, Any]) -> list[str]:
     """Names of those metrics of a loss that verl adds up over micro-batches, as it does losses."""
     return [name for name, value in metrics.items() if getattr(value, "aggregation", None) is AggregationType.SUM]
-
-
-def zeros(names: Iterable[str]) -> dict[str, RunningMetric]:
-    """Sums of nothing."""
-    return {name: RunningMetric(AggregationType.SUM, 0.0) for name in names}

@@ -22,9 +22,9 @@ from verl_padding.pads.columns import (
     WEIGHS_ROWS,
     read_column,
 )
-from verl_padding.worker.loss_metrics import MicroBatchShare, names_of_sums, share_metrics, zeros
+from verl_padding.worker.loss_metrics import MicroBatchShare, RunningMetric, names_of_sums, share_metrics
 from verl_padding.worker.row_means import over_the_mini_batch
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import for_training_workers
 
 Loss = Callable[..., Any]
 
@@ -37,11 +37,11 @@ PACKING_EFFICIENCY = "padding/packing_efficiency"
 class RealRowsLoss:
     """Hands ``inner`` the real rows of a micro-batch that have a trained token, with its mini-batch's denominators.
 
-    Pads have none, and neither have real rows whose ``response_mask`` is all 0. Such real rows stay in the
-    denominators. A micro-batch without a trained token gets a zero that depends on the model's output, so that its
-    backward runs the same collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics,
-    every micro-batch reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for
-    each loss that ``inner`` has reported before.
+    Pads have none, and neither have real rows whose ``response_mask`` is all 0, which stay in the denominators. A
+    micro-batch without a trained token gets a zero that depends on the model's output, so that its backward runs the
+    same collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics, every micro-batch
+    reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for each loss that
+    ``inner`` has reported before.
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.weighing`), by which the gradient of their
     outputs is multiplied. Loss and metrics are those of rows that weigh the same.
@@ -71,9 +71,9 @@ class RealRowsLoss:
         trained = _trained_rows(data, real)
         packing = _packing_metrics(data, real)
         if not trained:
-            # Where some rank trains, it alone reports the mini-batch's metrics.
-            idle = int(read_column(data, REPORTING_RANKS)[0]) == 0
-            return _connected_zero(model_output), packing | (zeros(self._losses) if idle else {})
+            if int(read_column(data, REPORTING_RANKS)[0]) == 0:  # where some rank trains, it alone reports losses
+                packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in self._losses}
+            return _connected_zero(model_output), packing
         if len(trained) < len(data):
             model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
             data = tu.index_select_tensor_dict(data, trained)
@@ -95,10 +95,8 @@ def _trained_rows(data: TensorDict, real: list[int]) -> list[int]:
 
 def _share_of(data: TensorDict) -> MicroBatchShare:
     return MicroBatchShare(
-        tokens=int(data["response_mask"].sum()),
-        mini_batch_tokens=int(read_column(data, LOSS_TOKENS)[0]),
-        rows=len(data),
-        mini_batch_rows=int(read_column(data, TRAINED_ROWS)[0]),
+        of_tokens=int(data["response_mask"].sum()) / int(read_column(data, LOSS_TOKENS)[0]),
+        of_rows=len(data) / int(read_column(data, TRAINED_ROWS)[0]),
         reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
         dp_size=int(data["dp_size"]),
     )
@@ -155,12 +153,9 @@ def weighed_output(value: Any, factor_R: torch.Tensor) -> Any:
 def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that wraps each worker's loss, in the worker."""
 
-    def wrap(worker: Any) -> Any:
-        from verl.protocol import DataProto
+    def wrap(role: str, trainee: Any) -> None:
+        if role != "ref":
+            assert trainee.loss_fn is not None, "the worker has no loss yet"
+            trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
 
-        trainee = next(iter(training_workers(worker).values()))  # the actor, or the critic
-        assert trainee.loss_fn is not None, "the worker has no loss yet"
-        trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
-        return DataProto()
-
-    return wrap
+    return for_training_workers(wrap)

@@ -1,9 +1,8 @@
 """A clock in verl's workers: what each micro-batch takes, and which rows it holds.
 
-verl times whole calls, and its profiler needs to be turned on for a step and read by hand. With ``padding.timing=true``
-an engine's ``forward_step`` and ``forward_backward_batch`` are wrapped on that one engine: a mark is set where each
-micro-batch begins, where its forward pass ends and where the call ends, and a lap lies between two beginnings. On a GPU
-marks are events, which wait for nothing and are read when the step is over.
+verl times whole calls. Here an engine's ``forward_step`` and ``forward_backward_batch`` are wrapped, on that one
+engine: a mark is set where each micro-batch begins, where its forward pass ends and where the call ends, and a lap lies
+between two beginnings. On a GPU marks are events, which wait for nothing and are read when the step is over.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, TIPS, read_column
 from verl_padding.timing.laps import Lap
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import for_training_workers, training_workers
 
 CLOCK = "_verl_padding_clock"
 """Attribute of an engine that has a clock."""
@@ -35,18 +34,10 @@ LAPS = "laps"
 class _Mark:
     """A moment on one rank."""
 
+    event: Any
+    epoch_s: float = field(default_factory=time.time)
     wall_s: float = field(default_factory=time.perf_counter)
     cpu_s: float = field(default_factory=time.process_time)
-    event: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Contents:
-    """What a micro-batch holds."""
-
-    rows: tuple[int, ...]
-    pads: int
-    computed_tokens: tuple[int, ...]
 
 
 @dataclass
@@ -55,8 +46,8 @@ class _Timed:
 
     call: str
     mini_batch: int
-    start_s: float
-    held: list[_Contents]
+    held: list[dict[str, Any]] = field(default_factory=list)
+    """What each micro-batch holds, by the names of :class:`Lap`."""
     marks: list[_Mark] = field(default_factory=list)
     forward_ends: list[_Mark] = field(default_factory=list)
     reserved_bytes: int = 0
@@ -64,20 +55,16 @@ class _Timed:
 
 
 class MicroBatchClock:
-    """Takes the laps of one engine of verl, on one rank."""
+    """Takes the laps of one engine of verl, on one rank, whose methods it wraps."""
 
     def __init__(self, engine: Any):
         self._engine = engine
         self._device = get_torch_device()
         self._has_events = get_device_name() != "cpu"
-        # In a pipeline the passes of several micro-batches take turns: only their sum can be told.
+        # In a pipeline the passes of several micro-batches take turns: only their sum can be measured.
         self._whole = (getattr(engine.engine_config, "pipeline_model_parallel_size", 1) or 1) > 1
         self._timed: list[_Timed] = []
         self._running: _Timed | None = None
-
-    def wrap(self) -> None:
-        """Wraps the engine's methods, on this engine alone."""
-        engine = self._engine
         engine.forward_backward_batch = self._around_batch(engine.forward_backward_batch)
         engine.forward_step = self._around_step(engine.forward_step)
 
@@ -95,7 +82,7 @@ class MicroBatchClock:
             if call is None or BATCH_ROW not in data.keys():  # noqa: SIM118  (a TensorDict)
                 return forward_backward(data, *args, **kwargs)
             number = sum(each.call == call for each in self._timed)
-            running = _Timed(call=call, mini_batch=number, start_s=time.time(), held=[])
+            running = _Timed(call=call, mini_batch=number)
             if self._whole:
                 running.held.append(_held(data))
                 running.marks.append(self._mark())
@@ -105,7 +92,8 @@ class MicroBatchClock:
             finally:
                 self._running = None
             running.marks.append(self._mark())
-            running.reserved_bytes, running.allocated_bytes = self._memory()
+            running.reserved_bytes = int(self._device.max_memory_reserved())
+            running.allocated_bytes = int(self._device.max_memory_allocated()) if self._has_events else None
             self._timed.append(running)
             return output
 
@@ -117,15 +105,11 @@ class MicroBatchClock:
             running = self._running
             if running is None or self._whole:
                 return forward_step(micro_batch, *args, **kwargs)
+            data = micro_batch
             if not isinstance(micro_batch, TensorDict):  # Megatron's engine takes it from an iterator
                 data = next(micro_batch)
                 micro_batch = iter([data])
-            else:
-                data = micro_batch
-            mark = self._mark()
-            if not running.marks:
-                running.start_s = time.time()
-            running.marks.append(mark)
+            running.marks.append(self._mark())
             running.held.append(_held(data))
             output = forward_step(micro_batch, *args, **kwargs)
             running.forward_ends.append(self._mark())
@@ -134,23 +118,18 @@ class MicroBatchClock:
         return timed
 
     def _mark(self) -> _Mark:
-        mark = _Mark()
-        if self._has_events:
-            mark.event = self._device.Event(enable_timing=True)
-            mark.event.record()
-        return mark
-
-    def _memory(self) -> tuple[int, int | None]:
-        allocated = int(self._device.max_memory_allocated()) if self._has_events else None
-        return int(self._device.max_memory_reserved()), allocated
+        event = self._device.Event(enable_timing=True) if self._has_events else None
+        if event is not None:
+            event.record()
+        return _Mark(event)
 
     def _seconds(self, begin: _Mark, end: _Mark) -> float:
         return float(begin.event.elapsed_time(end.event) / 1e3) if self._has_events else end.wall_s - begin.wall_s
 
     def _laps(self, timed: _Timed) -> Iterator[Lap]:
         rank = self._engine.get_data_parallel_rank()
-        start_s = timed.start_s
-        # With several threads, the seconds of a process say nothing of how many of them were busy.
+        start_s = timed.marks[0].epoch_s
+        # With several threads, the seconds of a process do not show how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
         for micro_batch, (held, (begin, end)) in enumerate(zip(timed.held, pairwise(timed.marks), strict=True)):
             seconds = self._seconds(begin, end)
@@ -163,58 +142,42 @@ class MicroBatchClock:
                 seconds=seconds,
                 forward_s=None if self._whole else self._seconds(begin, timed.forward_ends[micro_batch]),
                 busy_s=min(end.cpu_s - begin.cpu_s, seconds) if one_thread else None,
-                rows=held.rows,
-                pads=held.pads,
-                computed_tokens=held.computed_tokens,
+                **held,
                 reserved_bytes=timed.reserved_bytes,
                 allocated_bytes=timed.allocated_bytes,
             )
             start_s += seconds
 
 
-def _held(data: TensorDict) -> _Contents:
+def _held(data: TensorDict) -> dict[str, Any]:
     """What a micro-batch holds; ``data`` is still on the CPU, so nothing waits for a device."""
     tokens_R = data["input_ids"].offsets().diff().tolist()
     number_R = read_column(data, BATCH_ROW).tolist()
     tips = tu.get_non_tensor_data(data=data, key=TIPS, default=None)
     computed = sorted(set(tips)) if tips is not None else range(len(tokens_R))
     rows = tuple(number for number in number_R if number >= 0)
-    return _Contents(
-        rows=rows,
-        pads=len(number_R) - len(rows),
-        computed_tokens=tuple(tokens_R[row] for row in computed),
-    )
+    computed_tokens = tuple(tokens_R[row] for row in computed)
+    return {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed_tokens}
 
 
-def install_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
-    from verl.protocol import DataProto
+def _install(role: str, trainee: Any) -> None:
+    if not hasattr(trainee.engine, CLOCK):
+        setattr(trainee.engine, CLOCK, MicroBatchClock(trainee.engine))
 
-    for engine in _engines(worker):
-        if not hasattr(engine, CLOCK):
-            clock = MicroBatchClock(engine)
-            clock.wrap()
-            setattr(engine, CLOCK, clock)
-    return DataProto()
+
+install_in_worker = for_training_workers(_install)
+"""For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
 
 
 def read_in_worker(worker: Any) -> Any:
     """For verl's ``execute_with_func_generator``: the laps of a worker's engines, as ``non_tensor_batch[LAPS]``.
 
-    Of ranks that share their rows, only one tells.
+    Of ranks that share their rows, only one answers.
     """
     from verl.protocol import DataProto
 
-    laps = [
-        lap
-        for engine in _engines(worker)
-        for lap in getattr(engine, CLOCK).read()
-        if engine.is_mp_src_rank_with_outputs()
-    ]
-    told = np.empty(len(laps), dtype=object)
-    told[:] = laps
-    return DataProto(non_tensor_batch={LAPS: told})
-
-
-def _engines(worker: Any) -> list[Any]:
-    return [trainee.engine for trainee in training_workers(worker).values()]
+    engines = [trainee.engine for trainee in training_workers(worker).values()]
+    laps = [lap for engine in engines for lap in getattr(engine, CLOCK).read() if engine.is_mp_src_rank_with_outputs()]
+    answer = np.empty(len(laps), dtype=object)
+    answer[:] = laps
+    return DataProto(non_tensor_batch={LAPS: answer})

@@ -25,13 +25,13 @@ from verl_padding.pads.lineage import EXTENDS
 from verl_padding.plan import Sharing
 from verl_padding.plan.counted import counted
 from verl_padding.worker.shared_prefixes import computed_tokens, planned_tokens, share_in, tips_of
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import for_training_workers
 
 logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
 FOLLOWS_PLAN = "_verl_padding_follows_plan"
-"""Attribute of a function that stands in the place of verl's: what it shares."""
+"""Attribute of a function that stands in the place of another: the other one."""
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
@@ -62,7 +62,7 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
                 tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
         return micro_batches, indices
 
-    setattr(prepare_micro_batches, FOLLOWS_PLAN, sharing)
+    setattr(prepare_micro_batches, FOLLOWS_PLAN, prepare)
     return prepare_micro_batches
 
 
@@ -80,10 +80,7 @@ def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], mult
 
 
 def _check_tokens(computed: int, planned: int, budget: int) -> None:
-    """Refuses a micro-batch that was not planned like this, and warns of chains that are none.
-
-    A chain that an agent loop has named wrongly costs time and memory, and changes nothing.
-    """
+    """Refuses a micro-batch that was not planned like this; a wrongly named chain only costs time and memory."""
     if planned > budget:
         raise PaddingDataError(
             f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
@@ -107,26 +104,17 @@ def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
     ``prepare_micro_batches``, or cannot share.
     """
 
-    def install_in_worker(worker: Any) -> Any:
-        from verl.protocol import DataProto
+    def patch(role: str, trainee: Any) -> None:
+        engine = trainee.engine
+        module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
+        prepare = module.get(PATCHED)
+        if prepare is None:
+            raise PaddingError(
+                f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
+                f"verl {KNOWN_VERL} do. Set padding.packer=verl."
+            )
+        module[PATCHED] = follow_plan(getattr(prepare, FOLLOWS_PLAN, prepare), sharing=sharing)
+        if sharing == "chains":
+            share_in(engine)
 
-        for trainee in training_workers(worker).values():
-            _patch(trainee.engine, sharing)
-            if sharing == "chains":
-                share_in(trainee.engine)
-        return DataProto()
-
-    return install_in_worker
-
-
-def _patch(engine: Any, sharing: Sharing) -> None:
-    module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
-    prepare = module.get(PATCHED)
-    if prepare is None:
-        raise PaddingError(
-            f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
-            f"verl {KNOWN_VERL} do. Set padding.packer=verl."
-        )
-    shares = getattr(prepare, FOLLOWS_PLAN, None)
-    if shares != sharing:
-        module[PATCHED] = follow_plan(prepare if shares is None else prepare.__wrapped__, sharing=sharing)
+    return for_training_workers(patch)

@@ -1,9 +1,8 @@
-"""Policy losses of verl that take the mean of the rows they get, turned into a share of the mini-batch's mean."""
+"""verl's policy loss that takes the mean of the rows it gets, turned into a share of the mini-batch's mean."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,34 +10,31 @@ import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 
 PREFIX = "verl_padding/"
-"""Prefix of the names of these losses in verl's registry."""
+"""Prefix of its name in verl's registry."""
 
-ROW_MEANS = ("geo_mean",)
-"""verl 0.9 adds such a loss up over micro-batches and takes its mean over ranks, each with equal weight, so a row
-weighs more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R rows is r / R of its mean."""
-
-
-def _share_of_the_mini_batch(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
-    def loss(*, response_mask: torch.Tensor, config: Any, **arguments: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-        mean, metrics = get_policy_loss_fn(name)(response_mask=response_mask, config=config, **arguments)
-        info = config.global_batch_info
-        # Times the ranks, as verl's other losses are: FSDP takes the mean over them.
-        return mean * (len(response_mask) * info["dp_size"] / info["global_batch_size"]), metrics
-
-    return loss
+ROW_MEAN = "geo_mean"
+"""verl 0.9 adds this loss up over micro-batches and takes its mean over ranks, each with equal weight, so a row weighs
+more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R rows is r / R of its mean."""
 
 
-for _name in ROW_MEANS:
-    register_policy_loss(PREFIX + _name)(_share_of_the_mini_batch(_name))
+@register_policy_loss(PREFIX + ROW_MEAN)
+def share_of_the_mini_batch(
+    *, response_mask: torch.Tensor, config: Any, **arguments: Any
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's loss of a micro-batch, as its share of the mini-batch's."""
+    mean, metrics = get_policy_loss_fn(ROW_MEAN)(response_mask=response_mask, config=config, **arguments)
+    info = config.global_batch_info
+    # Times the ranks, as verl's other losses are: FSDP takes the mean over them.
+    return mean * (len(response_mask) * info["dp_size"] / info["global_batch_size"]), metrics
 
 
 def over_the_mini_batch(loss: Any) -> Any:
     """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss stays as it is."""
     config = loss.keywords.get("config") if isinstance(loss, partial) else None
     policy_loss = getattr(config, "policy_loss", None)
-    if policy_loss is None or policy_loss.loss_mode not in ROW_MEANS:
+    if policy_loss is None or policy_loss.loss_mode != ROW_MEAN:
         return loss
     config, policy_loss = copy.copy(config), copy.copy(policy_loss)
-    object.__setattr__(policy_loss, "loss_mode", PREFIX + policy_loss.loss_mode)  # verl's configs are frozen
+    object.__setattr__(policy_loss, "loss_mode", PREFIX + ROW_MEAN)  # verl's configs are frozen
     object.__setattr__(config, "policy_loss", policy_loss)
     return partial(loss.func, *loss.args, **{**loss.keywords, "config": config})

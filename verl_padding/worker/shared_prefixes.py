@@ -4,11 +4,10 @@ A causal model's output at a position depends on the tokens up to it. So if row 
 and values of a are those of b's first positions. The engine's inputs are made from the tips, and every output is
 expanded to all rows of the micro-batch before loss, metrics or driver see it; backward adds up the gradients of all
 slices. verl 0.9 has no place for this: its engines make inputs and outputs in two methods, which this module wraps in
-the class of a worker's engine. It can go when verl shares prefixes by itself;
-tests/worker/test_shared_prefixes.py says when to look.
+the class of a worker's engine, until verl shares prefixes by itself (tests/worker/test_shared_prefixes.py).
 
-The last output of a row belongs to a label that the row does not have: whatever token comes next. Shared, it is another
-one than alone, and nothing reads it.
+The last output of a row belongs to whatever token comes next. Shared, it is another one than alone, and nothing reads
+it.
 """
 
 from __future__ import annotations
@@ -69,16 +68,12 @@ def computed_tokens(data: TensorDict, tip_R: Sequence[int]) -> int:
 def planned_tokens(data: TensorDict) -> int:
     """Tokens of the rows that the plan wants computed: the longest of each chain, and rows of none."""
     tokens_R = data["input_ids"].offsets().diff().tolist()
-    if CHAIN not in data.keys():  # noqa: SIM118  (a TensorDict)
-        return sum(tokens_R)
+    chain_R = read_column(data, CHAIN).tolist() if CHAIN in data.keys() else [-1] * len(data)  # noqa: SIM118
     longest: dict[int, int] = {}
-    alone = 0
-    for tokens, chain in zip(tokens_R, read_column(data, CHAIN).tolist(), strict=True):
-        if chain < 0:
-            alone += tokens
-        else:
-            longest[chain] = max(tokens, longest.get(chain, 0))
-    return alone + sum(longest.values())
+    for row, (tokens, chain) in enumerate(zip(tokens_R, chain_R, strict=True)):
+        of = chain if chain >= 0 else ~row  # a row of no chain is one by itself
+        longest[of] = max(tokens, longest.get(of, 0))
+    return sum(longest.values())
 
 
 def share_in(engine: Any) -> None:
@@ -119,7 +114,8 @@ def _of_tips(prepare: Callable[..., Any]) -> Callable[..., Any]:
         tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
         if tip_R is None:
             return prepare(self, micro_batch=micro_batch)
-        tips = _tips(micro_batch, tip_R)
+        tips = tu.index_select_tensor_dict(micro_batch, sorted(set(tip_R)))
+        tips.pop(TIPS)  # a micro-batch with nothing to share
         inputs, output_args = prepare(self, micro_batch=tips)
         output_args[COMPUTED] = tips
         return inputs, output_args
@@ -139,49 +135,20 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
             return outputs
         offsets = micro_batch["input_ids"].offsets()
         lengths = offsets.diff().tolist()
-        place = {tip: number for number, tip in enumerate(_numbers_of_tips(tip_R))}
+        place = {tip: number for number, tip in enumerate(sorted(set(tip_R)))}
+        tokens = [lengths[tip] for tip in place]
 
         def expand(name: str, of_tips: Any) -> torch.Tensor:
-            rows = _outputs_of_tokens(f"{type(self).__name__}'s {name!r}", of_tips, [lengths[tip] for tip in place])
+            rows = of_tips.unbind() if isinstance(of_tips, torch.Tensor) and of_tips.is_nested else ()
+            if [len(row) for row in rows] != tokens:
+                raise PaddingError(
+                    f"padding.sharing='chains': {type(self).__name__}'s {name!r} must be nested, with a value for each "
+                    f"token of the rows that are computed ({tokens}): anything else of a row is not that of a shorter "
+                    "one. Set padding.sharing=off."
+                )
             slices = [rows[place[tip]][:length] for tip, length in zip(tip_R, lengths, strict=True)]
             return torch.nested.nested_tensor_from_jagged(torch.cat(slices), offsets)
 
         return {name: None if value is None else expand(name, value) for name, value in outputs.items()}
 
     return prepare_model_outputs
-
-
-def _outputs_of_tokens(name: str, value: Any, tokens_R: Sequence[int]) -> Sequence[torch.Tensor]:
-    """An engine's output of each row that is computed.
-
-    Args:
-        name: of the output, for messages.
-        tokens_R: of these rows.
-
-    Raises:
-        PaddingError: it is not one value for each token, so that it says nothing of the rows that are not computed.
-    """
-    if not isinstance(value, torch.Tensor):
-        has = f"is of type {type(value).__name__}"
-    elif not value.is_nested:
-        has = f"has the shape {tuple(value.shape)}"
-    else:
-        rows: Sequence[torch.Tensor] = value.unbind()
-        if [len(row) for row in rows] == list(tokens_R):
-            return rows
-        has = f"has rows of {[len(row) for row in rows]} values"
-    raise PaddingError(
-        f"padding.sharing='chains': {name} {has}, and must be nested, with a value for each token of the rows that are "
-        f"computed ({list(tokens_R)}): anything else of a row is not that of a shorter one. Set padding.sharing=off."
-    )
-
-
-def _numbers_of_tips(tip_R: Sequence[int]) -> list[int]:
-    return [row for row, tip in enumerate(tip_R) if row == tip]
-
-
-def _tips(micro_batch: TensorDict, tip_R: Sequence[int]) -> TensorDict:
-    """The rows that are computed, as a micro-batch with nothing to share."""
-    tips = tu.index_select_tensor_dict(micro_batch, _numbers_of_tips(tip_R))
-    tips.pop(TIPS)
-    return tips

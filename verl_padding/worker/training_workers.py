@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -12,3 +13,19 @@ def training_workers(worker: Any) -> dict[str, Any]:
     """
     held = {role: trainee for role in ("actor", "ref") if (trainee := getattr(worker, role, None)) is not None}
     return held or {"critic": worker}
+
+
+def for_training_workers(change: Callable[[str, Any], None]) -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: calls ``change`` with role and training worker, for each of a worker.
+
+    The answer is empty, and of a class that verl can concatenate over ranks.
+    """
+
+    def change_all(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        for role, trainee in training_workers(worker).items():
+            change(role, trainee)
+        return DataProto()
+
+    return change_all

@@ -1,0 +1,100 @@
+"""Two functions of verl 0.9 that batches of any size make fail with vision models, replaced in its workers.
+
+**Position ids of M-RoPE where all rows of a rank have one length.** TransferQueue packs the (4, L) ids of rows as a
+jagged tensor, ragged in the dimension in which they differ. If they do not differ, as on a rank with only pads or a
+single row, the tensor is ragged in the first dimension, and verl's ``maybe_fix_3d_position_ids`` declares it ragged in
+the second without moving a value: ids are cut off, or the worker stops.
+
+**Micro-batches without an image, for Qwen2-VL and Qwen2.5-VL on FSDP.** verl shows such a micro-batch an image of
+zeros, times zero, so that the vision tower runs on every rank; but with transformers 5 the tower answers with an object
+that has no ``mean``, and the job stops at the first micro-batch of text alone. Here the features are taken out of that
+object, as verl's own function does for real images.
+
+tests/worker/test_position_ids.py and tests/worker/test_text_rows.py say when each can go.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+FIXED_IDS = "maybe_fix_3d_position_ids"
+IDS_MODULES = ("verl.workers.engine_workers", "verl.workers.engine.base")
+EMBEDS = "_get_input_embeds"
+EMBEDS_MODULE = "verl.models.transformers.qwen2_vl"
+"""verl's workers import it only for models of these two families."""
+
+
+def install_in_worker(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: replaces both functions in a worker's process."""
+    from verl.protocol import DataProto
+
+    for name in IDS_MODULES:
+        module = importlib.import_module(name)
+        assert hasattr(module, FIXED_IDS), f"{name} has no {FIXED_IDS} to replace"
+        setattr(module, FIXED_IDS, fix_3d_position_ids)
+    families = sys.modules.get(EMBEDS_MODULE)
+    if families is not None and not hasattr(own := getattr(families, EMBEDS), "verls_own"):
+        setattr(families, EMBEDS, _with_text_alone(own))
+    return DataProto()
+
+
+def fix_3d_position_ids(data: TensorDict) -> None:
+    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone.
+
+    Raises:
+        KeyError: the rows have such position ids, but no ``input_ids``; no model of verl runs on those.
+    """
+    if "position_ids" not in data.keys():  # noqa: SIM118  (a TensorDict)
+        return
+    ids = data["position_ids"]
+    if not ids.is_nested or ids.dim() != 3:
+        return
+    values, token_offsets = ids.values(), data["input_ids"].offsets()
+    # An update's ids are fixed up to three times, and their own sizes do not tell whether they were before: (4, 4) may
+    # be two rows of four axes and two tokens side by side, or of two axes and four tokens one below the other.
+    if values.shape[1] == token_offsets[-1] and torch.equal(ids.offsets(), token_offsets):
+        ids._ragged_idx = 2  # verl's own fix: tensordict loses this when it is pickled
+        return
+    rows = values.unflatten(0, (len(data), -1))  # (B * axes, L), one row below the other
+    data["position_ids"] = tu.nested_tensor_from_tensor_list(list(rows), ragged_idx=2)
+
+
+def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    """Turns token ids (1, T) into their embeddings (1, T, hidden), to which the vision tower adds a zero."""
+    from verl.utils.transformers_compat import unpack_visual_output
+
+    embeds = model.get_input_embeddings()(input_ids)
+    config = model.config.vision_config
+    side = config.spatial_merge_size
+    patch = config.in_channels * config.temporal_patch_size * config.patch_size**2
+    features, _ = unpack_visual_output(
+        model.visual(
+            embeds.new_zeros(side * side, patch, dtype=model.visual.dtype),
+            grid_thw=torch.tensor([[1, side, side]], device=embeds.device),
+        )
+    )
+    return embeds + 0.0 * features.mean().to(embeds)
+
+
+def _with_text_alone(own: Any) -> Any:
+    def get_input_embeds(
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        pixel_values_videos: torch.Tensor | None = None,
+        *grids: Any,
+        **named_grids: Any,
+    ) -> Any:
+        if pixel_values is None and pixel_values_videos is None:
+            return embeds_of_text(model, input_ids), attention_mask
+        return own(model, input_ids, attention_mask, pixel_values, pixel_values_videos, *grids, **named_grids)
+
+    get_input_embeds.verls_own = own  # type: ignore[attr-defined]
+    return get_input_embeds
