@@ -74,7 +74,7 @@ def test_a_large_batch_is_compared_by_ray_tasks_with_the_same_result(monkeypatch
 
 def test_a_batch_of_one_row_sessions_is_not_read(monkeypatch):
     batch = put_grown_sessions(grown_sessions([1, 1, 1], prompts=2))
-    monkeypatch.setattr(lineage, "read_fields_of_some", lambda *_: pytest.fail("rows were read"))
+    monkeypatch.setattr(lineage, "read_fields", lambda *_: pytest.fail("rows were read"))
     assert find_extensions(batch, [tag["seq_len"] for tag in batch.tags]) == [None] * 3
 
 
@@ -165,13 +165,13 @@ LARGE = {"multi_modal_inputs", "routed_experts"}
 @pytest.fixture
 def reads(monkeypatch) -> list[tuple[int, list[str]]]:
     """Rows and fields of each read in this process."""
-    read, seen = lineage.read_fields_of_some, []
+    read, seen = lineage.read_fields, []
 
     def counted_read(keys, partition_id, names):
         seen.append((len(keys), list(names)))
         return read(keys, partition_id, names)
 
-    monkeypatch.setattr(lineage, "read_fields_of_some", counted_read)
+    monkeypatch.setattr(lineage, "read_fields", counted_read)
     return seen
 
 

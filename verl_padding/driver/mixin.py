@@ -42,7 +42,7 @@ from verl_padding.pads.lineage import find_continued, find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
-from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
+from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
@@ -75,7 +75,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     """The verl mode whose trainer this one extends."""
 
     def __init__(self, config: DictConfig):
-        refuse_queue_of_another_job()
+        check_queue_owner()
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
         refuse_mispaired_advantages(config)

@@ -23,7 +23,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some, rows_like
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
 
@@ -116,7 +116,7 @@ def credit_sessions(batch: KVBatchMeta, extends_R: Sequence[int | None], algorit
         extends_R: number of the row that each row continues; None for none.
         algorithm: that section of verl's config.
     """
-    rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
+    rows = read_fields(batch.keys, batch.partition_id, READ)
     response_R = rows[MASK].offsets().diff().tolist()
     tokens_R = tokens_of_tags(batch.keys, batch.tags)
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
@@ -217,7 +217,7 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     sessions = _rows_of_sessions(batch.keys)
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
         return
-    rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
+    rows = read_fields(batch.keys, batch.partition_id, READ)
     mask_R = rows[MASK].unbind()
     end_S = [next((row for row in reversed(of) if mask_R[row].any()), of[-1]) for of in sessions]
     mended = [number for number, end in enumerate(end_S) if end != sessions[number][-1]]

@@ -11,7 +11,7 @@ from verl_padding.job.metric_names import (
     SESSION_SCORE,
     SESSION_TURNS,
 )
-from verl_padding.pads.queue import KVBatchMeta, read_fields_of_some
+from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 
 SCORES, TURNS = "rm_scores", "num_turns"
@@ -20,7 +20,7 @@ SCORES, TURNS = "rm_scores", "num_turns"
 
 def read_session_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Those of a batch in TransferQueue whose rows have their scores."""
-    rows = read_fields_of_some(batch.keys, batch.partition_id, [SCORES, TURNS])
+    rows = read_fields(batch.keys, batch.partition_id, [SCORES, TURNS])
     scores = rows[SCORES].unbind()
     return session_metrics(
         batch.keys,

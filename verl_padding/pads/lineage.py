@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.queue import KVBatchMeta, fields_of_all, read_fields_of_some
+from verl_padding.pads.queue import KVBatchMeta, fields_of_all, read_fields
 from verl_padding.plan.chains import may_extend
 from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import index_of_key, session_of_key
@@ -152,7 +152,7 @@ def continued(
 
 def _said_by_agent_loops(batch: KVBatchMeta, tokens_R: Sequence[int], rows: Sequence[int]) -> dict[int, int | None]:
     """Number of the row that a row extends, for those rows of which an agent loop has said it; None for none."""
-    fields = read_fields_of_some([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])
+    fields = read_fields([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])
     number = {key: row for row, key in enumerate(batch.keys)}
     said: dict[int, int | None] = {}
     impossible = []
@@ -222,7 +222,7 @@ def _extensions_in_queue(
     """
     keys = [key for session in sessions for key in session]
     of_session = [range(*ends) for ends in pairwise(accumulate(map(len, sessions), initial=0))]
-    begins = Inputs(read_fields_of_some(keys, partition_id, [TOKENS]))
+    begins = Inputs(read_fields(keys, partition_id, [TOKENS]))
     extends_R: list[int | None] = []
     for rows in of_session:
         extends_R += extensions(begins, rows)
@@ -234,7 +234,7 @@ def _extensions_in_queue(
     alike = [rows for rows in alike if rows]
     for group in [[rows] for rows in alike] if large else [alike] if alike else []:
         number_R = [row for rows in group for row in rows]
-        rest = read_fields_of_some([keys[row] for row in number_R], partition_id, [TOKENS, IMAGES, *compared])
+        rest = read_fields([keys[row] for row in number_R], partition_id, [TOKENS, IMAGES, *compared])
         inputs = Inputs(rest)
         for ends in pairwise(accumulate(map(len, group), initial=0)):
             read = range(*ends)
