@@ -39,7 +39,7 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.weighings import weighings
 from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_continued, find_extensions
-from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip_after_an_error
+from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
 from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
@@ -238,7 +238,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _padded(
         self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
     ) -> PaddedBatch:
-        return padded_batch(
+        return PaddedBatch(
             batch,
             plan,
             template,
