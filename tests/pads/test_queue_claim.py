@@ -154,17 +154,6 @@ def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_a_dead_one_left_i
     assert queue_content() == {}, "a trainer that has ended wants its rows no more"
 
 
-def test_rows_in_a_queue_of_nobody_known_are_not_touched_but_refused(other):
-    put_batch()
-    content = queue_content()
-    refusal = ray.get(other.claim.remote())
-    assert f"put there before this trainer started: {len(content)} in 'train' (" in refusal
-    assert queue_content() == content
-
-    tq.kv_clear(keys=list(content), partition_id=PARTITION)
-    assert ray.get(other.claim.remote()) == "claimed", "an empty queue is taken"
-
-
 def test_the_maker_of_a_queue_keeps_what_it_has_put_there():
     put_batch()
     content = queue_content()

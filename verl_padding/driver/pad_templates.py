@@ -10,7 +10,7 @@ from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.vision_families import image_for
+from verl_padding.pads.vision_families import image_maker
 
 
 class PadTemplates:
@@ -27,11 +27,10 @@ class PadTemplates:
 
     def of(self, batch: KVBatchMeta, tokenizer: Any) -> PadTemplate:
         """The template for the pads of a batch."""
-        image = None
         # With a vision model, only the rows say whether this batch shows it anything.
         images = find_images(batch) if self._reader.has_vision else None
-        if images is not None:
-            image = image_for(self._padding.multimodal, self._reader.model_config, images)
+        maker = image_maker(self._padding.multimodal, self._reader.model_config) if images else None
+        image = maker(images) if maker and images else None
         return PadTemplate(
             eos_token_id=_token_of_a_pad(tokenizer),
             length=self._reader.pad_length(1 + len(image.token_ids) if image else MIN_PAD_LENGTH),

@@ -19,7 +19,7 @@ import ray._private.state
 from ray.core.generated.gcs_pb2 import WorkerTableData
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.queue import clear, controller, detach, first_few, is_connected, tags_of, was_made_here
+from verl_padding.pads.queue import clear, controller, detach, first_few, is_connected, tags_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def claim_queue() -> None:
     from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them.
 
     Raises:
-        PaddingConfigError: another trainer has the queue, or rows that it may own lie there. Nothing was touched.
+        PaddingConfigError: another trainer has the queue. Nothing was touched.
     """
     check_queue_owner()
     mine = _claim_of_this_process()
@@ -88,27 +88,20 @@ def claim_queue() -> None:
                 f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_OWN_CLUSTER}, "
                 "or start it when the other trainer has ended."
             )
-        if found is None and not was_made_here() and (there := _rows_there()):
-            detach()
-            told = ", ".join(f"{len(keys)} in {name!r} ({first_few(keys)})" for name, keys in there.items())
-            raise PaddingConfigError(
-                f"TransferQueue holds prompts and rows that were put there before this trainer started: {told}. They "
-                f"may be in use: only a padded trainer says when it has ended. {_OWN_CLUSTER}, or clear them if nobody "
-                "uses them."
-            )
         if ray.get(controller().__ray_call__.remote(_replace_claim, found, mine)):
             break
     if found is not None:
-        for partition_id, keys in _rows_there().items():
-            logger.warning(
-                "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left there by a trainer "
-                "that has ended (%s): %s",
-                len(keys),
-                partition_id,
-                found.place,
-                first_few(keys),
-            )
-            clear(keys, partition_id)
+        for partition_id in PARTITIONS:
+            if keys := list(tags_of(partition_id)):
+                logger.warning(
+                    "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left there by a "
+                    "trainer that has ended (%s): %s",
+                    len(keys),
+                    partition_id,
+                    found.place,
+                    first_few(keys),
+                )
+                clear(keys, partition_id)
 
 
 def release_queue() -> None:
@@ -116,11 +109,6 @@ def release_queue() -> None:
     mine = _claim_of_this_process()
     with suppress(ValueError, ray.exceptions.RayActorError):  # the queue may have ended before its trainer
         ray.get(controller().__ray_call__.remote(_replace_claim, mine, replace(mine, holds=False)))
-
-
-def _rows_there() -> dict[str, list[str]]:
-    """Partition -> prompts and rows in it, of those that hold some."""
-    return {name: keys for name in PARTITIONS if (keys := list(tags_of(name)))}
 
 
 def _claim_of_this_process() -> Claim:
