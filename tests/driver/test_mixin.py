@@ -19,6 +19,7 @@ from verl_padding.driver import mixin
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
+from verl_padding.pads import source
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
@@ -387,7 +388,11 @@ def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
 
 def test_an_empty_prompt_is_refused_with_what_is_missing():
     batch = put_rows([(5, 3), (0, 5)])
-    refused(padded_trainer(), batch, rf"^row '{batch.keys[1]}': prompt_len=0\. verl takes the log-prob of the first")
+    refused(
+        padded_trainer(),
+        batch,
+        rf"^row '{batch.keys[1]}': its prompt has no token\. verl takes the log-prob of the first",
+    )
 
 
 @pytest.mark.parametrize(
@@ -411,8 +416,8 @@ def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, m
 def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_though_no_pad_is_needed(monkeypatch):
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
-    read, get = [], tq.kv_batch_get
-    monkeypatch.setattr(tq, "kv_batch_get", lambda **kwargs: read.append(kwargs["keys"]) or get(**kwargs))
+    read, get = [], source.read_rows
+    monkeypatch.setattr(source, "read_rows", lambda keys, partition: read.append(keys) or get(keys, partition))
     for reads in (1, 0):
         read.clear()
         trainer._balance_batch(batch, {})

@@ -34,19 +34,15 @@ def algorithm_of(estimator: str):
 
 def continued_rows(rows: list[Row], *, said: bool) -> list[int | None]:
     """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
-    begins_R: list[int | None] = [None] * len(rows)
+    keys = [row.key for row in rows]
     number = {row.key: place for place, row in enumerate(rows)}
     inputs = Inputs(TensorDict({"input_ids": nested(torch.tensor(r.prompt + r.response) for r in rows)}, len(rows)))
-    for name in {session_of_key(row.key) for row in rows}:
-        of_session = [place for place, row in enumerate(rows) if session_of_key(row.key) == name]
-        for place, earlier in zip(of_session, extensions(inputs, of_session), strict=True):
-            begins_R[place] = earlier
     told = {}
     if said:
         for place, row in enumerate(rows):
             told[place] = None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
     tokens_R = [len(row.prompt) + len(row.response) for row in rows]
-    return continued([row.key for row in rows], tokens_R, begins_R, told)
+    return continued(keys, tokens_R, extensions(inputs, keys), told)
 
 
 def computed(estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool):

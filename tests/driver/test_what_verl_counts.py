@@ -19,7 +19,7 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.step_metrics import read_session_metrics
 from verl_padding.pads.columns import REAL_ROWS
-from verl_padding.pads.padded_batch import padded_batch
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan.row_keys import row_key
 
@@ -90,7 +90,7 @@ def test_verl_divides_by_configured_sessions_and_fills_up_to_a_multiple_of_them_
         trainer = padded_trainer()
         sent = SimpleNamespace(update_actor=lambda batch: TensorDict({}))
         batch = put_sessions(rows, "abcd")
-        padded = padded_batch(batch, plan := plan_of(trainer, batch), PadTemplate(eos_token_id=3, length=4))
+        padded = PaddedBatch(batch, plan := plan_of(trainer, batch), PadTemplate(eos_token_id=3, length=4))
         assert plan.layouts["actor"].n_mini_batches == 2
         padded.put_pads()
         call = padded.update_call("actor", batch)

@@ -64,12 +64,7 @@ def rows_of_sessions(**fields: Callable[[int], Any]) -> dict[str, Row]:
 def batch_of(rows: dict[str, Row]) -> Rows:
     """As the planner gets them, with the row that each extends."""
     keys, inputs = list(rows), Inputs(micro_batch_of(list(rows.values())))
-    extends_R: list[int | None] = [None] * len(rows)
-    for session in sorted(set(map(session_of_key, keys))):
-        of_session = [row for row, key in enumerate(keys) if session_of_key(key) == session]
-        for row, earlier in zip(of_session, extensions(inputs, of_session), strict=True):
-            extends_R[row] = earlier
-    return Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extends_R)
+    return Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extensions(inputs, keys))
 
 
 def job_of(ranks: int, sharing: Sharing = "chains") -> Job:

@@ -17,7 +17,7 @@ from tests.support.vision_rows import FAMILIES, make_vision_model, put_grown_vis
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_for
+from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_maker
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.worker import plan_packer, vision_fixes
 
@@ -47,7 +47,8 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
 
 def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:
     """Of pads that show the model's vision tower what it must see."""
-    image = image_for("auto", config, find_images(batch))
+    maker = image_maker("auto", config)
+    image = maker and maker(find_images(batch))
     return PadTemplate(eos_token_id=3, length=1 + len(image.token_ids) if image else 2, image=image)
 
 

@@ -12,7 +12,7 @@ from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
-from verl_padding.pads.padded_batch import padded_batch
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.upsampling import strip
 from verl_padding.pads.weighing import Weighing
 from verl_padding.worker.plan_packer import install
@@ -49,7 +49,7 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
     plan = plan_of(batch, "plan")
-    padded = padded_batch(batch, plan, TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
+    padded = PaddedBatch(batch, plan, TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
     padded.put_pads()
     before = weights_of(padded_ranks)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
@@ -77,7 +77,7 @@ def test_rows_without_a_weight_train_as_if_no_earlier_update_had_weighed_them(ac
     heavy, rest = batch.select_keys(batch.keys[:1]), batch.select_keys(batch.keys[1:])
     weights = TensorDict({"loss_weight": torch.tensor([4.0])}, batch_size=1)
     tq.kv_batch_put(keys=heavy.keys, partition_id=PARTITION, fields=weights)
-    padded = padded_batch(batch, plan_of(batch, "plan"), TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
+    padded = PaddedBatch(batch, plan_of(batch, "plan"), TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
     padded.put_pads()
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
     group.update_actor(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1))

@@ -46,43 +46,24 @@ import importlib.metadata
 real = importlib.metadata.version
 importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(name)
 """
-FIRSTS = (
-    "verl",
-    "verl_padding.local.cpu_platform",
-    "verl_padding.local.shared_file_checkpoint",
-    "verl_padding.local.rollout_replica",
-)
-CASES = {
-    "no platform": (None, SHOW),
-    "nvidia": ("nvidia", SHOW),
-    "another version": ("cpu", ANOTHER_VERSION + SHOW),
-    **{first: ("cpu", USE.format(first=first)) for first in FIRSTS},
-}
-"""Platform that is asked for, and code for an interpreter that has imported nothing of verl or of ours."""
-CASES["verl"] = ("cpu", SHOW + USE.format(first="verl"))
 
 
-@pytest.fixture(scope="module")
-def ended() -> dict[str, subprocess.CompletedProcess[str]]:
-    """Case -> its process."""
-    return {
-        name: run_fresh(Fresh(code, environment={"VERL_PLATFORM": platform}))
-        for name, (platform, code) in CASES.items()
-    }
+def run(code: str, platform: str | None) -> subprocess.CompletedProcess[str]:
+    return run_fresh(Fresh(code, environment={"VERL_PLATFORM": platform}))
 
 
-@pytest.mark.parametrize(("case", "expected"), [("no platform", "0 0"), ("nvidia", "0 0"), ("verl", "1 1")])
-def test_the_platform_is_there_only_when_asked_for(case: str, expected: str, ended: dict) -> None:
-    assert ended[case].stdout.strip() == expected
+@pytest.mark.parametrize(("platform", "expected"), [(None, "0 0"), ("nvidia", "0 0"), ("cpu", "1 1")])
+def test_the_platform_is_there_only_when_asked_for(platform: str | None, expected: str) -> None:
+    assert run(SHOW, platform).stdout.strip() == expected
 
 
-@pytest.mark.parametrize("first", FIRSTS)
-def test_every_piece_is_registered_whatever_is_imported_first(first: str, ended: dict) -> None:
-    assert ended[first].returncode == 0, ended[first].stderr
+@pytest.mark.parametrize("first", ["verl", "verl_padding.local.cpu_platform", "verl_padding.local.rollout_replica"])
+def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
+    result = run(USE.format(first=first), "cpu")
+    assert result.returncode == 0, result.stderr
 
 
-def test_another_version_of_verl_is_left_alone_and_the_log_says_so(ended: dict) -> None:
-    result = ended["another version"]
-
+def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
+    result = run(ANOTHER_VERSION + SHOW, "cpu")
     assert result.stdout.strip() == "1 0"
     assert "found 1.0.0" in result.stderr

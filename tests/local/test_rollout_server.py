@@ -92,21 +92,11 @@ def test_a_request_is_answered_by_its_id_whenever_it_comes_and_whichever_server_
         assert answers[0] == answers[1]
         assert answers[2].items() <= answers[0].items()
         assert len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24  # no two samples are alike
-        other = TransformersServer(CONFIG, server._model_config)
-        await other.load_weights(weights(model), global_steps=1)
-        assert (await other.generate(prompts["3"], PARAMS, "3")).token_ids == answers[0]["3"][0]
-
-    serve(test)
-
-
-def test_another_seed_draws_other_tokens(model: Any, serve: Any) -> None:
-    async def test(server: TransformersServer) -> None:
-        other = TransformersServer(SimpleNamespace(**{**vars(CONFIG), "seed": 2}), server._model_config)
-        answers = []
-        for each in (server, other):
-            await each.load_weights(weights(model), global_steps=1)
-            answers.append((await each.generate([5, 6], PARAMS, "one")).token_ids)
-        assert answers[0] != answers[1]
+        for seed in (1, 2):
+            other = TransformersServer(SimpleNamespace(**{**vars(CONFIG), "seed": seed}), server._model_config)
+            await other.load_weights(weights(model), global_steps=1)
+            again = await other.generate(prompts["3"], PARAMS, "3")
+            assert (again.token_ids == answers[0]["3"][0]) == (seed == CONFIG.seed)
 
     serve(test)
 
@@ -148,8 +138,7 @@ def test_new_weights_are_used_and_old_ones_are_gone(model: Any, serve: Any) -> N
 
 def test_weights_that_do_not_fit_are_refused(model: Any, serve: Any) -> None:
     async def test(server: TransformersServer) -> None:
-        incomplete = weights(model)
-        incomplete.pop("model.norm.weight")
+        incomplete = {name: tensor for name, tensor in weights(model).items() if name != "model.norm.weight"}
         with pytest.raises(RuntimeError, match=r"norm\.weight"):
             await server.load_weights(incomplete)
 
@@ -196,13 +185,26 @@ def test_a_server_that_leaves_the_balancer_rejects_at_once(model: Any, serve: An
     serve(test)
 
 
-def test_a_response_has_room_for_what_the_prompt_leaves(model: Any, serve: Any) -> None:
+@pytest.mark.parametrize(
+    ("longest", "prompt", "params", "tokens"),
+    [
+        (None, 1, {}, 16),
+        (None, 40, {}, 8),
+        (None, 1, {"max_new_tokens": 3}, 3),
+        (12, 8, {}, 4),
+        (12, 8, {"max_tokens": 9}, 4),
+        (12, 8, {"max_tokens": 2}, 2),
+    ],
+)
+def test_a_response_has_room_for_what_the_prompt_and_the_context_leave(model, serve, longest, prompt, params, tokens):
     async def test(server: TransformersServer) -> None:
+        server._config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": longest})
         await server.load_weights(weights(model))
-        free = PARAMS | {"ignore_eos": True}
-        assert len((await server.generate([1], free, "")).token_ids) == 16
-        assert len((await server.generate([1] * 40, free, "")).token_ids) == 8
-        assert len((await server.generate([1], free | {"max_new_tokens": 3}, "")).token_ids) == 3
+        output = await server.generate([5] * prompt, PARAMS | {"ignore_eos": True} | params, "")
+        assert len(output.token_ids) == tokens
+        if longest:
+            with pytest.raises(ValueError, match="max_new_tokens=0"):
+                await server.generate([5] * longest, PARAMS, "")
 
     serve(test)
 
@@ -213,19 +215,5 @@ def test_sampling_that_is_not_known_is_refused(model: Any, serve: Any, wrong: di
         await server.load_weights(weights(model))
         with pytest.raises(ValueError, match=r"beam_width|repetition_penalty|top_p"):
             await server.generate([1], PARAMS | wrong, "")
-
-    serve(test)
-
-
-def test_a_prompt_and_its_answer_are_no_longer_than_the_context_of_the_job(model: Any, serve: Any) -> None:
-    async def test(server: TransformersServer) -> None:
-        server._config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": 12})
-        await server.load_weights(weights(model))
-        endless = PARAMS | {"ignore_eos": True}
-        for params in (endless, endless | {"max_tokens": 9}, endless | {"max_tokens": 2}):
-            output = await server.generate([5] * 8, params, "")
-            assert len(output.token_ids) == min(4, params.get("max_tokens", 16))
-        with pytest.raises(ValueError, match="max_new_tokens=0"):
-            await server.generate([5] * 12, PARAMS, "")
 
     serve(test)

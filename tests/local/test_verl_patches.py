@@ -61,16 +61,6 @@ def test_a_saved_shard_is_a_copy() -> None:
     assert (shards["w"][1], spec) == ("spec", "global")
 
 
-def test_the_default_backend_names_the_device_once() -> None:
-    module = ModuleType("distributed")
-    module.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: backend
-    verl_patches.use_one_gloo_backend(module)
-
-    assert module.initialize_global_process_group_ray() == "cpu:gloo"
-    assert module.initialize_global_process_group_ray(timeout_second=None) == "cpu:gloo"
-    assert module.initialize_global_process_group_ray(backend="other") == "other"
-
-
 def test_ranks_connect_where_the_system_gives_no_port_away_and_each_group_elsewhere() -> None:
     class RayWorkerGroup:
         def __init__(self, **kwargs: Any) -> None:
@@ -85,31 +75,3 @@ def test_ranks_connect_where_the_system_gives_no_port_away_and_each_group_elsewh
     assert {past_last for _, past_last in ranges} == {32768}
     assert all(20000 <= first < 32000 for first, _ in ranges)
     assert module.RayWorkerGroup(master_port_range=[5, 6]).range == [5, 6]
-
-
-def test_a_replay_buffer_polls_often_unless_it_is_given_an_interval() -> None:
-    class ReplayBuffer:
-        def __init__(self, poll_interval: float = 2.0) -> None:
-            self.poll_interval = poll_interval
-
-    module = ModuleType("replay_buffer")
-    module.ReplayBuffer = ReplayBuffer
-    verl_patches.poll_often(module)
-
-    assert module.ReplayBuffer().poll_interval == verl_patches.POLL_INTERVAL_S
-    assert module.ReplayBuffer(poll_interval=0.01).poll_interval == 0.01
-
-
-@pytest.mark.parametrize(
-    "patch",
-    [
-        verl_patches.copy_on_sharded_save,
-        verl_patches.honour_attention_of_value_models,
-        verl_patches.use_one_gloo_backend,
-        verl_patches.keep_rendezvous_port_free,
-        verl_patches.poll_often,
-    ],
-)
-def test_a_patch_whose_target_is_gone_says_so(patch: object) -> None:
-    with pytest.raises(AttributeError):
-        patch(ModuleType("verl_without_it"))  # type: ignore[operator]

@@ -1,5 +1,7 @@
 """Which rows of a batch in the real TransferQueue extend each other, against a comparison of every pair."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import ray
@@ -55,26 +57,33 @@ def test_the_turns_of_a_session_extend_each_other_in_whatever_order_they_come(tu
         assert earlier == longest
 
 
-def test_a_large_batch_is_compared_by_ray_tasks_with_the_same_result(monkeypatch):
-    rows = grown_sessions([4, 3, 1, 5, 2, 4], prompts=3)
-    want = found(rows)
-    remote, asked = ray.remote, []
+@pytest.fixture
+def tasks(monkeypatch) -> list[object]:
+    """Ray tasks that were started."""
+    remote, started = ray.remote, []
 
     def counted_remote(**options):
-        asked.append(options)
-        return remote(**options)
+        task = remote(**options)
+        return lambda work: SimpleNamespace(remote=lambda *args: started.append(ref := task(work).remote(*args)) or ref)
 
-    monkeypatch.setattr(lineage, "TOKENS_AT_ONCE", 40)
-    monkeypatch.setattr(lineage, "TASKS", 1)
     monkeypatch.setattr(lineage.ray, "remote", counted_remote)
+    return started
+
+
+def test_a_large_batch_is_compared_by_ray_tasks_with_the_same_result(monkeypatch, tasks):
+    rows = grown_sessions([4, 3, 1, 5, 2, 4], prompts=3)
+    want = found(rows)
+    assert not tasks
+    monkeypatch.setattr(lineage, "TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr(lineage, "TASKS", 2)
     assert found(rows) == want
-    assert asked
+    assert len(tasks) == 2
     assert sum(earlier is not None for earlier in want) == 13
 
 
 def test_a_batch_of_one_row_sessions_is_not_read(monkeypatch):
     batch = put_grown_sessions(grown_sessions([1, 1, 1], prompts=2))
-    monkeypatch.setattr(lineage, "read_fields_of_some", lambda *_: pytest.fail("rows were read"))
+    monkeypatch.setattr(lineage, "read_fields", lambda *_: pytest.fail("rows were read"))
     assert find_extensions(batch, [tag["seq_len"] for tag in batch.tags]) == [None] * 3
 
 
@@ -83,41 +92,42 @@ def test_equal_rows_of_two_sessions_are_not_compared():
     assert found(rows) == [None, 0, None, 2]
 
 
-def said(rows, extends: dict[str, object]) -> list[int | None]:
+def declared(rows, extends: dict[str, object]) -> list[int | None]:
     extra = [{"min_global_steps": 1} | ({"extends": extends[key]} if key in extends else {}) for key in rows]
     batch = put_grown_sessions(rows, extra_fields=extra)
     return find_extensions(batch, [tag["seq_len"] for tag in batch.tags])
 
 
-def test_what_an_agent_loop_says_is_believed_and_no_token_is_read(monkeypatch):
+def test_what_an_agent_loop_declares_is_believed_and_no_token_is_read(monkeypatch):
     rows = grown_sessions([3, 1, 2], prompts=2)
     assert list(rows) == ["p0_0_0", "p0_0_1", "p0_0_2", "p1_0_0", "p0_1_0", "p0_1_1"]
     monkeypatch.setattr(lineage, "_extensions_in_queue", lambda *_: pytest.fail("tokens were read"))
     extends = {"p0_0_1": 0, "p0_0_2": 0, "p0_1_1": 0}
-    assert said(rows, extends) == [None, 0, 0, None, None, 4]
+    assert declared(rows, extends) == [None, 0, 0, None, None, 4]
 
 
-def test_a_session_of_which_nothing_is_said_is_searched():
-    rows = grown_sessions([3, 1, 2], prompts=2)
-    assert said(rows, {"p0_0_2": 1}) == [None, None, 1, None, None, 4]
-
-
-def test_a_row_whose_named_row_is_not_in_the_batch_extends_none():
+@pytest.mark.parametrize(
+    ("extends", "left_out", "expected"),
+    [
+        pytest.param({"p0_0_2": 1}, [], [None, None, 1, None, 3], id="another session is searched"),
+        pytest.param(
+            {"p0_0_1": np.int64(0), "p0_1_1": None}, [], [None, 0, None, None, None], id="silent rows and None"
+        ),
+        pytest.param({"p0_0_1": 0, "p0_0_2": 1}, ["p0_0_0"], [None, 0, None, 2], id="a named row was left out"),
+    ],
+)
+def test_a_row_of_which_nothing_is_declared_extends_none_if_its_session_declares_something(extends, left_out, expected):
     rows = grown_sessions([3, 2], prompts=1)
-    del rows["p0_0_0"]
-    assert said(rows, {"p0_0_1": 0, "p0_0_2": 1, "p0_1_1": 0}) == [None, 0, None, 2]
-
-
-def test_a_silent_row_of_a_session_that_says_it_extends_none_and_so_does_one_that_says_none():
-    rows = grown_sessions([3, 2], prompts=1)
-    assert said(rows, {"p0_0_1": np.int64(0), "p0_1_1": None}) == [None, 0, None, None, None]
+    for key in left_out:
+        del rows[key]
+    assert declared(rows, extends) == expected
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_row_that_is_no_longer_than_the_one_it_names_extends_none_and_that_is_told(place, caplog):
+def test_a_row_that_is_no_longer_than_the_one_it_names_extends_none_with_a_warning(place, caplog):
     rows = {"p0_0_0": ([1, 2, 3], [4]), "p0_0_1": ([1, 2], [3])}
-    assert said(rows, {f"p0_0_{1}": place}) == [None, None]
-    assert f"row 'p0_0_1' says that it extends row {place} of its session, which has more tokens" in caplog.text
+    assert declared(rows, {f"p0_0_{1}": place}) == [None, None]
+    assert "of rows p0_0_1 (1 in all) names a row of the session that has more tokens" in caplog.text
 
 
 def test_rows_with_something_else_in_their_extra_fields_are_searched():
@@ -165,13 +175,13 @@ LARGE = {"multi_modal_inputs", "routed_experts"}
 @pytest.fixture
 def reads(monkeypatch) -> list[tuple[int, list[str]]]:
     """Rows and fields of each read in this process."""
-    read, seen = lineage.read_fields_of_some, []
+    read, seen = lineage.read_fields, []
 
     def counted_read(keys, partition_id, names):
         seen.append((len(keys), list(names)))
         return read(keys, partition_id, names)
 
-    monkeypatch.setattr(lineage, "read_fields_of_some", counted_read)
+    monkeypatch.setattr(lineage, "read_fields", counted_read)
     return seen
 
 
@@ -188,29 +198,20 @@ def test_the_driver_reads_no_images_and_no_recorded_routes(large, turns, reads):
 def test_a_task_holds_the_images_of_one_session_at_a_time_and_of_no_row_that_is_alone(reads):
     rows = grown_sessions([3, 1, 2, 4], prompts=2) | {"p0_9_0": ([1], [2]), "p0_9_1": ([3], [4])}
     batch = put_grown_sessions(rows, **with_images(len(rows)))
-    sessions: dict[str, list[str]] = {}
-    for key in batch.keys:
-        sessions.setdefault(session_of_key(key), []).append(key)
-    found_S = lineage._extensions_in_queue(list(sessions.values()), PARTITION, lineage.PER_TOKEN, True)
-    assert found_S == [[None, 0, 1], [None], [None, 0], [None, 0, 1, 2], [None, None]]
+    found = lineage._extensions_in_queue(batch.keys, PARTITION, lineage.PER_TOKEN, True)
+    assert sum(earlier is not None for earlier in found) == 6
     assert [n_rows for n_rows, names in reads if LARGE & set(names)] == [3, 2, 4]
 
 
-def test_rows_with_images_are_compared_by_as_many_tasks_as_run_at_a_time(monkeypatch):
+def test_rows_with_images_are_compared_by_tasks(tasks):
     rows = grown_sessions([2] * 12, prompts=3)
-    batch, parts, by_tasks = put_grown_sessions(rows, **with_images(len(rows))), [], lineage._by_tasks
-
-    def counted(asked, *args):
-        parts.append(len(asked))
-        return by_tasks(asked, *args)
-
-    monkeypatch.setattr(lineage, "_by_tasks", counted)
+    batch = put_grown_sessions(rows, **with_images(len(rows)))
     extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags], images=True)
     assert sum(earlier is not None for earlier in extends_R) == 12
-    assert parts == [lineage.TASKS]
+    assert len(tasks) == lineage.TASKS
 
 
 @pytest.mark.parametrize("place", ["0", -1, True, 1.0])
 def test_what_cannot_be_is_refused_with_the_row(place):
     with pytest.raises(PaddingDataError, match=r"row 'p0_0_1': extra_fields\['extends'\] is .*number of a row of its"):
-        said(grown_sessions([2], prompts=1), {"p0_0_1": place})
+        declared(grown_sessions([2], prompts=1), {"p0_0_1": place})

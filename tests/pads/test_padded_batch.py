@@ -19,7 +19,7 @@ from verl_padding.pads.columns import (
     REPORTING_RANKS,
     TRAINED_ROWS,
 )
-from verl_padding.pads.padded_batch import padded_batch
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.pads.weighing import Weighing
@@ -105,7 +105,7 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
 def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():
     masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1] * 9, [1])]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)], response_mask=masks)
-    padded = padded_batch(batch, plan_for(batch), TEMPLATE)
+    padded = PaddedBatch(batch, plan_for(batch), TEMPLATE)
     try:
         padded.put_pads()
         rows = padded.update_call("actor", batch)
@@ -134,7 +134,7 @@ def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_w
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
     weighing, plan = Weighing(call="actor", mode="token-sum"), plan_for(batch, mini=2)
-    padded = padded_batch(batch, plan, TEMPLATE, weighings=[weighing], timed=True)
+    padded = PaddedBatch(batch, plan, TEMPLATE, weighings=[weighing], timed=True)
     weight_of = dict(zip(batch.keys, weights, strict=True))
     try:
         padded.put_pads()

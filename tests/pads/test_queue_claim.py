@@ -17,7 +17,7 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads import queue_claim
 from verl_padding.pads.queue import controller, tags_of
-from verl_padding.pads.queue_claim import Claim, claim_queue, refuse_queue_of_another_job, release_queue
+from verl_padding.pads.queue_claim import Claim, check_queue_owner, claim_queue, release_queue
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue", "unclaimed_queue")]
 
@@ -154,17 +154,6 @@ def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_a_dead_one_left_i
     assert queue_content() == {}, "a trainer that has ended wants its rows no more"
 
 
-def test_rows_in_a_queue_of_nobody_known_are_not_touched_but_refused(other):
-    put_batch()
-    content = queue_content()
-    refusal = ray.get(other.claim.remote())
-    assert f"partition 'train' holds prompts and rows, {len(content)} in all" in refusal
-    assert queue_content() == content
-
-    tq.kv_clear(keys=list(content), partition_id=PARTITION)
-    assert ray.get(other.claim.remote()) == "claimed", "an empty queue is taken"
-
-
 def test_the_maker_of_a_queue_keeps_what_it_has_put_there():
     put_batch()
     content = queue_content()
@@ -178,7 +167,7 @@ def test_of_two_trainers_that_start_at_once_one_gets_the_queue():
         pass
 
     queue = Queue()
-    first, second = Claim("1", "a", "here"), Claim("1", "b", "there")
+    first, second = Claim("a", "here"), Claim("b", "there")
     assert queue_claim._replace_claim(queue, None, first)
     assert not queue_claim._replace_claim(queue, None, second)
     assert queue_claim._claim_in_controller(queue) == first
@@ -186,7 +175,7 @@ def test_of_two_trainers_that_start_at_once_one_gets_the_queue():
 
 def test_a_process_without_a_queue_has_nothing_to_refuse(monkeypatch):
     monkeypatch.setattr(tq.interface, "_TQ_CLIENT", None)
-    refuse_queue_of_another_job()
+    check_queue_owner()
 
 
 def wait_until_dead(actor) -> None:

@@ -14,7 +14,7 @@ from tests.support.padded_rows import plan_for
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
-from verl_padding.pads.padded_batch import padded_batch
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
@@ -40,7 +40,7 @@ def put_fields(batch, **fields) -> None:
 
 def sent(batch, *weighings) -> tuple[dict[str, float], list[float], object]:
     """Factor of each real row, those of the pads, and all that an update sends; none if the loss is to read none."""
-    padded = padded_batch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=weighings)
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=weighings)
     padded.put_pads()
     rows = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
@@ -118,7 +118,7 @@ def test_an_update_that_weighs_all_rows_the_same_does_not_read_the_factors_of_an
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
     batch = put_rows(LENGTHS, extra_fields=[{"loss_weight": 2.0}] * 5)
-    padded = padded_batch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
     content = queue_content()
     with pytest.raises(PaddingDataError, match=r"^field 'extra_fields': loss_weight=2.0 is in it, but a weight is a"):
         padded.put_pads()
@@ -130,7 +130,7 @@ def test_a_weight_that_is_none_is_refused_with_its_row(weight):
     batch = put_some_fields(LENGTHS, [{"loss_weight": 1.0}] * 4 + [{"loss_weight": weight}])
     content = queue_content()
     with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[4]}': loss_weight=.*: not a finite number"):
-        padded_batch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
+        PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
     assert queue_content() == content
 
 
@@ -146,7 +146,7 @@ def test_they_are_refused_at_the_first_step_though_it_does_not_train_that_loss_y
     warming_up = replace(plan_for(batch, mini=3), layouts={})
     weighing = Weighing(call="actor", mode="token-mean", refusal="the reason")
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
-        padded_batch(batch, warming_up, TEMPLATE, weighings=[weighing])
+        PaddedBatch(batch, warming_up, TEMPLATE, weighings=[weighing])
 
 
 @pytest.mark.parametrize("beside", [(), (Weighing(call="critic", mode="token-mean"),)], ids=["alone", "with a critic"])

@@ -2,13 +2,13 @@
 
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue.storage.managers.base import StorageManagerFactory
 
-from tests.pads.test_queue import EXTRAS, put_rows_of_a_kind
 from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
@@ -22,7 +22,35 @@ from verl_padding.pads.upsampling import strip
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (9, 3)]
+EXTRAS = {
+    "text": lambda _length, _response: {},
+    "vision": lambda length, _response: {
+        "position_ids": torch.arange(4 * length).reshape(4, length),
+        "multi_modal_inputs": {"pixel_values": torch.rand(length, 6), "image_grid_thw": torch.tensor([[1, 2, 3]])},
+    },
+    "mixture of experts": lambda length, _response: {
+        "routed_experts": torch.randint(0, 8, (length, 2, 3), dtype=torch.uint8)
+    },
+    "distillation": lambda length, _response: {
+        "teacher_ids": torch.randint(0, 99, (length, 5), dtype=torch.int32),
+        "teacher_logprobs": -torch.rand(length, 5, dtype=torch.float64),
+    },
+    "fields of a user": lambda _length, response: {
+        "weights": torch.rand(response, dtype=torch.bfloat16),
+        "scores": np.arange(response, dtype=np.float32),
+        "budget": torch.tensor(3.5),
+        "note": None,
+        "tools": ["search", {"name": "run"}],
+    },
+}
+
+
 TEMPLATE = PadTemplate(eos_token_id=3, length=2, n_experts=lambda: 8)
+
+
+def put_rows_of_a_kind(lengths, kind):
+    rows = [EXTRAS[kind](prompt + response, response) for prompt, response in lengths]
+    return put_rows(lengths, **{name: [row[name] for row in rows] for name in rows[0]})
 
 
 @pytest.fixture(scope="module", params=STORAGES)

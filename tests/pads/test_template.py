@@ -200,15 +200,6 @@ def test_a_pads_picture_is_in_its_inputs_and_at_the_end_of_its_prompt():
         PadTemplate(eos_token_id=EOS, length=3, image=image)
 
 
-def test_a_pad_of_another_length_than_its_role_says_is_refused_where_it_is_made():
-    # Routes are a value a token of the whole pad; said to follow the response, a worker would trip over them.
-    rows = rows_with(my_routes=lambda p, r: torch.tensor([1, 2]).expand(r, 3, 2))
-    declared = {"my_routes": FieldRole(Role.RESPONSE, Fill.ROUTES)}
-    message = r"^field 'my_routes': a pad's Tensor covers 4 tokens instead of 1 \(role response, pad of 3 \+ 1 tokens\)"
-    with pytest.raises(PaddingDataError, match=message):
-        PadTemplate(eos_token_id=EOS, length=4, schema=Schema(declared)).fields(rows, ["my_routes"])
-
-
 def test_none_stays_none_whether_all_rows_have_it_or_the_first_alone():
     pad = pad_of([row | {"label": None, "hint": None if at == 0 else "h"} for at, row in enumerate(rows_with())])
     assert pad["label"] is None

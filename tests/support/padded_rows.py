@@ -1,6 +1,6 @@
 """Pads put into the queue beside real rows, as a step of the padded trainer does it."""
 
-from verl_padding.pads.padded_batch import PaddedBatch, padded_batch
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import uid_of_key
@@ -24,6 +24,6 @@ def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
 
 def upsample(batch, plan: BatchPlan, template: PadTemplate, *, timed: bool = False) -> PaddedBatch:
     """The batch with its pads in TransferQueue; `strip` takes them out."""
-    padded = padded_batch(batch, plan, template, timed=timed)
+    padded = PaddedBatch(batch, plan, template, timed=timed)
     padded.put_pads()
     return padded

@@ -16,11 +16,14 @@ import pytest
 import ray
 import transfer_queue.interface as tq_interface
 from transfer_queue.client import TransferQueueClient
+from transfer_queue.storage import simple_storage
 from transfer_queue.storage.clients import mooncake_client, ray_storage_client, yuanrong_client
-from transfer_queue.storage.simple_storage import SimpleStorageUnit
 from transfer_queue.utils.zmq_utils import process_zmq_server_info
 
 from verl_padding.pads.queue import controller
+
+HAS_DISK = hasattr(simple_storage, "HybridStorageUnitData")
+"""TransferQueue 0.1.10 has no SimpleStorage on disk."""
 
 
 @dataclass
@@ -34,13 +37,17 @@ class Storage:
 
 
 def start_simple_storage(_: pytest.MonkeyPatch, folder: Path, *, on_disk: bool = False) -> Storage:
-    """Two units of their own; on disk, one, where every value is."""
+    """Two units of their own; on disk, one, where every value is, where there is such a storage."""
+    if on_disk and not HAS_DISK:
+        pytest.skip("this TransferQueue has no SimpleStorage on disk")
     config: dict[str, Any] = {"num_data_storage_units": 1 if on_disk else 2}
     if on_disk:
         folder.mkdir(exist_ok=True)
         config["ssd_offload"] = {"enabled": True, "path": str(folder), "threshold_bytes": 1}
     units = {
-        f"unit{number} {uuid4().hex}": SimpleStorageUnit.remote(config=config)
+        f"unit{number} {uuid4().hex}": simple_storage.SimpleStorageUnit.remote(
+            **({"config": config} if HAS_DISK else {})
+        )
         for number in range(config["num_data_storage_units"])
     }
 

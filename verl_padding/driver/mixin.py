@@ -32,16 +32,16 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.weighings import weighings
 from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions
-from verl_padding.pads.padded_batch import PaddedBatch, padded_batch, strip_after_an_error
+from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
-from verl_padding.pads.queue_claim import claim_queue, refuse_queue_of_another_job, release_queue
+from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
-from verl_padding.pads.vision_families import image_for
+from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
 from verl_padding.worker import micro_batch_clock, plan_packer, vision_fixes
@@ -71,7 +71,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     """The verl mode whose trainer this one extends."""
 
     def __init__(self, config: DictConfig):
-        refuse_queue_of_another_job()
+        check_queue_owner()
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
         refuse_mispaired_advantages(config)
@@ -187,7 +187,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             job = self._timing.with_learned_costs(job)
         plan = self._plan(batch, tokens_R, job, metrics)
         planned = time.perf_counter()
-        padded = padded_batch(batch, plan, template, weighings=self._weighings, timed=self._timing is not None)
+        padded = PaddedBatch(batch, plan, template, weighings=self._weighings, timed=self._timing is not None)
         if self._job_reader.has_teacher:
             padded.refuse_rows_without("teacher_logprobs")
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
@@ -232,7 +232,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         reader, image = self._job_reader, None
         # With a vision model, only the rows say whether this batch shows it anything.
         if reader.has_vision and (images := find_images(batch)) is not None:
-            image = image_for(self._padding.multimodal, reader.model_config, images)
+            maker = image_maker(self._padding.multimodal, reader.model_config)
+            image = maker(images) if maker is not None else None
         tokens = [self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, 0]  # whichever: only the model reads it
         return PadTemplate(
             eos_token_id=int(next(token for token in tokens if token is not None)),
@@ -250,7 +251,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             call, dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
         )
         plan = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), job, {})
-        padded = padded_batch(batch, plan, template, weighings=self._weighings)
+        padded = PaddedBatch(batch, plan, template, weighings=self._weighings)
         try:
             padded.put_pads()
             yield padded

@@ -24,7 +24,7 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from verl_padding.pads.lineage import find_continued
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields_of_some, rows_like
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
@@ -99,7 +99,7 @@ def credit_sessions(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) 
     """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows."""
     tokens_R = tokens_of_tags(batch.keys, batch.tags)
     extends_R = find_continued(batch, tokens_R, images=images)
-    rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
+    rows = read_fields(batch.keys, batch.partition_id, READ)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
     sessions = trajectories(batch.keys, prompt_R, response_R, extends_R)
@@ -184,7 +184,7 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     sessions = rows_of_sessions(batch.keys)
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
         return
-    rows = read_fields_of_some(batch.keys, batch.partition_id, READ)
+    rows = read_fields(batch.keys, batch.partition_id, READ)
     mask_R = rows[MASK].unbind()
     end_S = [next((row for row in reversed(of) if mask_R[row].any()), of[-1]) for of in sessions]
     mended = [number for number, end in enumerate(end_S) if end != sessions[number][-1]]

@@ -11,7 +11,7 @@ from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_ti
 
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import CALLS
-from verl_padding.pads.queue import KVBatchMeta, read_fields_of_some
+from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
@@ -114,7 +114,7 @@ def performance_metrics(
 
 def read_session_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Those of a batch in TransferQueue whose rows have their scores."""
-    rows = read_fields_of_some(batch.keys, batch.partition_id, [SCORES, TURNS])
+    rows = read_fields(batch.keys, batch.partition_id, [SCORES, TURNS])
     scores = rows[SCORES].unbind()
     return session_metrics(
         batch.keys,

@@ -39,7 +39,7 @@ from verl_padding.job.role_engine import (
 )
 from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
 from verl_padding.job.weighings import refuse_equal_sessions
-from verl_padding.pads.vision_families import refuse_unknown_type
+from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
 
@@ -176,7 +176,7 @@ class JobReader:
             engines.reverse()  # the actor's first, whose sizes its reference takes where it has none of its own
             refuse_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
         if self.has_vision:
-            refuse_unknown_type(self.padding.multimodal, self.model_config)
+            image_maker(self.padding.multimodal, self.model_config)
 
     @property
     def n_experts(self) -> int | None:

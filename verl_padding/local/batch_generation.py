@@ -15,21 +15,16 @@ from transformers import GenerationConfig, PreTrainedModel, TopKLogitsWarper, To
 
 @dataclass(eq=False)
 class Generation:
-    """One request and its response so far.
+    """One request, its response so far (``token_ids`` and their ``log_probs``), or the error in its place.
 
     Attributes:
-        prompt_ids: the prompt, at least one token.
-        max_new_tokens: at least 1.
         temperature: 0 for greedy.
         top_k: -1 for all tokens.
-        top_p: in (0, 1].
         stop_ids: tokens that end the response; the token itself is part of it.
         images: what the model's image processor made of the prompt's images, ``pixel_values`` and ``image_grid_thw``;
             the prompt holds their tokens. Empty for text alone.
-        seed: two generations with equal seeds and equal probabilities draw the same tokens, whatever else is
-            in the batch.
-        token_ids, log_probs: the response; log-probs are those of the distribution that was sampled from.
-        error: why there is none.
+        seed: two generations with equal seeds and equal probabilities draw the same tokens, whatever else is in the
+            batch.
     """
 
     prompt_ids: list[int]
@@ -62,18 +57,10 @@ class Generation:
 def generate(
     model: PreTrainedModel, rows: Sequence[Generation], is_aborted: Callable[[], bool] = lambda: False
 ) -> None:
-    """Gives every row its response, or what there is of it when the generation is aborted.
-
-    Args:
-        model: a causal language model on a CPU; with images, one that has M-RoPE.
-        is_aborted: is asked before every token.
-    """
+    """Gives every row its response, or what there is of it when ``is_aborted``, asked before every token, says so."""
     slots = max(len(row.prompt_ids) for row in rows)
-    ids = torch.zeros(len(rows), slots, dtype=torch.long)
-    mask = torch.zeros(len(rows), slots, dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, slots - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
-        mask[index, slots - len(row.prompt_ids) :] = 1
+    ids = torch.tensor([[0] * (slots - len(row.prompt_ids)) + row.prompt_ids for row in rows])
+    mask = torch.tensor([[0] * (slots - len(row.prompt_ids)) + [1] * len(row.prompt_ids) for row in rows])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     if seeing := [row.images for row in rows if row.images]:
         inputs |= {name: torch.cat([images[name] for images in seeing]) for name in seeing[0]}
@@ -95,12 +82,9 @@ def generate(
 
 
 def _sample(logits: torch.Tensor, rows: Sequence[Generation]) -> torch.Tensor:
-    """Draws a token for each row and writes it, with its log-prob, into the row unless that is finished.
+    """Draws a token for each row, (rows,), and writes it into the row unless that is finished.
 
-    Args:
-        logits: (rows, vocabulary).
-
-    Returns: (rows,) the tokens.
+    ``logits`` are (rows, vocabulary).
     """
     greedy = torch.tensor([row.temperature == 0 for row in rows])
     temperatures = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float64)

@@ -29,15 +29,10 @@ class _Stopped(BaseException):
 
 
 def supervise(command: list[str], *, parent: int, scratch: str, timeout_s: float) -> int:
-    """Runs `command` to its end, or until a signal or the timeout.
+    """Runs `command` to its end, or until a signal or the timeout (0 for none), and deletes the folder `scratch` then.
 
-    Args:
-        parent: process id of the caller; if it is gone already, nothing is started.
-        scratch: a folder that is deleted when all processes have ended.
-        timeout_s: 0 for none.
-
-    Returns: the command's exit code; 128 + n if signal n (SIGALRM after the timeout) ended the command or the
-        supervisor.
+    Nothing is started if the process `parent` is gone already. Returns the command's exit code; 128 + n if signal n
+    (SIGALRM after the timeout) ended the command or the supervisor.
     """
     for number in _STOPPING:
         signal.signal(number, _stop)
@@ -76,11 +71,11 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 def _wait_for(child: int) -> int:
     """Waits for `child` and reaps the orphans that end before it."""
-    pid = None
-    while pid != child:
+    while True:
         pid, status = os.wait()
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

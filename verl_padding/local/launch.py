@@ -19,10 +19,7 @@ _DROPPED = {"RAY_ADDRESS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE
 
 
 def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: Any) -> int:
-    """Runs verl's trainer with Hydra overrides and ``+local=cpu``, or ``cpu_vllm`` for vLLM as the rollout.
-
-    The rest is as in `run_command`.
-    """
+    """Runs verl's trainer with ``+local=cpu``, or ``cpu_vllm``, by :func:`run_command`."""
     return run_command([sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides], **options)
 
 
@@ -36,15 +33,13 @@ def run_command(
 ) -> int:
     """Runs a command that starts a job to its end.
 
-    Whatever ends the call (the job's own end, an exception of `on_line`, Ctrl-C, a signal that kills this
-    process), all processes of the job are ended and its temporary files removed. Other jobs and other Ray
-    clusters of the machine are not touched.
+    Whatever ends the call (the job's own end, an exception of `on_line`, Ctrl-C, a signal that kills this process), all
+    processes of the job, and no others, are ended and its temporary files removed.
 
     Args:
         folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl`` there, one line per
             step.
         on_line: is called with each line of the output, without the newline.
-        timeout_s: seconds until the job is ended.
         cwd: the working directory; `folder` if None.
 
     Returns: the exit code of the command; 128 + n if signal n ended it.

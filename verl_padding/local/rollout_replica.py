@@ -18,8 +18,7 @@ def _server_name(replica_rank: int) -> str:
 
 
 class TransformersReplica(RolloutReplica):
-    """Starts one `TransformersServer` for the replica, whatever its world size: a CPU job gains nothing by
-    splitting a small model."""
+    """Starts one `TransformersServer`, whatever the replica's world size: a small model is not split on a CPU."""
 
     async def launch_servers(self) -> None:
         from verl_padding.local.rollout_server import TransformersServer
@@ -36,10 +35,9 @@ class TransformersReplica(RolloutReplica):
 
 
 class TransformersAdapter(BaseRollout):
-    """Hands the weights of a worker to the server of its replica.
+    """Hands the weights to the replica's server: the first of its workers does, the others take part in gathering.
 
-    It lives in the trainer's worker (hybrid) or in a worker of its own (standalone). The first of a
-    replica's workers sends them; the others only take part in gathering.
+    It lives in the trainer's worker (hybrid) or in a worker of its own (standalone).
     """
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:

@@ -62,11 +62,6 @@ class TransformersServer:
 
         Returns: the response with the step of the weights it came from; what there is of it, and stop_reason
             "aborted", where `abort_all_requests` has cut it off.
-
-        Raises:
-            RuntimeError: the server sleeps, so there are no weights.
-            NotImplementedError: the request holds videos or audio.
-            ValueError: a sampling parameter is unknown or out of range.
         """
         if self._replies is not None:
             return self._scripted(self._replies, len(prompt_ids), sampling_params, request_id)
@@ -99,15 +94,7 @@ class TransformersServer:
         return self._output(generation, params, self._weights_of_step)
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
-        """Builds the model from the trainer's weights.
-
-        Args:
-            weights: every tensor of a checkpoint in transformers' format, by name.
-            global_steps: the trainer's step, which responses carry.
-
-        Raises:
-            RuntimeError: requests are running, or weights are missing or left over.
-        """
+        """Builds the model from the trainer's weights, in transformers' format; responses carry ``global_steps``."""
         if running := self._waiting + self._running:
             raise RuntimeError(f"{len(running)} requests are running: abort them before new weights")
         async with self._model_is_free:
@@ -120,11 +107,7 @@ class TransformersServer:
         self._model = None
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Ends all requests as aborted and holds new ones until `resume_generation`.
-
-        Args:
-            reject_request: answer new requests at once, as aborted, instead of holding them.
-        """
+        """Ends all requests as aborted; new ones wait for `resume_generation`, or end at once if they are rejected."""
         self._rejecting = reject_request
         self._resumed.clear()
         count = await self._abort()
@@ -169,20 +152,21 @@ class TransformersServer:
         return count
 
     def _generation(self, prompt_ids: list[int], params: dict[str, Any], request_id: str) -> Generation:
-        params = dict(params)
-        if params.get("repetition_penalty") == 1:
-            del params["repetition_penalty"]
-        if unknown := params.keys() - _KNOWN_PARAMS:
+        known = _KNOWN_PARAMS | ({"repetition_penalty"} if params.get("repetition_penalty") == 1 else set())
+        if unknown := params.keys() - known:
             raise ValueError(f"the transformers rollout does not support the sampling parameters {sorted(unknown)}")
         config = self._config
         budget = config.prompt_length + config.response_length - len(prompt_ids)
-        limit = next((params[name] for name in _LIMITS if name in params), min(config.response_length, budget))
-        limit = max(1, limit)
+        limit = max(1, next((params[name] for name in _LIMITS if name in params), min(config.response_length, budget)))
         if config.max_model_len is not None:  # a prompt that leaves no room is refused, as verl's rollouts do
             limit = min(limit, config.max_model_len - len(prompt_ids))
-        stop_ids = frozenset(params.get("stop_token_ids") or ())
+        stop_ids = set(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
-            stop_ids |= self._stop_ids()
+            declared = self._model_config.hf_config.eos_token_id
+            stop_ids |= {
+                self._model_config.tokenizer.eos_token_id,
+                *(declared if isinstance(declared, list) else [declared]),
+            }
         return Generation(
             prompt_ids=list(prompt_ids),
             max_new_tokens=limit,
@@ -192,11 +176,6 @@ class TransformersServer:
             stop_ids=stop_ids,
             seed=f"{config.seed} {request_id}",
         )
-
-    def _stop_ids(self) -> set[int]:
-        declared = self._model_config.hf_config.eos_token_id
-        ids = declared if isinstance(declared, list) else [declared]
-        return {int(token) for token in [*ids, self._model_config.tokenizer.eos_token_id] if token is not None}
 
     def _output(self, generation: Generation, params: dict[str, Any], step: int | None) -> TokenOutput:
         return TokenOutput(
@@ -221,7 +200,6 @@ class TransformersServer:
             experts_implementation="eager" if dtype == torch.float64 else None,
             output_loading_info=True,
         )
-        wrong = {what: names for what, names in report.items() if names}
-        if wrong:
+        if wrong := {what: names for what, names in report.items() if names}:
             raise RuntimeError(f"the trainer's weights do not fit {model_class.__name__}: {wrong}")
         return model.eval()

@@ -18,12 +18,8 @@ _POLL_S = 0.02
 class SharedFileCheckpointEngine(CheckpointEngine):
     """Rank 0 of the trainer writes all weights into one file, and every rollout worker reads it.
 
-    A file lives for one synchronisation: `prepare` of rank 0 invents its name, `finalize` of rank 0 deletes
-    it. It lies in the temporary folder (``TMPDIR``), which trainer and rollout workers must share.
-
-    Args:
-        bucket_size: verl's transfer unit in bytes; it is not used for a file.
-        is_master: whether this is rank 0 of the trainer; False in rollout workers.
+    A file lives for one synchronisation, in the temporary folder (``TMPDIR``), which trainer and rollout workers must
+    share: `prepare` of rank 0 of the trainer, the master, invents its name, and `finalize` deletes it.
     """
 
     _file: Path
@@ -52,10 +48,7 @@ class SharedFileCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Writes the file; every rank must call it, since gathering a weight is a collective.
-
-        Returns: what rank 0 wrote, in bytes, as a metric; nothing from the other ranks.
-        """
+        """Writes the file, and returns its bytes as a metric; every rank must call it: to gather is a collective."""
         tensors = {}
         for name, tensor in weights:
             if self._is_master:

@@ -36,11 +36,10 @@ def register_engines(transformer_impl: Any) -> None:
 
 
 class _OnCpu:
-    """Mixin before one of verl's FSDP engines.
+    """Mixin before one of verl's FSDP engines that refuses Ulysses.
 
-    Raises:
-        PaddingConfigError: ranks share rows (Ulysses). verl exchanges their tokens around flash attention alone, which
-            has no CPU kernels: each rank would silently attend to its own part of a row.
+    verl exchanges the tokens of shared rows around flash attention alone, which has no CPU kernels: each rank would
+    silently attend to its own part of a row.
     """
 
     engine_config: Any
@@ -95,9 +94,8 @@ def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
     """Has the ranks of a group connect at a port that nothing else is given.
 
     verl asks the system for a free port, gives it back, and starts the workers. Until the first of them listens there,
-    some ten seconds of imports later, the system may give the port to any of the hundreds of connections that Ray and
-    TransferQueue open ("Ping failed, invalid value returned from server"). verl takes the first free port of a range;
-    each group's begins elsewhere, by the system's random numbers, which no seed repeats.
+    seconds later, the system may give it to a connection of Ray or TransferQueue ("Ping failed, invalid value returned
+    from server"). verl takes the first free port of a range; each group's begins elsewhere, which no seed repeats.
     """
     init = ray_base.RayWorkerGroup.__init__
 

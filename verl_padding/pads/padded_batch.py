@@ -20,7 +20,7 @@ from verl_padding.pads.columns import (
     pad_column,
     row_column,
 )
-from verl_padding.pads.queue import KVBatchMeta, put_columns, put_copies, rows_like, tokens_of_masks
+from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, put_copies, rows_like, tokens_of_masks
 from verl_padding.pads.row_weights import read_weights, refuse_misplaced_weight
 from verl_padding.pads.source import SourceRows
 from verl_padding.pads.template import PadFields, PadTemplate
@@ -36,8 +36,15 @@ class PaddedBatch:
     """A batch of real rows, its plan, and the pads that wait in TransferQueue for the worker calls.
 
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
-    in which verl deals them out. Made by :func:`padded_batch`, filled by :meth:`put_pads`, undone by :func:`strip` of
-    its pads.
+    in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip` of them takes them out.
+
+    Args:
+        weighings: of the updates whose rows may weigh differently.
+        timed: whether the workers time its micro-batches.
+
+    Raises:
+        PaddingDataError: a real row is tagged as padding, or TransferQueue and the batch disagree about it, see
+            :class:`SourceRows`; or the rows cannot weigh what their agent loop says.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class PaddedBatch:
         weighings: Sequence[Weighing] = (),
         timed: bool = False,
     ):
+        refuse_pads(batch)
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
         self.batch = rows_like(batch, batch.keys, batch.tags, batch.fields, batch.extra_info or {})
         """The real rows as they were planned."""
@@ -102,8 +110,7 @@ class PaddedBatch:
         """
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
-        columns = pad_column(layout) if layout.n_pads else {}
-        self._put_columns(call, rows, columns)
+        self._put_columns(call, rows, pad_column(layout) if layout.n_pads else {})
         return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
@@ -121,10 +128,7 @@ class PaddedBatch:
         self._put_columns(call, rows, loss_columns(layout, self._trained_tokens_R, factor_R))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
-        rows.extra_info["dataloader_kwargs"] = {
-            **rows.extra_info.get("dataloader_kwargs", {}),
-            "shuffle": False,
-        }
+        rows.extra_info["dataloader_kwargs"] = rows.extra_info.get("dataloader_kwargs", {}) | {"shuffle": False}
         return rows
 
     @cached_property
@@ -167,10 +171,9 @@ class PaddedBatch:
         TransferQueue hands workers the fields that all rows of a call have: without this, ``advantages`` would
         vanish from every rank that holds a pad.
         """
-        if n_pads:
-            fields = self._new_fields(n_pads)
-            if fields.shared or fields.per_pad:
-                put_copies(self.pads.keys[:n_pads], self.pads.partition_id, fields.shared, per_row=fields.per_pad)
+        fields = self._new_fields(n_pads) if n_pads else PadFields()
+        if fields.shared or fields.per_pad:
+            put_copies(self.pads.keys[:n_pads], self.pads.partition_id, fields.shared, per_row=fields.per_pad)
 
     def _new_fields(self, n_pads: int) -> PadFields:
         rows = self._source.read()
@@ -180,8 +183,8 @@ class PaddedBatch:
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put.
 
-        A step that needs no pads still makes one, from a few rows, if there is a field that no step has met before, so
-        that a field that no pad can be made for is refused when it first appears.
+        A step that needs no pads still makes one if there is a field that no step has had before, so that a field that
+        no pad can be made for is refused when it first appears.
 
         Raises:
             PaddingDataError: no pad can be made for a field; nothing is put.
@@ -195,36 +198,14 @@ class PaddedBatch:
         put_pads(self.pads, fields)
 
 
-def padded_batch(
-    batch: KVBatchMeta,
-    plan: BatchPlan,
-    template: PadTemplate,
-    *,
-    weighings: Sequence[Weighing] = (),
-    timed: bool = False,
-) -> PaddedBatch:
-    """A padded batch whose pads have their keys but have not been put yet.
-
-    Args:
-        weighings: of the updates whose rows may weigh differently.
-        timed: whether the workers time its micro-batches.
-
-    Raises:
-        PaddingDataError: a real row is tagged as padding, or TransferQueue and the batch disagree about it, see
-            :class:`SourceRows`; or the rows cannot weigh what their agent loop says.
-    """
-    refuse_pads(batch)
-    return PaddedBatch(batch, plan, template, weighings=weighings, timed=timed)
-
-
 def strip_after_an_error(padded: PaddedBatch) -> None:
     """Takes the pads out while an error is on its way; a failure to do so is only logged, and that error goes on."""
     try:
         strip(padded.pads)
     except Exception:
         logger.exception(
-            "verl_padding: %d pads (%s ..) could not be cleared after an error; the next job on this TransferQueue "
-            "will clear them",
+            "verl_padding: %d pads (%s) could not be cleared after an error; the next job on this TransferQueue will "
+            "clear them",
             len(padded.pads),
-            padded.pads.keys[0],
+            first_few(padded.pads.keys),
         )

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import ray
 import torch
@@ -29,11 +30,6 @@ __all__ = ["KVBatchMeta"]
 def is_connected() -> bool:
     """Whether this process has a TransferQueue."""
     return tq_interface._TQ_CLIENT is not None
-
-
-def was_made_here() -> bool:
-    """Whether this process has made the TransferQueue that it is connected to."""
-    return tq_interface._TQ_STORAGE is not None
 
 
 def controller() -> ActorHandle:
@@ -99,29 +95,26 @@ def tags_of(partition_id: str) -> dict[str, dict[str, Any]]:
     return dict((tq.kv_list(partition_id) or {}).get(partition_id, {}))
 
 
-def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The fields of some rows, by name: ``names``, or else those that all of them have."""
-    rows = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=names).unbind(0)
-    # By name: items() would give tensordict's wrappers of plain values.
-    return [{name: row[name] for name in list(row.keys())} for row in rows]
-
-
-def read_fields_of_some(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> TensorDict:
-    """Those of some fields that all of these rows have, also in a process that has not met TransferQueue before.
+def read_fields(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> TensorDict:
+    """The fields that all of these rows have, or those of ``names`` among them.
 
     Raises:
         PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
     """
     meta = _look_up(keys, partition_id)
-    return tq.get_client().get_data(meta.select_fields([name for name in names if name in meta.field_schema]))
+    chosen = list(meta.field_schema if names is None else [name for name in names if name in meta.field_schema])
+    return tq.get_client().get_data(meta.select_fields(chosen))
+
+
+def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """As :func:`read_fields`, row by row."""
+    rows = read_fields(keys, partition_id, names).unbind(0)
+    # By name: items() would give tensordict's wrappers of plain values.
+    return [{name: row[name] for name in list(row.keys())} for row in rows]
 
 
 def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:
-    """Names of the fields that all of these rows have; their values are not read.
-
-    Raises:
-        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
-    """
+    """Names of the fields that all of these rows have; their values are not read."""
     return set(_look_up(keys, partition_id).field_schema)
 
 
@@ -129,34 +122,26 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     """What TransferQueue's controller knows about rows, in their order, but for their tags.
 
     TransferQueue's own ``kv_batch_get`` copies the tags of all rows, and ``kv_batch_put`` copies them several times and
-    sends them back to the controller: most of the time of a put of a few columns, and nothing here needs them. What is
-    returned is for one read or one put of all rows; without tags it cannot be cut.
+    sends them back to the controller: most of the time of a put of a few columns, and nothing here needs them. The
+    result is for one read or one put of all rows; without tags it cannot be cut.
 
     Raises:
         PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
     """
-    client = _client()
-    for _ in range(2):  # a row that comes between the two questions is there at the next first one
-        meta: BatchMeta = client.kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
-        if len(meta.global_indexes) == len(keys):
-            meta.custom_meta = []  # a put then leaves those in the controller as they are
-            return meta
+    meta: BatchMeta = _client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
+    if lost := len(keys) - len(meta.global_indexes):
         there = tags_of(partition_id)
-        if lost := [key for key in keys if key not in there]:
-            raise PaddingDataError(
-                f"row {lost[0]!r}: not in TransferQueue ({len(lost)} of {len(keys)} rows of the batch are not). "
-                f"Whatever cleared it from partition {partition_id!r} must leave the rows of a step until the step has "
-                "ended."
-            )
-    raise PaddingDataError(
-        f"{counted(len(keys) - len(meta.global_indexes), 'row')} of {len(keys)}: TransferQueue did not find them in "
-        f"partition {partition_id!r}, and then listed them, twice over. Whatever clears rows and puts them again must "
-        "leave those of a step until the step has ended."
-    )
+        first = next((key for key in keys if key not in there), keys[0])
+        raise PaddingDataError(
+            f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows of the batch are not). Whatever cleared "
+            f"it from partition {partition_id!r} must leave the rows of a step until the step has ended."
+        )
+    meta.custom_meta = []  # a put then leaves those in the controller as they are
+    return meta
 
 
 def _client() -> Any:
-    """This process's client of the TransferQueue that there is; no queue is made.
+    """This process's client of the TransferQueue that there is, also in a process that has not used it before.
 
     Raises:
         PaddingDataError: there is no TransferQueue in this Ray cluster.
@@ -191,34 +176,22 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     Raises:
         PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
     """
-    if not keys:
-        return Listing({}, {}, {}, {})
     meta = _look_up(keys, partition_id)
-    fields: dict[str, tuple[torch.dtype | None, list[int]]] = ray.get(
-        controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes))
-    )
-    key_of = dict(zip(meta.global_indexes, keys, strict=True))
+    fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes)))
+    keys_of: dict[tuple[bool, ...], list[str]] = {}
+    for key, pattern in zip(keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True):
+        keys_of.setdefault(pattern, []).append(key)
     return Listing(
-        keys_by_fields=_by_fields(key_of, list(fields), partition_id),
+        keys_by_fields={
+            frozenset(compress(fields, pattern)): group
+            for pattern, group in sorted(keys_of.items(), key=lambda item: -len(item[1]))
+        },
         shapes={name: _shapes(schema, keys) for name, schema in meta.field_schema.items()},
-        dtypes={name: dtype for name, (dtype, _) in fields.items() if dtype is not None},
-        unlisted={name: [key_of[row] for row in rows] for name, (_, rows) in fields.items() if rows},
+        dtypes={name: field.dtype for name, field in fields.items() if field.dtype is not None},
+        unlisted={
+            name: list(compress(keys, field.unlisted_R)) for name, field in fields.items() if any(field.unlisted_R)
+        },
     )
-
-
-def _by_fields(key_of: Mapping[int, str], names: list[str], partition_id: str) -> dict[frozenset[str], list[str]]:
-    # TransferQueue says which rows have a field, but not which fields there are: its controller was asked for those.
-    indexes, has_RF = tq.get_client().get_production_status(names, partition_id)
-    place_of = {int(index): place for place, index in enumerate(indexes)}
-    has_field_R = has_RF[[place_of[index] for index in key_of]].bool()
-    patterns, pattern_R, sizes = torch.unique(has_field_R, dim=0, return_inverse=True, return_counts=True)
-    groups: dict[int, list[str]] = {int(pattern): [] for pattern in sizes.argsort(descending=True)}
-    for key, pattern in zip(key_of.values(), pattern_R.tolist(), strict=True):
-        groups[pattern].append(key)
-    return {
-        frozenset(name for name, has in zip(names, patterns[pattern].tolist(), strict=True) if has): group
-        for pattern, group in groups.items()
-    }
 
 
 def _shapes(schema: Mapping[str, Any], keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -226,19 +199,23 @@ def _shapes(schema: Mapping[str, Any], keys: Sequence[str]) -> dict[str, tuple[i
     return {key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None}
 
 
-def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, tuple[torch.dtype | None, list[int]]]:
-    # Runs in TransferQueue's controller: field -> its dtype, and those of `rows` that have it but are not listed for
-    # it. A put with a field in another dtype than the first put of that field is stored, but listed only up to there.
-    partition, wanted = queue.partitions[partition_id], set(rows)
+class _Field(NamedTuple):
+    dtype: torch.dtype | None
+    has_R: list[bool]
+    unlisted_R: list[bool]
+
+
+def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Field]:
+    # Runs in TransferQueue's controller. A put with a field in another dtype than the first put of that field is
+    # stored, but listed only up to there.
+    partition = queue.partitions[partition_id]
     fields = {}
     for name, column in partition.field_name_mapping.items():
-        listed = partition.field_metadata.get(name)
-        unlisted = sorted(wanted - listed.global_indexes if listed else wanted)
-        has = partition.production_status[unlisted, column].tolist()
-        fields[name] = (
-            listed.dtype if listed else None,
-            [row for row, is_there in zip(unlisted, has, strict=True) if is_there],
-        )
+        has_R = partition.production_status[rows, column].bool().tolist()
+        meta = partition.field_metadata.get(name)
+        listed = meta.global_indexes if meta else ()
+        unlisted_R = [has and row not in listed for row, has in zip(rows, has_R, strict=True)]
+        fields[name] = _Field(meta.dtype if meta else None, has_R, unlisted_R)
     return fields
 
 
@@ -255,13 +232,8 @@ def put_copies(
         PaddingDataError: there is no TransferQueue.
     """
     _client()
-    columns: dict[str, Any] = {
-        name: values if isinstance(values, torch.Tensor) else NonTensorStack(*values)
-        for name, values in (per_row or {}).items()
-    }
+    columns: dict[str, Any] = {}
     for name, value in fields.items():
-        if name in columns:
-            continue
         if not isinstance(value, torch.Tensor):
             # Wrapped once: left to the stack, wrapping each anew would take most of the time of an upsample.
             columns[name] = NonTensorStack(*[NonTensorData(value)] * len(keys))
@@ -270,6 +242,8 @@ def put_copies(
             # rows anew, and a dense column goes in five times faster. Repeated, not expanded: one scalar expanded to
             # one row counts as contiguous with a stride of 0, which TransferQueue cannot send.
             columns[name] = value.repeat(len(keys), *[1] * value.ndim)
+    for name, values in (per_row or {}).items():
+        columns[name] = values if isinstance(values, torch.Tensor) else NonTensorStack(*values)
     tq.kv_batch_put(
         keys=list(keys),
         partition_id=partition_id,
@@ -280,7 +254,7 @@ def put_copies(
 
 def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
     """Tokens that a mask of each row keeps, such as its ``response_mask``."""
-    data = read_fields_of_some(batch.keys, batch.partition_id, [name])
+    data = read_fields(batch.keys, batch.partition_id, [name])
     return [int(mask.sum()) for mask in data[name].unbind()]
 
 
@@ -306,10 +280,9 @@ def clear(keys: Sequence[str], partition_id: str) -> None:
 
 @contextmanager
 def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
-    """Takes rows out of TransferQueue for the length of a with-block, and puts them back as they were.
+    """Takes rows out of TransferQueue for the length of a with-block; rows that are no longer there are left out.
 
-    All their fields wait in this process's memory. The rows of one batch come back with the fields that all of them
-    had. Rows that are no longer there are left out.
+    Their fields wait in this process's memory. The rows of one batch come back with the fields that all of them had.
     """
     kept: list[tuple[KVBatchMeta, TensorDict, list[dict[str, Any]]]] = []
     try:
@@ -317,7 +290,7 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
             tags = tags_of(batch.partition_id)
             there = batch.select_keys([key for key in batch.keys if key in tags])
             if there.keys:
-                data = tq.kv_batch_get(keys=there.keys, partition_id=there.partition_id)
+                data = read_fields(there.keys, there.partition_id)
                 kept.append((there, data, [tags[key] for key in there.keys]))
                 clear(there.keys, there.partition_id)
         yield
@@ -329,21 +302,24 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
 
 
 def clear_leftovers(partition_id: str) -> None:
-    """Clears pads, and rows whose prompt is gone, with a warning: no step may meet them again.
+    """Clears pads, and rows whose prompt is gone, with a warning: no step may read them.
 
     verl removes a prompt when it samples its rows. Rows without a prompt in the snapshot of a checkpoint were trained
     on, or were being trained on: they can never be sampled again, and would stay forever.
     """
     tags = tags_of(partition_id)
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
-    pads = [key for key, tag in tags.items() if is_padding(tag)]
-    orphans = [key for key in tags.keys() - prompts - set(pads) if uid_of_key(key) not in prompts]
-    for keys, what in ((pads, "pad"), (orphans, "row")):
-        if keys:
-            logger.warning(
-                "verl_padding: cleared %s, which an earlier run left in TransferQueue: %s%s",
-                counted(len(keys), what) + ("" if what == "pad" else " whose prompt has been sampled already"),
-                ", ".join(sorted(keys)[:3]),
-                ", .." if len(keys) > 3 else "",
-            )
-            clear(keys, partition_id)
+    left = [key for key, tag in tags.items() if is_padding(tag) or not {key, uid_of_key(key)} & prompts]
+    if left:
+        logger.warning(
+            "verl_padding: cleared %s that an earlier run left in TransferQueue (pads, and rows whose prompt has been "
+            "sampled already): %s",
+            counted(len(left), "row"),
+            first_few(left),
+        )
+        clear(left, partition_id)
+
+
+def first_few(keys: Sequence[str]) -> str:
+    """The first keys of some, for a message."""
+    return ", ".join(sorted(keys)[:3]) + (", .." if len(keys) > 3 else "")

@@ -19,7 +19,7 @@ import ray._private.state
 from ray.core.generated.gcs_pb2 import WorkerTableData
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.queue import clear, controller, detach, is_connected, tags_of, was_made_here
+from verl_padding.pads.queue import clear, controller, detach, first_few, is_connected, tags_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,10 @@ NOTICE_S = 5.0
 """Seconds within which Ray's tables show that a process was killed."""
 
 _ATTRIBUTE = "verl_padding_claim"
-_WHY = (
-    "A Ray cluster has one TransferQueue, and verl's trainers share its partitions: two of them would train, and "
-    "clear, each other's rows."
-)
 _OWN_CLUSTER = (
-    "Give this one a Ray cluster of its own (RAY_ADDRESS=local or +ray_kwargs.ray_init.address=local, or the address "
-    "of another cluster)"
+    "Two trainers would train, and clear, each other's rows: verl has one queue per Ray cluster. This job has touched "
+    "nothing. Give it a Ray cluster of its own (RAY_ADDRESS=local or +ray_kwargs.ray_init.address=local, or the "
+    "address of another cluster)"
 )
 
 
@@ -44,8 +41,6 @@ _OWN_CLUSTER = (
 class Claim:
     """A trainer's statement that it uses a TransferQueue."""
 
-    job: str
-    """Ray's id of the job, hexadecimal."""
     worker: str
     """Ray's id of the process that the trainer runs in, hexadecimal."""
     place: str
@@ -54,7 +49,7 @@ class Claim:
     """False after the trainer has ended: what it left belongs to nobody."""
 
 
-def refuse_queue_of_another_job() -> None:
+def check_queue_owner() -> None:
     """Refuses a TransferQueue that another Ray job has made, and lets go of it without touching its content.
 
     verl's runner connects to the queue before it makes a trainer, and closes it when the trainer raises, which would
@@ -65,20 +60,12 @@ def refuse_queue_of_another_job() -> None:
     """
     if not is_connected():
         return
-    try:
-        owner = controller()._actor_id.job_id.hex()
-    except ValueError as error:
-        detach()
-        raise PaddingConfigError(
-            "The TransferQueue that this job found in its Ray cluster has ended since: the job that made it was just "
-            f"being killed ({error}). Start this job again."
-        ) from error
+    owner = controller()._actor_id.job_id.hex()
     if owner != ray.get_runtime_context().get_job_id():
         detach()
         raise PaddingConfigError(
-            f"The TransferQueue of this Ray cluster belongs to another job, {_describe_job(owner)}. {_WHY} This job "
-            f"has not touched it. {_OWN_CLUSTER}, or wait until the other job has ended; Ray takes a few seconds to "
-            "end one that has just been killed."
+            f"The TransferQueue of this Ray cluster belongs to another job, {_describe_job(owner)}. {_OWN_CLUSTER}, or "
+            "wait until the other job has ended; Ray takes a few seconds to end one that has just been killed."
         )
 
 
@@ -89,33 +76,30 @@ def claim_queue() -> None:
     from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them.
 
     Raises:
-        PaddingConfigError: another trainer has the queue, or rows that it may own lie there. Nothing was touched.
+        PaddingConfigError: another trainer has the queue. Nothing was touched.
     """
-    refuse_queue_of_another_job()
+    check_queue_owner()
     mine = _claim_of_this_process()
     while True:
         found: Claim | None = ray.get(controller().__ray_call__.remote(_claim_in_controller))
         if found is not None and found.holds and found.worker != mine.worker and _lives_on(found):
             detach()
             raise PaddingConfigError(
-                f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_WHY} This job "
-                f"has not touched it. {_OWN_CLUSTER}, or start it when the other trainer has ended."
+                f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_OWN_CLUSTER}, "
+                "or start it when the other trainer has ended."
             )
-        if found is None and not was_made_here():
-            _refuse_rows_of_unknown_owner()
         if ray.get(controller().__ray_call__.remote(_replace_claim, found, mine)):
             break
     if found is not None:
         for partition_id in PARTITIONS:
-            if keys := sorted(tags_of(partition_id)):
+            if keys := list(tags_of(partition_id)):
                 logger.warning(
                     "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left there by a "
-                    "trainer that has ended (%s): %s%s",
+                    "trainer that has ended (%s): %s",
                     len(keys),
                     partition_id,
                     found.place,
-                    ", ".join(keys[:3]),
-                    ", .." if len(keys) > 3 else "",
+                    first_few(keys),
                 )
                 clear(keys, partition_id)
 
@@ -127,23 +111,9 @@ def release_queue() -> None:
         ray.get(controller().__ray_call__.remote(_replace_claim, mine, replace(mine, holds=False)))
 
 
-def _refuse_rows_of_unknown_owner() -> None:
-    for partition_id in PARTITIONS:
-        if keys := sorted(tags_of(partition_id)):
-            detach()
-            raise PaddingConfigError(
-                f"TransferQueue's partition {partition_id!r} holds prompts and rows, {len(keys)} in all ({keys[0]}, "
-                "..), that were put there before this trainer started, in a queue that another process of this job has "
-                "made. "
-                "They may be in use: only a padded trainer says when it has ended. They were not touched. Clear "
-                f"the partition if they are not in use. Otherwise {_OWN_CLUSTER[0].lower()}{_OWN_CLUSTER[1:]}."
-            )
-
-
 def _claim_of_this_process() -> Claim:
-    context = ray.get_runtime_context()
     place = f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
-    return Claim(context.get_job_id(), context.get_worker_id(), place)
+    return Claim(ray.get_runtime_context().get_worker_id(), place)
 
 
 def _claim_in_controller(queue: Any) -> Claim | None:
@@ -160,19 +130,16 @@ def _replace_claim(queue: Any, expected: Claim | None, claim: Claim) -> bool:
 
 def _lives_on(claim: Claim) -> bool:
     """Whether the process of a claim is still alive after the time that Ray takes to notice a death."""
+    # By Ray's tables: its state API would need a dashboard.
+    tables = ray._private.state.state._connect_and_get_accessor()
     deadline = time.monotonic() + NOTICE_S
-    while _lives(claim):
+    while True:
+        data = tables.get_worker_info(ray.WorkerID(bytes.fromhex(claim.worker)))
+        if data is None or not WorkerTableData.FromString(data).is_alive:
+            return False
         if time.monotonic() > deadline:
             return True
         time.sleep(0.2)
-    return False
-
-
-def _lives(claim: Claim) -> bool:
-    """Whether the process of a claim is alive, by Ray's tables; Ray's state API would need a dashboard."""
-    accessor = ray._private.state.state._connect_and_get_accessor()
-    data = accessor.get_worker_info(ray.WorkerID(bytes.fromhex(claim.worker)))
-    return data is not None and WorkerTableData.FromString(data).is_alive
 
 
 def _describe_job(job: str) -> str:

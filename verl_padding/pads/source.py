@@ -9,7 +9,7 @@ from typing import Any
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
-from verl_padding.pads.tags import refuse_other_lengths
+from verl_padding.pads.tags import LENGTH_TAGS, wrong_tag
 from verl_padding.plan.counted import counted
 
 ROWS_PER_KIND = 4
@@ -56,8 +56,8 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
     start, size = 0, FIRST_LOOK
     while start < len(batch):
         for row in read_rows(batch.keys[start : start + size], batch.partition_id, ["multi_modal_inputs"]):
-            inputs: Mapping[str, Any] | None = row.get("multi_modal_inputs")
-            if inputs and any(name.startswith("pixel_values") for name in inputs):
+            inputs: Mapping[str, Any] = row.get("multi_modal_inputs") or {}
+            if any(name.startswith("pixel_values") for name in inputs):
                 return inputs
         start, size = start + size, size * LOOK_FURTHER
     return None
@@ -96,12 +96,21 @@ def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]
                 )
     lengths = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        prompt, response = (listing.shapes[name].get(key) for name in ("prompts", "responses"))
-        if prompt is None or response is None:
+        prompts, responses = (listing.shapes[name].get(key) for name in ("prompts", "responses"))
+        if prompts is None or responses is None:
             lengths[key] = tag.get("prompt_len"), tag.get("response_len")
-        else:
-            lengths[key] = prompt[0], response[0]
-            refuse_other_lengths(key, tag, prompt[0], response[0])
+            continue
+        prompt, response = lengths[key] = prompts[0], responses[0]
+        if prompt == 0:
+            raise PaddingDataError(
+                f"row {key!r}: its prompt has no token. verl takes the log-prob of the first response token from the "
+                "last token of the prompt: put a token there, a begin-of-sequence token or whatever the model starts "
+                "with."
+            )
+        for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
+            if name in tag and tag[name] != tokens:
+                what = f"its fields have {prompt} prompt and {response} response tokens"
+                raise wrong_tag(key, tag, name, what)
     return lengths
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.neutral_values import empty_value, filled
+from verl_padding.pads.neutral_values import empty_value, filled, spread_routes
 from verl_padding.pads.roles import FieldRole, Fill, Role
-from verl_padding.pads.routes import spread_routes
 from verl_padding.pads.schema import Row, Schema
+from verl_padding.pads.tags import LENGTH_TAGS
 from verl_padding.pads.vision_families import SmallestImage
 
 PAD_RESPONSE_LENGTH = 1
@@ -63,6 +63,7 @@ class PadTemplate:
                 f"{len(image.token_ids) + PAD_RESPONSE_LENGTH}."
             )
         self.length = length
+        self._lengths = (length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
         self._eos_token_id = eos_token_id
         self._schema = schema or Schema()
         self._n_experts = n_experts
@@ -71,8 +72,7 @@ class PadTemplate:
     @property
     def tag_lengths(self) -> dict[str, int]:
         """The length tags that verl keeps for each row."""
-        prompt = self.length - PAD_RESPONSE_LENGTH
-        return {"prompt_len": prompt, "response_len": PAD_RESPONSE_LENGTH, "seq_len": self.length}
+        return dict(zip(LENGTH_TAGS, (*self._lengths, self.length), strict=True))
 
     def has_seen(self, names: Collection[str]) -> bool:
         """Whether pads have been made with these fields, in this job."""
@@ -89,31 +89,15 @@ class PadTemplate:
             PaddingDataError: the role of a field is unclear, or the field cannot hold what its role says.
         """
         pads = PadFields()
-        pad_lengths = (self.length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
         for name in names:
-            telling = _most_informative(name, [row for row in rows if name in row])
-            value, role = telling[0][name], self._schema.role_of(name, telling, pad_lengths)
-            if role.fill is Fill.ROUTES and getattr(value, "ndim", 0) == 3:
-                pads.per_pad[name] = self._routes(value, n_pads)
-                made = pads.per_pad[name][0]
+            with_field = _most_informative(name, [row for row in rows if name in row])
+            value, field = with_field[0][name], self._schema.role_of(name, with_field, self._lengths)
+            if field.fill is Fill.ROUTES and field.role.is_per_token and getattr(value, "ndim", 0) == 3:
+                pads.per_pad[name] = self._routes(value, n_pads, field.role.tokens(*self._lengths))
             else:
-                made = pads.shared[name] = self._neutral(name, value, role)
-            self._check(name, made, role)
+                pads.shared[name] = self._neutral(name, value, field)
             self._schema.met.add(name)
         return pads
-
-    def _check(self, name: str, made: Any, field: FieldRole) -> None:
-        """Refuses a wrong length where the pad is made, before a worker trips over it."""
-        if not field.role.is_per_token:
-            return
-        tags = self.tag_lengths
-        wanted = field.role.tokens(tags["prompt_len"], tags["response_len"])
-        if field.role.tokens_of(made) != wanted:
-            raise PaddingDataError(
-                f"field {name!r}: a pad's {type(made).__name__} covers {field.role.tokens_of(made)} tokens instead "
-                f"of {wanted} (role {field.role.value}, pad of {tags['prompt_len']} + {tags['response_len']} tokens). "
-                f"Set padding.fields.{name} to the role that it has."
-            )
 
     def _neutral(self, name: str, value: Any, field: FieldRole) -> Any:
         if field.role is Role.MULTIMODAL and self._image is not None:
@@ -124,31 +108,30 @@ class PadTemplate:
         fill = {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
         if field.role is Role.ROW:
             return filled(name, value, tuple(value.shape), fill)
-        tags = self.tag_lengths
-        length = field.role.tokens(tags["prompt_len"], tags["response_len"])
+        length = field.role.tokens(*self._lengths)
         if field.role is Role.POSITIONS and not no_tensor:
             # Every axis of M-RoPE counts a text token alike.
             positions = np.broadcast_to(np.arange(length), (*value.shape[:-1], length)).copy()
-            return (
-                positions.astype(value.dtype)
-                if isinstance(value, np.ndarray)
-                else torch.from_numpy(positions).to(value)
-            )
+            return _like(value, positions)
         made = filled(name, value, (length, *np.shape(value)[1:]), fill)
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
             ids = torch.tensor(self._image.token_ids, dtype=made.dtype)
-            made[tags["prompt_len"] - len(ids) : tags["prompt_len"]] = ids
+            prompt = self._lengths[0]
+            made[prompt - len(ids) : prompt] = ids
         return made
 
-    def _routes(self, value: Any, n_pads: int) -> Any:
-        """(n_pads, L, layers, top-k) of the dtype and kind of ``value``."""
+    def _routes(self, value: Any, n_pads: int, length: int) -> Any:
+        """(n_pads, length, layers, top-k)."""
         layers, top_k = value.shape[1:]
         n_experts = self._n_experts() or int(value.max()) + 1
-        tokens = n_pads * self.length
-        routes = spread_routes(tokens=tokens, layers=layers, top_k=top_k, n_experts=n_experts)
-        routes = routes.reshape(n_pads, self.length, layers, top_k)
-        return routes.astype(value.dtype) if isinstance(value, np.ndarray) else torch.from_numpy(routes).to(value.dtype)
+        routes = spread_routes(tokens=n_pads * length, layers=layers, top_k=top_k, n_experts=n_experts)
+        return _like(value, routes.reshape(n_pads, length, layers, top_k))
+
+
+def _like(value: Any, array: np.ndarray) -> Any:
+    """An array as the kind and in the dtype of ``value``."""
+    return array.astype(value.dtype) if isinstance(value, np.ndarray) else torch.from_numpy(array).to(value)
 
 
 def _most_informative(name: str, rows: Sequence[Row]) -> Sequence[Row]:

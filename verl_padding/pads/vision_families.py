@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,8 +64,8 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
 """Model types whose vision tower has to run on every rank -> how their smallest image is made."""
 
 
-def refuse_unknown_type(choice: str, config: Mapping[str, Any]) -> None:
-    """Refuses a model if it is not known what its vision tower needs.
+def image_maker(choice: str, config: Mapping[str, Any]) -> Callable[[Inputs], SmallestImage] | None:
+    """What makes the image of pads from ``multi_modal_inputs`` of a real row that has one; None if they need none.
 
     Args:
         choice: ``padding.multimodal``.
@@ -74,30 +75,13 @@ def refuse_unknown_type(choice: str, config: Mapping[str, Any]) -> None:
         PaddingConfigError: the model's type is not known.
     """
     model_type = str(config.get("model_type"))
-    if model_type not in SMALLEST and not _needs_none(choice, model_type):
+    if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):
+        return None
+    if model_type not in SMALLEST:
         raise PaddingConfigError(
             f"padding.multimodal={choice!r}: it is unknown what an image of model type {model_type!r} must look like. "
             f"Known: {', '.join(sorted(SMALLEST))}; no image is needed for {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. "
             "Set padding.multimodal=empty if the model can run on text alone on some ranks and with images on others, "
             "or if no row of the job has images."
         )
-
-
-def image_for(choice: str, config: Mapping[str, Any], source: Inputs) -> SmallestImage | None:
-    """What pads must show a model, if anything.
-
-    Args:
-        choice: ``padding.multimodal``.
-        config: the model's Hugging Face config.
-        source: ``multi_modal_inputs`` of a real row that has an image or a video.
-
-    Raises:
-        PaddingConfigError: the model's type is not known.
-    """
-    refuse_unknown_type(choice, config)
-    model_type = str(config.get("model_type"))
-    return None if _needs_none(choice, model_type) else SMALLEST[model_type](config, source)
-
-
-def _needs_none(choice: str, model_type: str) -> bool:
-    return choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES)
+    return partial(SMALLEST[model_type], config)

@@ -8,16 +8,18 @@ over rows or tokens, whatever its terms are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import Layout
 from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import session_of_key
 
+Floats = npt.NDArray[np.float64]
 LOSS_WEIGHT = "loss_weight"
 """Field of a row: what it weighs in the loss, a number of at least 0. A row without it weighs 1."""
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -75,56 +77,49 @@ def loss_factors(
         PaddingDataError: all rows of a mini-batch that have a loss weigh 0, or their weights are too far apart for a
             factor.
     """
-    factor_R = [0.0] * len(keys)
+    factor_R = np.zeros(len(keys))
+    weights, tokens = np.asarray(weight_R, dtype=np.float64), np.asarray(tokens_R, dtype=np.float64)
     for number, ranks in enumerate(layout.cells):
         rows = [row for cell in ranks for row in cell if row < layout.n_rows]
-        weight_of = {row: weight_R[row] for row in rows}
-        tokens_of = {row: tokens_R[row] for row in rows}
-        with_loss = [row for row in rows if tokens_of[row]]
-        if with_loss and not any(weight_of[row] for row in with_loss):
+        with_loss = [row for row in rows if tokens[row]]
+        if with_loss and not weights[with_loss].any():
             raise PaddingDataError(
-                f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_of[with_loss[0]]}, and no row of mini-batch "
+                f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row of mini-batch "
                 f"{number} of {weighing.call!r} that has a token with a loss ({counted(len(with_loss), 'row')}) weighs "
                 "more: there is nothing to train on. Give one of them a weight above 0, or let the agent loop leave "
                 "such rows out."
             )
-        counts_of = weight_of
+        w, n = weights[rows], tokens[rows]
+        counts = w
         if weighing.by_session:
-            share_of = _shares_of_sessions(rows, keys, tokens_of)
-            counts_of = {row: weight * share_of[row] for row, weight in weight_of.items()}
+            counts = w * _shares_of_sessions([keys[row] for row in rows], n)
             if weighing.mode in TOKEN_MODES:
-                weight_of = {row: _over(count, tokens_of[row]) for row, count in counts_of.items()}
+                w = np.divide(counts, n, out=np.zeros_like(n), where=n > 0)
             elif weighing.mode == MEAN_OF_TOKENS:
-                weight_of = counts_of
-        share = 1.0
-        if weighing.mode == TOKEN_MEAN:
-            share = _over(sum(tokens_of.values()), sum(weight_of[row] * tokens_of[row] for row in rows))
-        elif weighing.mode != TOKEN_SUM and weighing.by_rows:
-            share = _over(len(rows), sum(counts_of.values()))
-        for row, weight in weight_of.items():
-            factor_R[row] = weight * share
-            if tokens_of[row] > 0 and weight_R[row] > 0 and not SMALLEST <= factor_R[row] <= LARGEST:
+                w = counts
+        with np.errstate(over="ignore"):
+            if weighing.mode == TOKEN_MEAN:
+                w = w * _over(n.sum(), (w * n).sum())
+            elif weighing.mode != TOKEN_SUM and weighing.by_rows:
+                w = w * _over(len(rows), counts.sum())
+        factor_R[rows] = w
+        for row in rows:
+            if tokens[row] and weights[row] and not SMALLEST <= factor_R[row] <= LARGEST:
                 raise PaddingDataError(
                     f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} of {weighing.call!r} "
                     f"its gradient would be multiplied by {factor_R[row]:.3g}, which is no number of 32 bits. Give "
                     "rows weights that are nearer to each other and to 1."
                 )
-    return factor_R
+    return factor_R.tolist()
 
 
-def _shares_of_sessions(rows: Sequence[int], keys: Sequence[str], tokens_of: Mapping[int, int]) -> dict[int, float]:
+def _shares_of_sessions(keys: Sequence[str], tokens: Floats) -> Floats:
     """The part of its session's tokens that each row has; equal parts where a session has none."""
-    rows_of: dict[str, list[int]] = {}
-    for row in rows:
-        rows_of.setdefault(session_of_key(keys[row]), []).append(row)
-    share_of = {}
-    for of_session in rows_of.values():
-        tokens = sum(tokens_of[row] for row in of_session)
-        for row in of_session:
-            share_of[row] = tokens_of[row] / tokens if tokens else 1 / len(of_session)
-    return share_of
+    _, session_R = np.unique([session_of_key(key) for key in keys], return_inverse=True)
+    of_session, rows = np.bincount(session_R, tokens)[session_R], np.bincount(session_R)[session_R]
+    return np.divide(tokens, of_session, out=1 / rows, where=of_session > 0)
 
 
 def _over(numerator: float, denominator: float) -> float:
     # Nothing over nothing: no token of the rows has a loss, so the factor multiplies a gradient of 0.
-    return numerator / denominator if denominator else 0.0
+    return float(numerator / denominator) if denominator else 0.0

@@ -22,24 +22,13 @@ class VerlLayout:
     """Row numbers of the micro-batches of each mini-batch and rank."""
     tokens_R: list[int]
     """Tokens of each row, pads behind the real rows."""
-    n_rows: int
-    """Real rows."""
-
-    @property
-    def n_pads(self) -> int:
-        """Pads that verl appends."""
-        return len(self.tokens_R) - self.n_rows
 
 
 def refuse_what_verl_refuses(n_rows: int, *, dp_size: int, mini_batch_rows: int, token_budget: int) -> None:
-    """Refuses a batch that stock verl would stop at, without importing verl.
-
-    Args:
-        n_rows: real rows, none longer than ``token_budget``.
+    """Refuses a batch at which verl's ``train_mini_batch`` or ``rearrange_micro_batches`` would stop.
 
     Raises:
-        PaddingDataError: ranks cannot share a mini-batch evenly, which verl's ``train_mini_batch`` asserts; or a pad is
-            longer than a micro-batch, which its ``rearrange_micro_batches`` asserts.
+        PaddingDataError: ranks cannot share a mini-batch evenly, or a pad is longer than a micro-batch.
     """
     if mini_batch_rows % dp_size:
         raise PaddingDataError(
@@ -57,10 +46,7 @@ def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int)
     """Rows of each mini-batch and rank, and the number of pads.
 
     verl's ``_balance_batch``: pads behind the rows up to a multiple of both sizes, ranks balanced over the whole batch,
-    each rank's rows sorted and cut into mini-batches in their order.
-
-    Args:
-        mini_batch_rows: rows of a mini-batch, ppo_mini_batch_size x rollout.n; a multiple of ``dp_size``.
+    each rank's rows sorted and cut into mini-batches in their order. ``mini_batch_rows`` is a multiple of ``dp_size``.
     """
     import torch
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
@@ -83,9 +69,19 @@ def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], toke
     verl's ranks agree, by collectives, on the first number of micro-batches that works on all of them; here the
     packer is asked again until all ranks answer with the same number.
     """
+    import torch
+    from tensordict import TensorDict
+    from verl.utils.seqlen_balancing import rearrange_micro_batches
+
+    def pack(cell: Sequence[int], at_least: int) -> list[list[int]]:
+        rows = [torch.zeros(tokens_R[row], dtype=torch.int8) for row in cell]
+        data = TensorDict({"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(cell))
+        _, places_K = rearrange_micro_batches(data, max_token_len=token_budget, min_num_micro_batch=at_least)
+        return [[cell[place] for place in places] for places in places_K]
+
     n_bins = 1
     while True:
-        bins_DK = [_pack(cell, tokens_R, token_budget, n_bins) for cell in cells_D]
+        bins_DK = [pack(cell, n_bins) for cell in cells_D]
         most = max(map(len, bins_DK))
         if all(len(bins) == most for bins in bins_DK):
             return bins_DK
@@ -100,26 +96,8 @@ def verl_layout(
     token_budget: int,
     track: Track = lambda steps: steps,
 ) -> VerlLayout:
-    """The whole layout.
-
-    Args:
-        track: wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow.
-    """
+    """The whole layout; ``track`` wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow."""
     cells_MD, pads = deal_as_verl(tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows)
     padded = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
     packed = [pack_as_verl(cells_MD[step], padded, token_budget) for step in track(range(len(cells_MD)))]
-    return VerlLayout(micro_batches_MD=packed, tokens_R=padded, n_rows=len(tokens_R))
-
-
-def _pack(cell: Sequence[int], tokens_R: Sequence[int], token_budget: int, at_least: int) -> list[list[int]]:
-    import torch
-    from tensordict import TensorDict
-    from verl.utils.seqlen_balancing import rearrange_micro_batches
-
-    ids = torch.nested.as_nested_tensor(
-        [torch.zeros(tokens_R[row], dtype=torch.int8) for row in cell], layout=torch.jagged
-    )
-    _, places_K = rearrange_micro_batches(
-        TensorDict({"input_ids": ids}, batch_size=len(cell)), max_token_len=token_budget, min_num_micro_batch=at_least
-    )
-    return [[cell[place] for place in places] for places in places_K]
+    return VerlLayout(micro_batches_MD=packed, tokens_R=padded)

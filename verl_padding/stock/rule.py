@@ -30,7 +30,7 @@ class StockRule:
         )
 
     def padded_rows(self, real_rows: int) -> int:
-        """Rows after padding (verl, ``_get_required_batch_multiple``)."""
+        """verl's ``_get_required_batch_multiple``."""
         return padded_rows(real_rows, self.dp_size, self.actor_rows, self.critic_rows)
 
     def optimizer_steps(self, real_rows: int) -> int:
