@@ -6,8 +6,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_from_nested
 
-from tests.equivalence.test_shared_prefixes import BUDGETS, batch_and_plan
-from tests.equivalence.updates import ALL_TERMS, TEMPLATE, call
+from tests.equivalence.test_shared_prefixes import batch_and_plan
+from tests.equivalence.updates import ALL_TERMS, BUDGETS, TEMPLATE, call
 from tests.support.fsdp2_workers import start_actor, start_over, stop
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, queue_content

@@ -123,17 +123,6 @@ def start_over(
     workers.execute_with_func_generator(reset)
 
 
-def give_budget(workers: RayWorkerGroup, tokens: int) -> None:
-    """Gives an actor's workers another token budget, in updates and passes."""
-
-    def give(worker: Any) -> DataProto:
-        for name in ("max_token_len_per_gpu", "infer_max_token_len_per_gpu"):
-            object.__setattr__(worker.actor.engine_config, name, tokens)
-        return DataProto()
-
-    workers.execute_with_func_generator(give)
-
-
 def follow_no_plan(worker: Any) -> DataProto:
     """Has an actor's engine cut its micro-batches as verl does, which ``plan_packer.install`` may have changed."""
     module = inspect.unwrap(type(worker.actor.engine).forward_backward_batch).__globals__
