@@ -182,7 +182,7 @@ FAILING = {
 def test_a_step_that_fails_is_told_with_what_is_wrong(name, own, monkeypatch):
     code, overrides, words = FAILING[name]
     own.file("code_of_mine.py", OWN_CODE)
-    monkeypatch.setenv("PYTHONPATH", str(own.folder))
+    monkeypatch.setenv("PYTHONPATH", str(own.folder), prepend=os.pathsep)
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "code_of_mine")
     reward = own.reward(f"def compute_score(**given):\n    {code}\n")
     ended, said = rehearsed(*own.overrides(*reward, *overrides), timeout_s=60 if "time" in code else 280)
