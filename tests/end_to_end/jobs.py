@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,7 +14,6 @@ from unittest import mock
 import pandas as pd
 
 from tests.end_to_end import probe
-from tests.support.forked_python import forked_python
 from verl_padding.local.launch import LOG, run_command
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
@@ -93,7 +91,6 @@ def run_job(
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
     local: str = "cpu",
-    copies: bool = True,
 ) -> JobFacts:
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
@@ -103,10 +100,7 @@ def run_job(
         levels: whether to note what each step leaves behind.
         local: choice of the config group ``local``.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
-        copies: whether the trainer's process and Ray's workers are copies of one process
-            (:mod:`tests.support.forked_python`); not so where memory is looked at, or an actor killed.
     """
-    of_copies = copies and not levels and kill_actor is None
     facts = folder / PROBE
     facts.mkdir(parents=True)
     model = make_tiny_model(model_kind, folder / "models")
@@ -139,8 +133,7 @@ def run_job(
     with mock.patch.dict(os.environ, environment):
         code = run_command(
             [
-                *(shlex.split(forked_python()) if of_copies else [sys.executable]),
-                *("-m", "verl.trainer.main_ppo", f"+local={local}"),
+                *(sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}"),
                 f"actor_rollout_ref.model.path={model}",
                 f"data.train_files={data}",
                 f"data.val_files={folder / 'val.parquet'}",
@@ -159,7 +152,6 @@ def run_job(
                 f"trainer.rollout_data_dir={folder / ROLLOUTS}",
                 f"hydra.run.dir={folder / 'hydra'}",
                 *([] if plugin else ["hydra.searchpath=[pkg://verl_padding.configs]"]),
-                *(_copies() if of_copies else []),
                 *overrides,
             ],
             folder=folder,
@@ -174,10 +166,6 @@ def run_job(
         log=log,
         **read_probe(facts, torn=kill_actor is not None),
     )
-
-
-def _copies() -> list[str]:
-    return [f"+ray_kwargs.ray_init.runtime_env.py_executable='{forked_python()}'"]
 
 
 def _picture(seed: int) -> bytes:

@@ -1,7 +1,7 @@
 """Whole jobs of the tiny recipes on GPUs, with vLLM as the rollout: ``pytest -m gpu tests/gpu``.
 
-One GPU shows most (``-k "not two"``). One rank needs pads only where mini-batches have a fixed size, so these jobs pad as verl
-would, with ``+padding=lcm``.
+One GPU shows most (``-k "not two"``). One rank needs pads only where mini-batches have a fixed size, so these jobs pad
+as verl would, with ``+padding=lcm``.
 """
 
 import json
