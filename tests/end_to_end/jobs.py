@@ -25,13 +25,6 @@ PROBE = "probe"
 """Folder of the probe's notes, in that of a job."""
 ON_A_CPU = "verl_padding.local.registration"
 """What the plug-in loads with VERL_PLATFORM=cpu."""
-FREE_IS_GIVEN_BACK = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-}
-"""glibc's settings for a job whose memory is looked at. By default each thread has an arena of its own and the sizes
-from which memory is given back grow with use: a process that needs no more than before holds some tens of MB more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +121,7 @@ def run_job(
         "PYTHONPATH": str(ROOT),
         **({probe.KILL: kill} if kill else {}),
         **({probe.KILL_ACTOR: kill_actor} if kill_actor else {}),
-        **(FREE_IS_GIVEN_BACK | {probe.LEVELS: "1"} if levels else {}),
+        **({probe.LEVELS: "1"} if levels else {}),
     }
     with mock.patch.dict(os.environ, environment):
         code = run_command(

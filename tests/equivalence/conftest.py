@@ -9,8 +9,17 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import Shape, started, with_shared_heads
 from tests.equivalence.updates import ALL_TERMS, BUDGETS
-from tests.support.fsdp2_workers import empty_queue, follow_no_plan, make_value_model, padded_and_plain, start_actor
+from tests.support.fsdp2_workers import follow_no_plan, make_value_model, padded_and_plain, start_actor
+from tests.support.rows_in_queue import empty_queue
 from verl_padding.local.tiny_models import make_tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _empty_queue(request) -> Iterator[None]:
+    """No test finds the rows of another."""
+    yield
+    if "transfer_queue" in request.fixturenames:
+        empty_queue()
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +39,6 @@ def actors(started_actors) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Two ranks that get pads, and one that does not; they begin with verl's packer."""
     yield started_actors
     started_actors[0].execute_with_func_generator(follow_no_plan)
-    empty_queue()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import ALL_TERMS, BUDGETS, BUDGETS_OF_CRITICS, CUTS, pad_tokens_of
-from tests.support.fsdp2_workers import empty_queue, give_same_head, start_actor, start_critic, stop
+from tests.support.fsdp2_workers import give_same_head, start_actor, start_critic, stop
 from verl_padding.local.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker.losses import wrap_worker_loss
@@ -142,7 +142,6 @@ def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
         yield workers
     finally:
         stop(workers)
-        empty_queue()
 
 
 def after_start_over(shape: Shape) -> Any:

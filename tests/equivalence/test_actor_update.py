@@ -5,8 +5,6 @@ import os
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
-from tensordict import TensorDict
 from verl.protocol import DataProto
 
 from tests.equivalence.test_shared_prefixes import batch_and_plan
@@ -24,7 +22,7 @@ from tests.equivalence.updates import (
 )
 from tests.support.fsdp2_workers import follow_no_plan, start_over
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION
+from tests.support.rows_in_queue import put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.upsampling import strip
@@ -74,7 +72,9 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_ha
     plan = plan_of(batch, packer)
     first, second, _ = plan.layouts["actor"].cells
     masked = {row for cell in (*first, second[0]) for row in cell}
-    mask_field(batch, masked)
+    responses = [tag["response_len"] for tag in batch.tags]
+    masks = [torch.full((length,), int(row not in masked)) for row, length in enumerate(responses)]
+    put_columns(batch, response_mask=masks, loss_mask=masks)
     both = update_both(*actors, batch, plan)
     steps = len(both.plain)
     assert (steps, len(both.padded["grad_norm"])) == (3 * EPOCHS, 3 * EPOCHS), "the configured steps"
@@ -90,14 +90,6 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_ha
 
 def follow(padded_ranks, packer):
     padded_ranks.execute_with_func_generator(install() if packer == "plan" else follow_no_plan)
-
-
-def mask_field(batch, masked):
-    responses = [tag["response_len"] for tag in batch.tags]
-    masks = [torch.full((length,), int(row not in masked)) for row, length in enumerate(responses)]
-    nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    fields = TensorDict({"response_mask": nested, "loss_mask": nested}, batch_size=len(batch))
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
 
 
 def hold_half_a_gib_for_a_moment(worker):
@@ -140,14 +132,12 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, ac
         batch = put_trained_rows()
         plan = plan_of(batch, cut)
     assert plan.layouts["log_prob"].n_pads > 0
-    names = ["log_probs", "entropy"]
 
     def outputs_of(workers) -> list[torch.Tensor]:
         asked = {"calculate_entropy": True, "compute_loss": False}
         assert workers.compute_log_prob(call(batch, batch.keys, **asked)).keys == batch.keys
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=names)
         # The last position of a row predicts the first token of whatever row is packed behind it.
-        return [row[:-1].clone() for name in names for row in data[name].unbind()]
+        return [row[:-1] for column in read_columns(batch, "log_probs", "entropy") for row in column]
 
     want = outputs_of(one_rank)
     padded = upsample(batch, plan, TEMPLATE)

@@ -23,7 +23,6 @@ from verl.workers.engine.fsdp import transformer_impl
 from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
 from benchmarks.zero_effect import error_of_loss, measure_estimator
 from tests.support.engine_in_process import COMMON, Actor, micro_batch_of, start_engine, trained_rows
-from tests.support.fsdp2_workers import empty_queue
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import put_rows
 from tests.support.sessions_that_grow import grown_sessions
@@ -35,13 +34,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 STOCK = get_trainer_cls("sync")
 EOS = 3
-
-
-@pytest.fixture(autouse=True)
-def _clean_queue(transfer_queue):
-    empty_queue()
-    yield
-    empty_queue()
 
 
 def assert_still(fault: bool, what: str) -> None:

@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import transfer_queue as tq
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
-from verl.workers.utils.padding import response_from_nested
 
 from tests.equivalence.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started, with_shared_heads
 from tests.equivalence.updates import (
@@ -30,12 +27,13 @@ from tests.equivalence.updates import (
     plan_of,
     put_few_rows,
     put_trained_rows,
+    read_log_probs,
     update_both,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import empty_queue, start_over
+from tests.support.fsdp2_workers import start_over
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION, put_rows
+from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
@@ -144,14 +142,7 @@ def with_drawn_routes(batch: KVBatchMeta) -> KVBatchMeta:
 
 
 def with_routes(batch: KVBatchMeta, routes: Sequence[torch.Tensor]) -> KVBatchMeta:
-    column = torch.nested.as_nested_tensor([of_row.to(torch.int16) for of_row in routes], layout=torch.jagged)
-    return put_column(batch, "routed_experts", column)
-
-
-def put_column(batch: KVBatchMeta, name: str, column: torch.Tensor) -> KVBatchMeta:
-    """As verl's trainer puts what it has computed; calls with the batch that it gives read the column."""
-    fields = TensorDict({name: column}, batch_size=len(batch))
-    return tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields, tags=batch.tags)
+    return put_columns(batch, routed_experts=[of_row.to(torch.int16) for of_row in routes])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +185,7 @@ def assert_replays_what_was_recorded(
         start_over(workers, "token-mean")
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install())
-    want = read(after_pass(one_rank, put_trained_rows()), "routed_experts")
+    want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
     empty_queue()
 
     batch = put_trained_rows()
@@ -203,7 +194,7 @@ def assert_replays_what_was_recorded(
     template = shape.planned["template"]
     with_pads = upsample(batch, plan, template)
     batch = after_pass(PaddedWorkerGroup(padded_ranks, lambda: with_pads), batch)
-    recorded = read(batch, "routed_experts")
+    (recorded,) = read_columns(batch, "routed_experts")
     assert all(map(torch.equal, recorded, want))
     update = update_both(padded_ranks, one_rank, batch, plan, template=template, padded=with_pads)
     assert_metrics_agree(update)
@@ -226,7 +217,7 @@ def assert_other_experts_give_another_update(
     plan: BatchPlan,
 ) -> None:
     """What is replayed is what rows have: with other experts in the layer, the first step has other log-probs."""
-    others = [of_row.clone() for of_row in read(batch, "routed_experts")]
+    (others,) = read_columns(batch, "routed_experts")
     for of_row in others:
         of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
     for workers in (padded_ranks, one_rank):
@@ -240,9 +231,4 @@ def assert_other_experts_give_another_update(
 def after_pass(workers: Any, batch: KVBatchMeta) -> KVBatchMeta:
     """Has log-probs computed and put, as verl's trainer does before an update."""
     workers.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"])
-    return put_column(batch, "old_log_probs", response_from_nested(data["log_probs"], data["response_mask"]))
-
-
-def read(batch: KVBatchMeta, name: str) -> list[torch.Tensor]:
-    return list(tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[name])[name].unbind())
+    return put_columns(batch, old_log_probs=read_log_probs(batch))
