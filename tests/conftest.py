@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
-import tests.support.parsed_once
 import tests.support.plain_output  # noqa: F401  (first of all)
 from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
-from tests.support.forked_python import forked_python
 from tests.support.own_recipe import make_own_recipe
 
+yaml.SafeLoader = yaml.CSafeLoader  # verl's config is composed a thousand times, and its YAML parsed each time
 # How long an example takes says more of what else the cores do than of the code.
 settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared cores")
@@ -22,7 +22,7 @@ settings.load_profile("shared cores")
 @pytest.fixture(scope="session")
 def transfer_queue() -> Iterator[None]:
     """A real TransferQueue on a real Ray, started once and shut down at the end."""
-    with ray_and_queue(python=forked_python()):
+    with ray_and_queue():
         yield
 
 

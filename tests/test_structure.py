@@ -2,6 +2,7 @@
 
 import ast
 from configparser import ConfigParser
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -33,39 +34,37 @@ FLOORS = (
 """Modules and packages of the top floor, each above those that it may import."""
 
 
-def importers_of(module: str) -> set[str]:
-    """Files of the package that import ``module`` or something below it, at any level of indentation."""
+@cache
+def targets_of(path: Path) -> set[str]:
+    """What a file imports, at any level of indentation: modules, and what is taken from them."""
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-            if any(name == module or name.startswith(module + ".") for name in names):
-                found.add(path.relative_to(PACKAGE).as_posix())
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import, which this test does not follow"
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
+def importers_of(module: str) -> set[str]:
+    """Files of the package that import ``module`` or something below it."""
+    return {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(f"{target}.".startswith(f"{module}.") for target in targets_of(path))
+    }
+
+
 def imports() -> dict[str, set[str]]:
-    """Module -> modules of ours that it imports, at any level of indentation."""
+    """Module -> modules of ours that it imports."""
     files = [*PACKAGE.rglob("*.py"), *RECIPES.rglob("*.py")]
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files}
     ours = {name.removeprefix("verl_padding.").removesuffix(".__init__"): path for name, path in modules.items()}
-    found: dict[str, set[str]] = {name: set() for name in ours}
+    found = {}
     for name, path in ours.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                targets = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{name}: a relative import, which this test does not follow"
-                assert node.module
-                targets = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            else:
-                continue
-            below = {target.removeprefix("verl_padding.") for target in targets if target.startswith("verl_padding.")}
-            found[name] |= below & ours.keys() - {name}
+        below = {t.removeprefix("verl_padding.") for t in targets_of(path) if t.startswith("verl_padding.")}
+        found[name] = below & ours.keys() - {name}
     return found
 
 

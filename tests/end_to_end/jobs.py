@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,7 +14,6 @@ from unittest import mock
 import pandas as pd
 
 from tests.end_to_end import probe
-from tests.support.forked_python import forked_python
 from verl_padding.local.launch import LOG, run_command
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
@@ -27,13 +25,6 @@ PROBE = "probe"
 """Folder of the probe's notes, in that of a job."""
 ON_A_CPU = "verl_padding.local.registration"
 """What the plug-in loads with VERL_PLATFORM=cpu."""
-FREE_IS_GIVEN_BACK = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-}
-"""glibc's settings for a job whose memory is looked at. By default each thread has an arena of its own and the sizes
-from which memory is given back grow with use: a process that needs no more than before holds some tens of MB more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,26 +80,20 @@ def run_job(
     steps: int,
     kill: str | None = None,
     kill_actor: str | None = None,
-    fails: bool = False,
     levels: bool = False,
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
     local: str = "cpu",
-    copies: bool = True,
 ) -> JobFacts:
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
     Args:
         kill: where the trainer's process is to be killed, as :mod:`tests.end_to_end.probe` has it.
         kill_actor: which actor's process is to be killed, and when.
-        fails: whether the job is to fail; one in which something is killed is.
         levels: whether to note what each step leaves behind.
         local: choice of the config group ``local``.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
-        copies: whether the trainer's process and Ray's workers are copies of one process
-            (:mod:`tests.support.forked_python`); not so where memory is looked at, or an actor killed.
     """
-    of_copies = copies and not levels and kill_actor is None
     facts = folder / PROBE
     facts.mkdir(parents=True)
     model = make_tiny_model(model_kind, folder / "models")
@@ -136,13 +121,12 @@ def run_job(
         "PYTHONPATH": str(ROOT),
         **({probe.KILL: kill} if kill else {}),
         **({probe.KILL_ACTOR: kill_actor} if kill_actor else {}),
-        **(FREE_IS_GIVEN_BACK | {probe.LEVELS: "1"} if levels else {}),
+        **({probe.LEVELS: "1"} if levels else {}),
     }
     with mock.patch.dict(os.environ, environment):
         code = run_command(
             [
-                *(shlex.split(forked_python()) if of_copies else [sys.executable]),
-                *("-m", "verl.trainer.main_ppo", f"+local={local}"),
+                *(sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}"),
                 f"actor_rollout_ref.model.path={model}",
                 f"data.train_files={data}",
                 f"data.val_files={folder / 'val.parquet'}",
@@ -161,14 +145,13 @@ def run_job(
                 f"trainer.rollout_data_dir={folder / ROLLOUTS}",
                 f"hydra.run.dir={folder / 'hydra'}",
                 *([] if plugin else ["hydra.searchpath=[pkg://verl_padding.configs]"]),
-                *(_copies() if of_copies else []),
                 *overrides,
             ],
             folder=folder,
             timeout_s=3000,
         )
     log = (folder / LOG).read_text()
-    assert (code == 0) == (not fails and kill is None and kill_actor is None), log[-5000:]
+    assert (code == 0) == (kill is None and kill_actor is None), log[-5000:]
     return JobFacts(
         folder=folder,
         metrics=dict(read_metrics(folder)),
@@ -176,10 +159,6 @@ def run_job(
         log=log,
         **read_probe(facts, torn=kill_actor is not None),
     )
-
-
-def _copies() -> list[str]:
-    return [f"+ray_kwargs.ray_init.runtime_env.py_executable='{forked_python()}'"]
 
 
 def _picture(seed: int) -> bytes:

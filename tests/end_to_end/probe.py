@@ -250,7 +250,6 @@ def _watch_levels(module) -> None:
             step=step,
             rows=[key for key, tag in content.items() if not tag.get("is_prompt", False)],
             objects=_ray_objects(),
-            memory=_memory_by_process(),
         )
 
     module.Tracking.log = watched
@@ -264,15 +263,6 @@ def _ray_objects() -> int:
     # The address, since other clusters may run on the machine.
     summary = memory_summary(address=ray.get_runtime_context().gcs_address, stats_only=True)
     return int(re.search(r"Plasma memory usage .*?, (\d+) objects", summary).group(1))
-
-
-def _memory_by_process() -> dict[str, int]:
-    """Resident bytes of this process and of the Ray processes beside it that outlive a step."""
-    import psutil
-
-    this = psutil.Process()
-    processes = {f"{p.pid} {p.name()}": p.memory_info().rss for p in this.parent().children() if "IDLE" not in p.name()}
-    return processes | {"driver": this.memory_info().rss}
 
 
 def _pads(tags) -> int:

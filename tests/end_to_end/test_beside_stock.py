@@ -53,7 +53,7 @@ def runs(tmp_path_factory) -> list[tuple[JobFacts, dict[str, torch.Tensor], Path
         folder = tmp_path_factory.mktemp("with" if plugin else "without")
         checkpoints = folder / "checkpoints"
         overrides = [*few_rows(checkpoints), f"trainer.save_freq={STEPS}"]
-        facts = run_job(folder, *overrides, steps=STEPS, plugin=plugin, copies=False)
+        facts = run_job(folder, *overrides, steps=STEPS, plugin=plugin)
         found.append((facts, weights_in(checkpoints, STEPS), checkpoints))
     return found
 

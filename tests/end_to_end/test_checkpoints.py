@@ -8,7 +8,7 @@ import pytest
 import transfer_queue as tq
 
 from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
-from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.rows_in_queue import empty_queue, queue_content
 from verl_padding.timing.learned_costs import FILE as COSTS
 from verl_padding.timing.learned_costs import LearnedCosts
 
@@ -63,7 +63,7 @@ def snapshot(folder: Path) -> dict[str, dict]:
     try:
         return queue_content()
     finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+        empty_queue()
 
 
 def assert_snapshots_hold_no_trained_row(facts: JobFacts, checkpoints: Path, steps: list[int]) -> None:

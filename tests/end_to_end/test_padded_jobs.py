@@ -1,11 +1,8 @@
 """Real jobs through ``verl.trainer.main_ppo``: two FSDP2 ranks, real Ray, real TransferQueue."""
 
-import json
 import math
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
-from statistics import fmean
 
 import pytest
 
@@ -15,7 +12,6 @@ from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import CRITIC as CRITIC_CALL
 from verl_padding.job.calls import LOG_PROB, REF, VALUES
-from verl_padding.runs.report import ROLLOUTS
 from verl_padding.timing.laps import read_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -100,12 +96,6 @@ def split(steps, per_batch):
     return [steps[a:b] for a, b in pairwise(bounds)]
 
 
-def scores_in_dump(facts: JobFacts, step: int) -> dict[str, float]:
-    """By key of the row."""
-    lines = (facts.folder / ROLLOUTS / f"{step}.jsonl").read_text().split("\n")[:-1]
-    return {row["uid"]: row["score"] for row in map(json.loads, lines)}
-
-
 def assert_no_pad_outside_worker_calls(facts: JobFacts) -> None:
     assert facts.batches
     assert facts.queue
@@ -134,34 +124,6 @@ def test_every_grpo_batch_takes_the_configured_steps_and_none_is_without_real_ro
         assert min(m.real_rows for m in mini_batches) >= 1
         assert grpo.metrics[step]["padding/actor/optimizer_steps/total"] == len(mini_batches)
     assert sum(m.rows - m.real_rows for m in grpo.optimizer_steps[ACTOR]) > 0, "no pad was met"
-
-
-def test_logged_scores_and_lengths_are_those_of_the_rows_in_the_dump_and_tokens_those_of_the_workers(grpo):
-    notes = {note["step"]: note for note in grpo.batches}
-    for step, metrics in grpo.metrics.items():
-        score_of = scores_in_dump(grpo, step)
-        keys, prompts, responses = (notes[step][name] for name in ("keys", "prompt_lengths", "response_lengths"))
-        assert sorted(score_of) == sorted(keys)
-        told = {
-            # verl leaves out rows without a response.
-            "critic/score": [score_of[key] for key, length in zip(keys, responses, strict=True) if length],
-            "response_length": responses,
-            "prompt_length": prompts,
-        }
-        for name, values in told.items():
-            for kind, number in (("mean", fmean(values)), ("max", max(values)), ("min", min(values))):
-                assert metrics[f"{name}/{kind}"] == pytest.approx(number, rel=1e-5), f"step {step}: {name}/{kind}"
-        tokens = sum(prompts) + sum(responses)
-        pad_tokens = metrics["padding/pad_tokens/total"]
-        assert metrics["perf/total_num_tokens"] == tokens + pad_tokens, "what workers get, as verl counts it"
-        # An update takes as many of the pads as it needs.
-        of_update = pad_tokens / max(metrics["padding/pad_rows/total"], 1) * metrics["padding/actor/pad_rows/total"]
-        assert metrics["global_seqlen/mean"] == pytest.approx((tokens + of_update) / 2)
-        assert metrics["perf/throughput"] == pytest.approx(
-            metrics["perf/total_num_tokens"] / metrics["perf/time_per_step"] / 2
-        )
-    assert len({metrics["critic/score/mean"] for metrics in grpo.metrics.values()}) > 1
-    assert sum(metrics["padding/pad_tokens/total"] for metrics in grpo.metrics.values()) > 0, "no pad was met"
 
 
 def test_a_step_with_one_real_row_trains_on_it_and_warns_of_the_fewer_steps(grpo):
@@ -218,6 +180,7 @@ def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
         assert 1 <= metrics[f"padding/{call}/micro_batch_imbalance"] < 1.3, call
         assert metrics[f"padding/{call}/seconds"] > 0, call
     assert not [name for name in metrics if name.startswith(("actor/padding/", "critic/padding/"))]
+    assert any(name.startswith("val-core/letters/") for name in metrics), "validation runs beside it"
 
 
 @pytest.mark.parametrize("job", TIMED)
@@ -227,60 +190,6 @@ def test_workers_are_told_the_pads_of_every_pass(job, request):
     passes = {model: [each["rows"] - each["pads"] for each in of_model] for model, of_model in facts.passes.items()}
     assert passes == ({ACTOR: real} if job == "grpo" else {ACTOR: real * 2, CRITIC: real})
     assert any(each["pads"] > 0 for of_model in facts.passes.values() for each in of_model)
-
-
-@pytest.mark.parametrize("job", JOBS[:2])
-def test_metrics_of_sessions_count_each_session_once(job, request):
-    facts = request.getfixturevalue(job)
-    for note in facts.batches:
-        metrics, step = facts.metrics[note["step"]], note["step"]
-        score_of = scores_in_dump(facts, step)
-        sessions: dict[str, list[str]] = {}
-        for key in note["keys"]:
-            sessions.setdefault(key.rsplit("_", 1)[0], []).append(key)
-        n = len(sessions)
-        scores = [score_of[max(keys, key=lambda key: int(key.rsplit("_", 1)[1]))] for keys in sessions.values()]
-        assert metrics["padding/session/score/mean"] == pytest.approx(fmean(scores), rel=1e-5)
-        assert metrics["padding/session/response_length/mean"] == pytest.approx(sum(note["response_lengths"]) / n)
-        assert metrics["padding/session/rows/mean"] == pytest.approx(len(note["keys"]) / n)
-        assert metrics["padding/session/rows/max"] == max(map(len, sessions.values()))
-        assert metrics["padding/session/num_turns/mean"] == pytest.approx(2 * len(note["keys"]) / n)
-
-
-@pytest.mark.slow
-def test_validation_runs_beside_a_padded_training(gae):
-    assert any(name.startswith("val-core/letters/") for name in gae.metrics[1])
-
-
-@pytest.mark.slow
-def test_the_plainest_job_takes_verls_numbers_of_steps_with_a_critic_of_other_mini_batches(tmp_path):
-    """``lcm``, dynamic batch sizes, verl's packer, GAE, nothing else; the actor waits for the second step."""
-    actor_rows, critic_rows, ranks = 2 * 2, 3 * 2, 2
-    facts = run_job(
-        tmp_path,
-        "+padding=lcm",
-        "algorithm.adv_estimator=gae",
-        "actor_rollout_ref.rollout.n=2",
-        "critic.ppo_mini_batch_size=3",
-        "critic.optim.lr=1e-3",
-        "trainer.critic_warmup=2",
-        steps=3,
-    )
-    assert_no_pad_outside_worker_calls(facts)
-    assert_finite_and_agreeing(facts)
-    padded, multiples = {}, {1: math.lcm(ranks, critic_rows), 2: math.lcm(ranks, actor_rows, critic_rows)}
-    for step, rows in facts.rows.items():
-        multiple = multiples[min(step, 2)]
-        padded[step] = math.ceil(rows.real / multiple) * multiple
-    assert any(padded[step] != rows.real for step, rows in facts.rows.items()), "no batch was awkward"
-    for model, size, steps in ((ACTOR, actor_rows, (2, 3)), (CRITIC, critic_rows, (1, 2, 3))):
-        counts = [padded[step] // size for step in steps]
-        for step, mini_batches in zip(steps, split(facts.optimizer_steps[model], counts), strict=True):
-            real = [m.real_rows for m in mini_batches]
-            assert {m.rows for m in mini_batches} == {size}
-            assert sum(real) == facts.rows[step].real
-            assert min(real) >= 1
-            assert max(real) - min(real) <= 1
 
 
 @pytest.mark.slow
@@ -316,33 +225,26 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
     assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
 
 
-SOURCE_PROMPTS, SOURCE_MINI, SOURCE_SESSIONS = 45, 15, 8
-"""The job of verl's own padding change, on two ranks; its sessions yield a varying number of rows."""
-
-
-def run_source_job(folder: Path, *overrides: str, steps: int) -> JobFacts:
+def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_over_them(tmp_path):
+    """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue holds no value in memory."""
+    prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"
+    disk.mkdir()
     facts = run_job(
-        folder,
-        f"data.train_batch_size={SOURCE_PROMPTS}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={SOURCE_MINI}",
-        f"actor_rollout_ref.rollout.n={SOURCE_SESSIONS}",
-        *overrides,
-        steps=steps,
+        tmp_path / "job",
+        "+padding=lcm",
+        f"data.train_batch_size={prompts}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}",
+        f"actor_rollout_ref.rollout.n={sessions}",
+        *(f"{OFFLOAD}.{setting}" for setting in ("enabled=true", f"path={disk}", "threshold_bytes=1")),
+        steps=1,
     )
-    real = {rows.real for rows in facts.rows.values()}
-    assert len(real) == steps, "the row counts were meant to vary"
-    assert all(rows % (SOURCE_MINI * SOURCE_SESSIONS) for rows in real), "no row count was awkward"
-    assert max(real) > SOURCE_PROMPTS * SOURCE_SESSIONS
     assert_no_pad_outside_worker_calls(facts)
     assert_finite_and_agreeing(facts)
-    return facts
-
-
-def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_over_them(tmp_path):
-    """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes."""
-    facts = run_source_job(tmp_path, "+padding=lcm", steps=1)
-    size, real_rows, steps = SOURCE_MINI * SOURCE_SESSIONS, facts.rows[1].real, facts.optimizer_steps[ACTOR]
-    assert len(steps) == math.ceil(real_rows / size) > SOURCE_PROMPTS // SOURCE_MINI
+    assert list(disk.iterdir()), "nothing was meant to stay in memory"
+    size, real_rows, steps = mini * sessions, facts.rows[1].real, facts.optimizer_steps[ACTOR]
+    assert real_rows > prompts * sessions
+    assert real_rows % size, "the row count was meant to be awkward"
+    assert len(steps) == math.ceil(real_rows / size) > prompts // mini
     real = [step.real_rows for step in steps]
     assert {step.rows for step in steps} == {size}
     assert sum(real) == real_rows
@@ -350,47 +252,23 @@ def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_
     assert all(step.moved for step in steps)
 
 
-@pytest.mark.slow
-def test_the_job_of_verls_own_padding_change_takes_three_steps_a_batch_of_rows_on_a_disk(tmp_path: Path):
-    """``+padding=prompt``; TransferQueue holds no value in memory."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    offload = (f"{OFFLOAD}.enabled=true", f"{OFFLOAD}.path={disk}", f"{OFFLOAD}.threshold_bytes=1")
-    facts = run_source_job(tmp_path / "job", "+padding=prompt", *offload, steps=3)
-    assert list(disk.iterdir()), "nothing was meant to stay in memory"
-    for step, mini_batches in enumerate(split(facts.optimizer_steps[ACTOR], [3] * 3), start=1):
-        assert sum(m.real_rows for m in mini_batches) == facts.rows[step].real
-        assert min(m.real_rows for m in mini_batches) >= 1
-
-
 @pytest.mark.parametrize("job", TIMED)
 def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, request):
     facts: JobFacts = request.getfixturevalue(job)
+    keys = {note["step"]: note["keys"] for note in facts.batches}
     for step, metrics in facts.metrics.items():
         (timed,) = read_steps(facts.folder / "timing" / f"{step}.jsonl")
-        assert timed.step == step
-        (note,) = [note for note in facts.batches if note["step"] == step]
-        assert list(timed.keys) == note["keys"]
+        assert (timed.step, list(timed.keys)) == (step, keys[step])
         assert {LOG_PROB, ACTOR_CALL} <= set(timed.calls)
         for call in timed.calls:
             laps, epochs = timed.of_call(call), EPOCHS[job].get(call, 1)
-            rows = Counter(row for lap in laps for row in lap.rows)
-            assert rows == dict.fromkeys(range(len(timed.keys)), epochs)
-            if call in (ACTOR_CALL, CRITIC_CALL):
-                assert (
-                    len({lap.mini_batch for lap in laps}) == metrics[f"padding/{call}/optimizer_steps/total"] * epochs
-                )
-                assert sum(lap.pads for lap in laps) == metrics[f"padding/{call}/pad_rows/total"] * epochs
-            levels = Counter((lap.mini_batch, lap.micro_batch) for lap in laps)
-            assert set(levels.values()) == {2}, "a micro-batch is on both ranks"
-            assert all(lap.seconds > 0 for lap in laps)
-            assert all(0 < lap.forward_s < lap.seconds for lap in laps)
-            if call in (ACTOR_CALL, CRITIC_CALL):
-                forward_s, seconds = sum(lap.forward_s for lap in laps), sum(lap.seconds for lap in laps)
-                assert forward_s < 0.9 * seconds, "the rest is the backward pass"
-            assert all(lap.reserved_bytes > 1e8 for lap in laps)
+            assert Counter(row for lap in laps for row in lap.rows) == dict.fromkeys(range(len(timed.keys)), epochs)
+            assert set(Counter((lap.mini_batch, lap.micro_batch) for lap in laps).values()) == {2}, "of both ranks"
+            assert all(0 < lap.forward_s < lap.seconds and lap.reserved_bytes > 1e8 for lap in laps)
             for rank in (0, 1):
-                seconds = sum(lap.seconds for lap in laps if lap.rank == rank)
-                assert seconds < metrics[f"padding/{call}/seconds"]
+                assert sum(lap.seconds for lap in laps if lap.rank == rank) < metrics[f"padding/{call}/seconds"]
+            if call in (ACTOR_CALL, CRITIC_CALL):
+                assert sum(lap.pads for lap in laps) == metrics[f"padding/{call}/pad_rows/total"] * epochs
+                assert sum(lap.forward_s for lap in laps) < 0.9 * sum(lap.seconds for lap in laps), "then backwards"
             assert metrics[f"padding/{call}/prediction_error"] >= 0
         assert metrics["timing_s/padding/timing"] > 0

@@ -30,7 +30,6 @@ def run(folder: Path) -> JobFacts:
         "actor_rollout_ref.actor.shuffle=true",
         "trainer.test_freq=3",
         steps=STEPS,
-        copies=False,  # which would hash alike
     )
 
 

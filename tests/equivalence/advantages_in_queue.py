@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import AdaptiveKLController
 
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.pads.upsampling import strip
@@ -36,31 +35,21 @@ class Outcome:
 def put_scored_rows() -> KVBatchMeta:
     generator = torch.Generator().manual_seed(0)
     batch = put_rows(LENGTHS, KEYS)
-    fields = {
-        name: torch.nested.as_nested_tensor(
-            [torch.randn(response, generator=generator) for _, response in LENGTHS], layout=torch.jagged
-        )
-        for name in COLUMNS
-    }
-    return tq.kv_batch_put(
-        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
-    )
+    columns = {name: [torch.randn(n, generator=generator) for _, n in LENGTHS] for name in COLUMNS}
+    return put_columns(batch, **columns)
 
 
 def without_and_with_pads(estimator: str, *overrides: str) -> tuple[Outcome, Outcome]:
-    """The same rows twice; the queue is empty again at the end."""
+    """The same rows twice."""
     trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", "algorithm.use_kl_in_reward=true", *overrides)
     trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), 2)
-    try:
-        without = _computed(trainer, put_scored_rows())
-        batch = trainer._balance_batch(put_scored_rows(), {})
-        assert trainer._padded_batch.plan.n_pads > 0
-        assert len(queue_content()) > len(LENGTHS)
-        with_pads = _computed(trainer, batch)
-        strip(trainer._padded_batch.pads)
-        return without, with_pads
-    finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    without = _computed(trainer, put_scored_rows())
+    batch = trainer._balance_batch(put_scored_rows(), {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    assert len(queue_content()) > len(LENGTHS)
+    with_pads = _computed(trainer, batch)
+    strip(trainer._padded_batch.pads)
+    return without, with_pads
 
 
 def _computed(trainer, batch: KVBatchMeta) -> Outcome:

@@ -1,16 +1,25 @@
 """Workers that several files train; tests/conftest.py has one process of tests run these files."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
+from tests.equivalence.engine_shapes import Shape, started, with_shared_heads
 from tests.equivalence.updates import ALL_TERMS, BUDGETS
-from tests.support.fsdp2_workers import empty_queue, follow_no_plan, padded_and_plain, start_actor, stop
+from tests.support.fsdp2_workers import follow_no_plan, make_value_model, padded_and_plain, start_actor
+from tests.support.rows_in_queue import empty_queue
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.worker.losses import wrap_worker_loss
-from verl_padding.worker.plan_packer import install
+
+
+@pytest.fixture(autouse=True)
+def _empty_queue(request) -> Iterator[None]:
+    """No test finds the rows of another."""
+    yield
+    if "transfer_queue" in request.fixturenames:
+        empty_queue()
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +39,34 @@ def actors(started_actors) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Two ranks that get pads, and one that does not; they begin with verl's packer."""
     yield started_actors
     started_actors[0].execute_with_func_generator(follow_no_plan)
-    empty_queue()
 
 
 @pytest.fixture(scope="module")
-def four_ranks(transfer_queue, qwen2) -> Iterator[RayWorkerGroup]:
-    """Four ranks that get pads, and cut their micro-batches as the plan says where it says it."""
-    ranks = start_actor(qwen2, 4, *ALL_TERMS, *BUDGETS)
-    ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-    ranks.execute_with_func_generator(install())
-    yield ranks
-    stop(ranks)
+def model_of(tmp_path_factory) -> Callable[[Shape], Path]:
+    """The model of a shape, which each rank starts from."""
+    folder, found = tmp_path_factory.mktemp("models"), {}
+
+    def model(shape: Shape) -> Path:
+        if shape.kind not in found:
+            found[shape.kind] = with_shared_heads(make_tiny_model(shape.kind, folder))
+        if shape.update == "actor" or shape.engine == "megatron":
+            return found[shape.kind]
+        values = folder / f"{shape.kind} values"
+        return values if values.is_dir() else make_value_model(found[shape.kind], values)
+
+    return model
+
+
+@pytest.fixture(scope="module")
+def one_rank_of(transfer_queue, model_of) -> Iterator[Callable[[Shape], RayWorkerGroup]]:
+    """The rank without pads of a shape; shapes share it."""
+    with ExitStack() as stack:
+        found: dict[Shape, RayWorkerGroup] = {}
+
+        def one_rank(shape: Shape) -> RayWorkerGroup:
+            reference = shape.reference
+            if reference not in found:
+                found[reference] = stack.enter_context(started(reference, model_of(reference)))
+            return found[reference]
+
+        yield one_rank

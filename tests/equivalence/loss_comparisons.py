@@ -1,13 +1,15 @@
 """A loss on a padded layout beside verl's own, called once for all real rows."""
 
 import math
+from typing import Any
 
 import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils.metric import Metric
 
-from tests.support.losses_on_rows import Rows, run_as_verl_does, without_pads
+from tests.support.losses_on_rows import Rows, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from verl_padding.worker.loss_metrics import names_of_sums
 from verl_padding.worker.losses import MICRO_BATCHES, RealRowsLoss
 from verl_padding.worker.row_means import PREFIX
 
@@ -29,32 +31,58 @@ class Seeded:
         return self.loss(model_output=model_output, data=data, dp_group=dp_group)
 
 
-def assert_the_gradient_is_that_of_a_batch_without_pads(loss, layout, *, packing_matters=False):
-    """In verl's own loss, called once for all rows on one rank, if their packing does not matter to it."""
-    rows = Rows()
-    plain_layout = without_pads(layout) if packing_matters else [[list(range(rows.n_real))]]
+class MaskedRows(Rows):
+    """Rows of which some have no trained token, as an agent loop gives them, or as rejection leaves them."""
+
+    def __init__(self, *masked, rejected=False):
+        super().__init__()
+        for row in masked:
+            zeros = torch.zeros_like(self.fields[row]["response_mask"])
+            self.fields[row] |= {"response_mask": zeros} | ({} if rejected else {"loss_mask": zeros})
+        self.masked = masked
+
+
+def metrics_where_gradients_agree(loss, layout, output_name="log_probs", *, rows=None, packing_matters=False) -> dict:
+    """Metrics of the padded layout, whose gradients must be those of verl's own loss on all rows.
+
+    verl's loss is called once for all rows, on one rank; or, if their packing matters to it, for the micro-batches of
+    the layout, without pads and rows that have no trained token.
+    """
+    rows = rows or MaskedRows()
+    at_once = [[list(range(rows.n_real))]]
+    if packing_matters:
+        ranks = [[[row for row in micro if rows.trains(row)] for micro in rank] for rank in layout]
+        at_once = [[micro for micro in rank if micro] for rank in ranks]
 
     def without_metrics(**kwargs):  # verl cannot add them up where ranks have different numbers of micro-batches
         return loss(**kwargs)[0], {}
 
-    want, _ = run_as_verl_does(without_metrics, rows, plain_layout, "log_probs", nominal=rows.n_real)
-    got, _ = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, "log_probs")
-    assert any(grad.abs().max() > 0 for grad in want)
-    for padded, plain in zip(got, want, strict=True):
+    want, _ = run_as_verl_does(without_metrics, rows, at_once, output_name, nominal=rows.n_real)
+    got, metrics = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
+    assert any(gradient is not None and gradient.abs().max() > 0 for gradient in want)
+    for row, (padded, plain) in enumerate(zip(got, want, strict=True)):
+        zero = torch.zeros_like(rows.fields[row]["output"])
+        padded, plain = (zero if gradient is None else gradient for gradient in (padded, plain))
+        assert plain.isfinite().all()
+        assert plain.abs().max() == 0 or row not in rows.masked
         torch.testing.assert_close(padded, plain, rtol=RELATIVE_FLOAT64, atol=1e-15)
+    return metrics
 
 
-def assert_the_metrics_are_those_of_all_rows_at_once(loss, layout, *, but=()):
-    rows = Rows()
-    n = rows.n_real
-    output, data = rows.micro_batch(
-        range(n), rows.leaves(), "log_probs", dp_size=1, real_rows=n, reporting_ranks=1, nominal=n
-    )
-    _, told = loss(model_output=output, data=data, dp_group=None)
-    want = {key: value.aggregate() if isinstance(value, Metric) else value for key, value in told.items()}
-    _, got = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, "log_probs")
-    assert got.keys() - {MICRO_BATCHES} == want.keys()
-    compared = [key for key in want if not key.endswith((*NOT_ADDITIVE, *but))]
+def assert_metrics_are_those_of_the_rows_that_train(loss, metrics, output_name="log_probs", *, rows=None, but=()):
+    """Means are verl's over the rows that train alone; sums are divided by all rows."""
+    rows = rows or MaskedRows()
+
+    def of_verl(some) -> dict[str, Any]:
+        shape = {"dp_size": 1, "real_rows": rows.n_real, "reporting_ranks": 1, "nominal": rows.n_real}
+        output, data = rows.micro_batch(some, rows.leaves(), output_name, **shape)
+        return loss(model_output=output, data=data, dp_group=None)[1]
+
+    of_all, want = of_verl(range(rows.n_real)), of_verl(list(filter(rows.trains, range(rows.n_real))))
+    want |= {name: of_all[name] for name in names_of_sums(of_all)}
+    assert metrics.keys() - {MICRO_BATCHES} == want.keys()
+    compared = [name for name in want if not name.endswith((*NOT_ADDITIVE, *but))]
     assert len(compared) >= 3
-    for key in compared:
-        assert math.isclose(got[key], want[key], rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), key
+    for name in compared:
+        value = want[name].aggregate() if isinstance(want[name], Metric) else want[name]
+        assert math.isclose(metrics[name], value, rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), name

@@ -5,14 +5,11 @@ import os
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
-from tensordict import TensorDict
 from verl.protocol import DataProto
 
+from tests.equivalence.test_shared_prefixes import batch_and_plan
 from tests.equivalence.updates import (
-    EACH_CUT,
     EPOCHS,
-    LENGTHS,
     MODES,
     PACKERS,
     TEMPLATE,
@@ -22,12 +19,11 @@ from tests.equivalence.updates import (
     plan_of,
     put_trained_rows,
     update_both,
-    with_trained_fields,
 )
 from tests.support.fsdp2_workers import follow_no_plan, start_over
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION, put_rows
-from tests.support.tolerance import RELATIVE_METRIC
+from tests.support.rows_in_queue import put_columns, read_columns
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.upsampling import strip
 from verl_padding.worker.losses import MICRO_BATCHES
@@ -66,26 +62,6 @@ def test_so_do_ranks_of_which_one_holds_pads_alone(packer, actors):
     assert_updates_agree(*actors, packer, few=True)
 
 
-@pytest.mark.slow
-@EACH_CUT
-def test_so_do_four_ranks(cut, actors, four_ranks):
-    assert_updates_agree(four_ranks, actors[1], **cut, dp_size=4)
-
-
-@pytest.mark.slow
-@EACH_PACKER
-def test_so_do_four_ranks_with_real_rows_on_each(packer, actors, four_ranks):
-    keys = [f"{prompt}_{session}_{row}" for prompt in "abcdef" for session in range(2) for row in range(2)]
-    lengths = [*LENGTHS, *LENGTHS]
-
-    def put():
-        torch.manual_seed(0)
-        return with_trained_fields(put_rows(lengths, keys[: len(lengths)]))
-
-    both = assert_updates_agree(four_ranks, actors[1], packer, put=put, dp_size=4)
-    assert both.layout.reporting_ranks_M == (4, 4, 4), "each rank was meant to have real rows"
-
-
 @EACH_PACKER
 def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_has_them(packer, actors):
     """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""
@@ -96,7 +72,9 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_ha
     plan = plan_of(batch, packer)
     first, second, _ = plan.layouts["actor"].cells
     masked = {row for cell in (*first, second[0]) for row in cell}
-    mask_field(batch, masked)
+    responses = [tag["response_len"] for tag in batch.tags]
+    masks = [torch.full((length,), int(row not in masked)) for row, length in enumerate(responses)]
+    put_columns(batch, response_mask=masks, loss_mask=masks)
     both = update_both(*actors, batch, plan)
     steps = len(both.plain)
     assert (steps, len(both.padded["grad_norm"])) == (3 * EPOCHS, 3 * EPOCHS), "the configured steps"
@@ -112,14 +90,6 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_ha
 
 def follow(padded_ranks, packer):
     padded_ranks.execute_with_func_generator(install() if packer == "plan" else follow_no_plan)
-
-
-def mask_field(batch, masked):
-    responses = [tag["response_len"] for tag in batch.tags]
-    masks = [torch.full((length,), int(row not in masked)) for row, length in enumerate(responses)]
-    nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    fields = TensorDict({"response_mask": nested, "loss_mask": nested}, batch_size=len(batch))
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
 
 
 def hold_half_a_gib_for_a_moment(worker):
@@ -149,29 +119,30 @@ def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(act
     strip(padded.pads)
 
 
-@EACH_PACKER
-def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(packer, actors):
+@pytest.mark.parametrize("cut", [*PACKERS, "shared prefixes"])
+def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, actors):
     padded_ranks, one_rank = actors
     for workers in actors:
         start_over(workers, "token-mean")
-    follow(padded_ranks, packer)
-    batch = put_trained_rows()
-    asked = {"calculate_entropy": True, "compute_loss": False}
+    if cut == "shared prefixes":
+        padded_ranks.execute_with_func_generator(install("chains"))
+        batch, plan = batch_and_plan()
+    else:
+        follow(padded_ranks, cut)
+        batch = put_trained_rows()
+        plan = plan_of(batch, cut)
+    assert plan.layouts["log_prob"].n_pads > 0
 
-    def log_probs() -> list[torch.Tensor]:
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs"])
+    def outputs_of(workers) -> list[torch.Tensor]:
+        asked = {"calculate_entropy": True, "compute_loss": False}
+        assert workers.compute_log_prob(call(batch, batch.keys, **asked)).keys == batch.keys
         # The last position of a row predicts the first token of whatever row is packed behind it.
-        return [row[:-1].clone() for row in data["log_probs"].unbind()]
+        return [row[:-1] for column in read_columns(batch, "log_probs", "entropy") for row in column]
 
-    one_rank.compute_log_prob(call(batch, batch.keys, **asked))
-    want = log_probs()
-    plan = plan_of(batch, packer)
+    want = outputs_of(one_rank)
     padded = upsample(batch, plan, TEMPLATE)
-    output = PaddedWorkerGroup(padded_ranks, lambda: padded).compute_log_prob(call(batch, batch.keys, **asked))
-    got = log_probs()
+    got = outputs_of(PaddedWorkerGroup(padded_ranks, lambda: padded))
     strip(padded.pads)
-
-    assert output.keys == batch.keys
     assert len({len(row) for row in want}) > 5
     for row_got, row_want in zip(got, want, strict=True):
-        torch.testing.assert_close(row_got, row_want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(row_got, row_want, rtol=RELATIVE_FLOAT32, atol=1e-5)

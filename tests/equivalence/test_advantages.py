@@ -6,12 +6,11 @@ advantages, returns, rewards, the controller of the in-reward KL and the metrics
 
 import pytest
 import torch
-import transfer_queue as tq
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1 import PPOTrainer
 
 from tests.equivalence.advantages_in_queue import put_scored_rows, without_and_with_pads
-from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.rows_in_queue import read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor.job import _plan
@@ -48,13 +47,11 @@ def verls_advantages(estimator, **switches):
     """What verl's own method puts under the keys of the rows; its generator is seeded, so draws repeat."""
     trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", *(CRITIC if estimator == "gae" else []))
     trainer.config.algorithm.update(switches)
-    try:
-        batch = put_scored_rows()
-        torch.manual_seed(0)
-        PPOTrainer._compute_advantage(trainer, batch, {})
-        return [row.tolist() for row in tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)["advantages"]]
-    finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    batch = put_scored_rows()
+    torch.manual_seed(0)
+    PPOTrainer._compute_advantage(trainer, batch, {})
+    (advantages,) = read_columns(batch, "advantages")
+    return [row.tolist() for row in advantages]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +72,13 @@ def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_r
     config = compose_job("+padding=prompt", f"algorithm.adv_estimator={estimator}")
     refuse_mispaired_advantages(config)
     config.algorithm.update(switches)
+    before = torch.random.get_rng_state()
     if keeps:
         refuse_mispaired_advantages(config)
     else:
         with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: "):
             refuse_mispaired_advantages(config)
+    assert torch.equal(torch.random.get_rng_state(), before), "the job's own random numbers are as they were"
 
 
 def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_trainer_is_made():
@@ -92,11 +91,3 @@ def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_t
         padded_trainer(*gae)
     (refused,) = [each for each in _plan(job) if each.verdict == "wrong"]
     assert refused.message.startswith("algorithm.use_pf_ppo=True: ")
-
-
-def test_trying_an_algorithm_leaves_the_random_numbers_of_the_job_as_they_are():
-    config = compose_job("+padding=prompt", "algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true")
-    before = torch.random.get_rng_state()
-    with pytest.raises(PaddingConfigError):
-        refuse_mispaired_advantages(config)
-    assert torch.equal(torch.random.get_rng_state(), before)

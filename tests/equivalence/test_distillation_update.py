@@ -8,13 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
-from tensordict import TensorDict
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.updates import BUDGET, assert_metrics_agree, plan_of, put_trained_rows, update_both
 from tests.support.fsdp2_workers import padded_and_plain, start_actor
-from tests.support.rows_in_queue import PARTITION
+from tests.support.rows_in_queue import put_columns
 from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
@@ -47,13 +45,8 @@ def put_taught_rows():
     batch, draw = put_trained_rows(), torch.Generator().manual_seed(3)
     lengths = [tag["seq_len"] for tag in batch.tags]
     log_probs = [torch.randn(length, 256, generator=draw).log_softmax(-1).topk(TOP_K) for length in lengths]
-    fields = {
-        "teacher_logprobs": torch.nested.as_nested_tensor([top.values for top in log_probs], layout=torch.jagged),
-        "teacher_ids": torch.nested.as_nested_tensor([top.indices for top in log_probs], layout=torch.jagged),
-    }
-    return tq.kv_batch_put(
-        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, len(batch)), tags=batch.tags
-    )
+    columns = {"teacher_logprobs": [top.values for top in log_probs], "teacher_ids": [top.indices for top in log_probs]}
+    return put_columns(batch, **columns)
 
 
 def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(distilling):

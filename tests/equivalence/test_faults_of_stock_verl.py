@@ -10,15 +10,12 @@ from collections import Counter
 from contextlib import nullcontext
 from importlib.metadata import version
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from verl.trainer.ppo.padding_utils import construct_minimal_padding_template, upsample_batch_to_divisible_size
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp import transformer_impl
@@ -26,9 +23,8 @@ from verl.workers.engine.fsdp import transformer_impl
 from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
 from benchmarks.zero_effect import error_of_loss, measure_estimator
 from tests.support.engine_in_process import COMMON, Actor, micro_batch_of, start_engine, trained_rows
-from tests.support.fsdp2_workers import empty_queue
 from tests.support.losses_on_rows import distilling_loss, policy_loss
-from tests.support.rows_in_queue import PARTITION, put_rows
+from tests.support.rows_in_queue import put_rows
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.local.tiny_models import make_byte_tokenizer
@@ -38,13 +34,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 STOCK = get_trainer_cls("sync")
 EOS = 3
-
-
-@pytest.fixture(autouse=True)
-def _clean_queue(transfer_queue):
-    empty_queue()
-    yield
-    empty_queue()
 
 
 def assert_still(fault: bool, what: str) -> None:
@@ -219,38 +208,3 @@ def test_pads_are_in_the_rollout_dump_and_counted_among_the_tokens(tmp_path):
     assert_still(all(line["gts"] == "42" for line in dumped), "a pad is dumped with the truth of a prompt")
     tokens = 2 * metrics["global_seqlen/mean"]
     assert_still(tokens == 47 + 5 * 128, f"{tokens:.0f} tokens are counted where rows have 47")
-
-
-THREE = [(5, 3), (4, 2), (6, 1)]
-
-
-def read(keys: list[str]) -> Any:
-    return tq.kv_batch_get(keys=keys, partition_id=PARTITION)
-
-
-def put_with_a_pad(**fields) -> list[str]:
-    """Keys of three rows with further fields, and of the pad behind them."""
-    keys = upsample_batch_to_divisible_size(put_rows(THREE, **fields), 4, EOS).keys
-    assert [key.startswith(PAD_UID_PREFIX) for key in keys] == [False, False, False, True]
-    return keys
-
-
-def test_a_pad_keeps_the_length_that_a_field_of_the_users_has_in_the_first_row():
-    pad = read(put_with_a_pad(my_weights=[torch.ones(sum(length)) for length in THREE])[-1:])[0]
-    tokens, entries = len(pad["input_ids"]), len(pad["my_weights"])
-    assert_still(entries == sum(THREE[0]) != tokens, f"a pad of {tokens} tokens has {entries} entries of a field")
-
-
-def test_a_pad_takes_routes_in_numpy_from_every_row():
-    keys = put_with_a_pad(routed_experts=[np.zeros((sum(length), 2, 2), np.int16) for length in THREE])
-    alone, together = (set(read(some).keys()) for some in (keys[:-1], keys))
-    assert "routed_experts" in alone
-    assert_still("routed_experts" not in together, "rows lose the routes of their experts beside a pad")
-
-
-def test_a_pad_has_a_dtype_of_its_own():
-    kept = [torch.zeros(response, dtype=torch.bfloat16) for _, response in THREE]
-    keys = put_with_a_pad(rollout_log_probs=kept)
-    real, pad = (read([key])[0] for key in (keys[0], keys[-1]))
-    dtypes = real["rollout_log_probs"].dtype, pad["rollout_log_probs"].dtype
-    assert_still(dtypes == (torch.bfloat16, torch.float32), f"log-probs of rows and pads are {dtypes}")

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows
 from tests.support.trainer_without_workers import padded_trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -45,17 +45,13 @@ def sampled(kind):
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
 def test_the_groups_that_are_filtered_are_those_without_pads(kind):
-    try:
-        put_finished_prompts()
-        without = sampled(kind)
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    put_finished_prompts()
+    keys, metrics = without = sampled(kind)
+    empty_queue()
 
-        batch, trainer = put_finished_prompts(), padded_trainer()
-        trainer._balance_batch(batch, {})
-        assert trainer._padded_batch.plan.n_pads > 0
-        assert sampled(kind) == without
-    finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
-    keys, metrics = without
+    batch, trainer = put_finished_prompts(), padded_trainer()
+    trainer._balance_batch(batch, {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    assert sampled(kind) == without
     assert keys == ["a_0_0", "a_1_0", "c_0_0", "c_0_1", "c_1_0"]
     assert metrics["training/filter_groups/evicted_samples"] == 1

@@ -1,42 +1,43 @@
-"""Zero effect on verl's Megatron engine: padded ranks of each shape end with the weights of one rank without pads.
+"""Zero effect on what verl's Megatron engine alone does: denominators, lengths and vocabularies of its own, routes.
 
-That rank is one of FSDP2, which computes the model of Hugging Face. It is one of Megatron for a critic, since its
-critics draw their own head, and for a vocabulary that is padded.
+test_engine_shapes.py has its updates in each shape. The rank without pads is one of FSDP2, which computes the model of
+Hugging Face; it is one of Megatron for a vocabulary that is padded, and where routes are replayed.
 """
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.megatron_shapes import (
-    LAYERS,
-    ON_FSDP2,
-    ON_MEGATRON,
-    TERMS,
-    Shape,
-    assert_critics_agree,
-    one_critic_of,
-    started,
-    with_shared_heads,
-)
+from tests.equivalence.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started, with_shared_heads
 from tests.equivalence.updates import (
-    BUDGETS,
     CUTS,
-    EACH_CUT,
     LENGTHS,
-    PAD_TOKENS,
+    PACKERS,
+    BothUpdates,
+    assert_metrics_agree,
     assert_updates_agree,
+    call,
+    plan_of,
+    put_few_rows,
+    put_trained_rows,
+    read_log_probs,
+    update_both,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import padded_and_plain, start_actor
-from tests.support.rows_in_queue import put_rows
+from tests.support.fsdp2_workers import start_over
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.plan import BatchPlan
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [
     pytest.mark.ray,
@@ -46,81 +47,30 @@ pytestmark = [
     pytest.mark.usefixtures("transfer_queue"),
 ]
 
-PER_TOKEN = "+actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss=true"
-SHAPES = {
-    "dp2": Shape(),
-    "pp2": Shape(pipeline_model=2),
-    "pp2 vpp2": Shape(pipeline_model=2, virtual_pipeline_model=2),
-    "tp2": Shape(tensor_model=2),
-    "cp2": Shape(context=2),
-    "pp2 x dp2": Shape(ranks=4, pipeline_model=2),
-    "tp2 x dp2": Shape(ranks=4, tensor_model=2),
-    "cp2 x dp2": Shape(ranks=4, context=2),
-    "tp2 x cp2": Shape(ranks=4, tensor_model=2, context=2),
-}
+MEGATRON = "actor_rollout_ref.actor.megatron"
+PER_TOKEN = f"+{MEGATRON}.override_transformer_config.calculate_per_token_loss=true"
 ODD_VOCABULARY = 261
 """A vocabulary that two tensor parallel ranks cannot share as it is."""
 BY_SIZE = [cut for cut in CUTS.values() if "few" not in cut]
 BUCKET = 16
-ROUND_UP = (
-    "actor_rollout_ref.actor.megatron.pad_to_length=true",
-    f"actor_rollout_ref.actor.megatron.pad_to_length_bucket={BUCKET}",
-)
+ROUND_UP = (f"{MEGATRON}.pad_to_length=true", f"{MEGATRON}.pad_to_length_bucket={BUCKET}")
 """verl then fills the last row of each micro-batch up, to a multiple of so many tokens in all."""
-
-
-def test_pads_are_as_long_as_each_shape_asks():
-    asked = {name: shape.template.length for name, shape in SHAPES.items()}
-    more = {name: length for name, length in asked.items() if length > PAD_TOKENS}
-    assert more == {"cp2": 4, "cp2 x dp2": 4, "tp2 x cp2": 8}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """With layers for a virtual pipeline."""
-    folder = make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
-    return with_shared_heads(folder, num_hidden_layers=LAYERS, layer_types=["full_attention"] * LAYERS)
-
-
-@pytest.fixture(scope="module")
-def one_rank(transfer_queue, model) -> Iterator[RayWorkerGroup]:
-    """A rank that sees no pads, of FSDP2."""
-    with started(start_actor(model, 1, *ON_FSDP2)) as rank:
-        yield rank
-
-
-@pytest.fixture(scope="module", params=SHAPES)
-def actors(request, transfer_queue, model, one_rank) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup, Shape]]:
-    shape = SHAPES[request.param]
-    with started(start_actor(model, shape.ranks, *ON_MEGATRON, *shape.settings()), padded=True) as padded_ranks:
-        yield padded_ranks, one_rank, shape
-
-
-@EACH_CUT
-def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, actors):
-    padded_ranks, one_rank, shape = actors
-    if cut not in shape.cuts:
-        pytest.skip("its ranks share every row")
-    assert_updates_agree(padded_ranks, one_rank, **cut, **shape.planned)
-
-
+TOP_K = 2
 # With context parallelism, verl drops the fraction of a token that each rank would have of a micro-batch: lengths are
 # even here (docs/limits.md).
 EVEN_LENGTHS = [(prompt, response + (prompt + response) % 2) for prompt, response in LENGTHS]
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(context=2), Shape(tensor_model=2)], ids=["dp2", "cp2", "tp2"])
-def test_so_do_ranks_whose_gradients_megatron_divides_by_their_tokens(shape, transfer_queue, model, one_rank):
+@pytest.mark.parametrize("name", ["dp2", "cp2", "tp2"])
+def test_ranks_whose_gradients_megatron_divides_by_their_tokens_agree_with_one_rank(name, model_of, one_rank_of):
     # Megatron-Bridge turns it on with context parallelism: a loss times all tokens, then gradients over all tokens,
     # and those of pads are among both.
-    with started(start_actor(model, shape.ranks, *ON_MEGATRON, *shape.settings(), PER_TOKEN), padded=True) as padded:
+    shape = SHAPES[f"Megatron: {name}"]
+    even = {"mode": "token-mean", "put": lambda: with_trained_fields(put_rows(EVEN_LENGTHS))}
+    with started(shape, model_of(shape), PER_TOKEN) as padded:
         padded.execute_with_func_generator(assert_divides_by_tokens)
         for cut in BY_SIZE:
-            assert_updates_agree(padded, one_rank, **cut, **shape.planned, mode="token-mean", put=put_even_rows)
-
-
-def put_even_rows() -> KVBatchMeta:
-    return with_trained_fields(put_rows(EVEN_LENGTHS))
+            assert_updates_agree(padded, one_rank_of(shape), **cut, **shape.planned, **even)
 
 
 def assert_divides_by_tokens(worker: Any) -> DataProto:
@@ -128,12 +78,13 @@ def assert_divides_by_tokens(worker: Any) -> DataProto:
     return DataProto()
 
 
-def test_so_do_ranks_whose_micro_batches_verl_rounds_up(transfer_queue, model, one_rank):
-    shape = SHAPES["dp2"]
-    with started(start_actor(model, shape.ranks, *ON_MEGATRON, *ROUND_UP), padded=True) as padded:
+def test_so_do_ranks_whose_micro_batches_verl_rounds_up(model_of, one_rank_of):
+    shape = SHAPES["Megatron: dp2"]
+    with started(shape, model_of(shape), *ROUND_UP) as padded:
         for cut in shape.cuts:
             noted = {"started": lambda padded, _: padded.execute_with_func_generator(note_lengths)}
-            assert_updates_agree(padded, one_rank, **cut, **shape.planned, **noted, mode="seq-mean-token-mean")
+            of_cut = {**cut, **shape.planned, **noted, "mode": "seq-mean-token-mean"}
+            assert_updates_agree(padded, one_rank_of(shape), **of_cut)
             padded.execute_with_func_generator(assert_rounded_up)
 
 
@@ -156,14 +107,21 @@ def assert_rounded_up(worker: Any) -> DataProto:
 def test_ranks_whose_vocabulary_is_padded_agree_with_one_that_pads_it_too(transfer_queue, tmp_path):
     # Not with one of FSDP2: verl's softmax on Megatron has the tokens in it that fill the vocabulary up.
     model = with_shared_heads(make_tiny_model("qwen2", tmp_path), vocab_size=ODD_VOCABULARY)
-    padding = "actor_rollout_ref.model.external_lib=tests.support.padded_vocabulary"
-    shape = SHAPES["tp2"]
-    with padded_and_plain(start_actor, model, *TERMS, padding, padded=[*BUDGETS, *shape.settings()]) as both:
+    shape = SHAPES["Megatron: tp2"]
+    with on_megatron(shape, model, "actor_rollout_ref.model.external_lib=tests.support.padded_vocabulary") as both:
         for workers in both:
             workers.execute_with_func_generator(assert_pads_vocabulary)
         for cut in BY_SIZE:
             update = assert_updates_agree(*both, **cut, **shape.planned, mode="token-mean")
             assert update.plain[0]["actor/entropy_loss"][0] > math.log(ODD_VOCABULARY), "it could be one of FSDP2 now"
+
+
+@contextmanager
+def on_megatron(shape: Shape, model: Any, *more: str) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    """Padded ranks of a shape, and one rank without pads, both of Megatron."""
+    alone = Shape(engine="megatron", kind=shape.kind, ranks=1)
+    with started(shape, model, *more) as padded_ranks, started(alone, model, *more) as one_rank:
+        yield padded_ranks, one_rank
 
 
 def assert_pads_vocabulary(worker: Any) -> DataProto:
@@ -176,12 +134,101 @@ def assert_pads_vocabulary(worker: Any) -> DataProto:
     return DataProto()
 
 
-@pytest.fixture(scope="module")
-def one_critic(transfer_queue, model) -> Iterator[RayWorkerGroup]:
-    with one_critic_of(model) as critic:
-        yield critic
+def with_drawn_routes(batch: KVBatchMeta) -> KVBatchMeta:
+    """Puts experts of each token and layer, (tokens, layers, top k), as if they were recorded."""
+    draw = torch.Generator().manual_seed(0)
+    scores = [torch.rand(tag["seq_len"], LAYERS, EXPERTS, generator=draw) for tag in batch.tags]
+    return with_routes(batch, [of_row.argsort(-1)[..., :TOP_K] for of_row in scores])
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_so_do_critics(name, transfer_queue, model, one_critic):
-    assert_critics_agree(model, SHAPES[name], one_critic)
+def with_routes(batch: KVBatchMeta, routes: Sequence[torch.Tensor]) -> KVBatchMeta:
+    return put_columns(batch, routed_experts=[of_row.to(torch.int16) for of_row in routes])
+
+
+@pytest.mark.parametrize(
+    ("replay", "name"),
+    [
+        ("R2", "ep2"),
+        *(("R3", name) for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice")),
+    ],
+)
+def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, model_of):
+    shape = SHAPES[f"Megatron: experts, {name}"]
+    with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode={replay}") as both:
+        for packer in PACKERS:
+            update = assert_updates_agree(*both, packer, put=put_routed_rows, **shape.planned)
+        for layer in (0, LAYERS - 1):
+            batch = put_routed_rows()
+            assert_other_experts_give_another_update(layer, *both, shape, update, batch, plan_for(batch, "plan", shape))
+        if shape.dp_size > 1:
+            few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
+            assert_updates_agree(*both, "plan", **few, **shape.planned)
+
+
+def put_routed_rows() -> KVBatchMeta:
+    return with_drawn_routes(put_trained_rows())
+
+
+@pytest.mark.parametrize("name", ["ep2", "pp2 x dp2", "pp2 vpp2"])
+def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(name, transfer_queue, model_of):
+    shape = SHAPES[f"Megatron: experts, {name}"]
+    with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R2") as both:
+        for packer, layer in zip(PACKERS, (0, LAYERS - 1), strict=True):
+            assert_replays_what_was_recorded(*both, packer, shape, layer)
+            empty_queue()
+
+
+def assert_replays_what_was_recorded(
+    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, layer: int
+) -> None:
+    for workers in (padded_ranks, one_rank):
+        start_over(workers, "token-mean")
+    if packer == "plan":
+        padded_ranks.execute_with_func_generator(install())
+    want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
+    empty_queue()
+
+    batch = put_trained_rows()
+    plan = plan_for(batch, packer, shape)
+    assert plan.layouts["log_prob"].n_pads > 0, "the pass was meant to have pads"
+    template = shape.planned["template"]
+    with_pads = upsample(batch, plan, template)
+    batch = after_pass(PaddedWorkerGroup(padded_ranks, lambda: with_pads), batch)
+    (recorded,) = read_columns(batch, "routed_experts")
+    assert all(map(torch.equal, recorded, want))
+    update = update_both(padded_ranks, one_rank, batch, plan, template=template, padded=with_pads)
+    assert_metrics_agree(update)
+    assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), "of the pass and the first step"
+    assert_other_experts_give_another_update(layer, padded_ranks, one_rank, shape, update, batch, plan)
+
+
+def plan_for(batch: KVBatchMeta, packer: str, shape: Shape) -> BatchPlan:
+    sizes = dict(shape.planned)
+    return plan_of(batch, packer, pad_tokens=sizes.pop("template").length, **sizes)
+
+
+def assert_other_experts_give_another_update(
+    layer: int,
+    padded_ranks: RayWorkerGroup,
+    one_rank: RayWorkerGroup,
+    shape: Shape,
+    update: BothUpdates,
+    batch: KVBatchMeta,
+    plan: BatchPlan,
+) -> None:
+    """What is replayed is what rows have: with other experts in the layer, the first step has other log-probs."""
+    (others,) = read_columns(batch, "routed_experts")
+    for of_row in others:
+        of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
+    for workers in (padded_ranks, one_rank):
+        start_over(workers, "token-mean")
+    other = update_both(padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.planned["template"])
+    assert_metrics_agree(other)
+    first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))
+    assert abs(changed - first) > 1e-4
+
+
+def after_pass(workers: Any, batch: KVBatchMeta) -> KVBatchMeta:
+    """Has log-probs computed and put, as verl's trainer does before an update."""
+    workers.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
+    return put_columns(batch, old_log_probs=read_log_probs(batch))

@@ -1,16 +1,12 @@
 """On real FSDP2 ranks, the first optimizer step of a batch sees a ratio of exactly 1, and a KL of exactly 0."""
 
 import pytest
-import transfer_queue as tq
-from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
-from verl.workers.utils.padding import response_from_nested
 
-from tests.equivalence.test_shared_prefixes import BUDGETS, batch_and_plan
-from tests.equivalence.updates import ALL_TERMS, TEMPLATE, call
+from tests.equivalence.test_shared_prefixes import batch_and_plan
+from tests.equivalence.updates import ALL_TERMS, BUDGETS, TEMPLATE, call, read_log_probs
 from tests.support.fsdp2_workers import start_actor, start_over, stop
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.rows_in_queue import empty_queue, put_columns
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.upsampling import strip
 from verl_padding.worker.losses import wrap_worker_loss
@@ -45,7 +41,8 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
         padded = upsample(batch, plan, TEMPLATE)
         group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)
         group.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
-        put_as_old_and_reference(batch)
+        found = read_log_probs(batch)
+        put_columns(batch, old_log_probs=found, ref_log_prob=[row.clone() for row in found])
         updated = group.update_actor(
             call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1, calculate_entropy=False)
         )
@@ -54,14 +51,5 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
         assert first == dict.fromkeys(EXACT, 0.0), sharing
         # The weights have moved then.
         assert updated["metrics"]["actor/ppo_kl"][1] != 0.0
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+        empty_queue()
     stop(ranks)
-
-
-def put_as_old_and_reference(batch: KVBatchMeta) -> None:
-    """As verl's trainer makes them of what a pass has written."""
-    names = ["log_probs", "response_mask"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-    rows = response_from_nested(data["log_probs"], data["response_mask"])
-    fields = TensorDict({"old_log_probs": rows, "ref_log_prob": rows.clone()}, batch_size=len(batch))
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)

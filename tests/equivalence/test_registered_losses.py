@@ -1,8 +1,8 @@
-"""Every policy and distillation loss that verl registers gives, with pads, the gradient that it gives without them.
+"""Every loss that verl registers gives, with pads and untrained rows, what it gives without the pads.
 
-The reference is verl's own ``ppo_loss``, on one rank, in one call for all real rows, with their number as
+The reference is verl's own loss, on one rank, in one call for all real rows, with their number as
 ``global_batch_size``. Losses that choose tokens inside a micro-batch depend on how rows are packed: theirs is the same
-micro-batches with the pads taken out.
+micro-batches with the pads taken out. Rows without a trained token count in denominators, and change nothing else.
 """
 
 import pytest
@@ -11,43 +11,104 @@ from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from tests.equivalence.loss_comparisons import (
     PACKING_MATTERS,
     POLICY_LOSSES,
+    MaskedRows,
     Seeded,
-    assert_the_gradient_is_that_of_a_batch_without_pads,
-    assert_the_metrics_are_those_of_all_rows_at_once,
+    assert_metrics_are_those_of_the_rows_that_train,
+    metrics_where_gradients_agree,
 )
-from tests.support.losses_on_rows import IDLE_RANK, LAYOUTS, MODES, SPREAD, distilling_loss, policy_loss
-
-
-@LAYOUTS
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
-    if name in PACKING_MATTERS:
-        loss = Seeded(policy_loss(mode, name))
-        assert_the_gradient_is_that_of_a_batch_without_pads(loss, layout, packing_matters=True)
-    else:
-        assert_the_gradient_is_that_of_a_batch_without_pads(policy_loss(mode, name), layout)
-
-
-@LAYOUTS
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_the_metrics_of_a_registered_loss_are_those_of_all_real_rows_at_once(name, mode, layout):
-    but = ("actor/pg_loss",) if name in PACKING_MATTERS else ()
-    assert_the_metrics_are_those_of_all_rows_at_once(policy_loss(mode, name), layout, but=but)
-
-
-@pytest.mark.parametrize(
-    ("task_rewards", "layout"), [(True, SPREAD), (False, IDLE_RANK)], ids=["with rewards-spread", "alone-idle_rank"]
+from tests.support.losses_on_rows import (
+    IDLE_RANK,
+    MODES,
+    PAD,
+    SPREAD,
+    Rows,
+    critic_loss,
+    distilling_loss,
+    policy_loss,
+    run_as_verl_does,
 )
-@pytest.mark.parametrize("policy_gradient", [True, False], ids=["policy gradient", "supervised"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", sorted(DISTILLATION_LOSS_REGISTRY))
-def test_a_registered_distillation_loss_does_too(name, mode, policy_gradient, task_rewards, layout):
-    if (name, policy_gradient) == ("k1", False):
-        with pytest.raises(ValueError, match="incorrect"):  # verl's word: supervised, k1 knows nothing of the teacher
-            distilling_loss(mode, name, policy_gradient=policy_gradient)
-        return
+from verl_padding.worker.losses import MICRO_BATCHES, RealRowsLoss
+
+# [rank][micro-batch] -> rows; in the last four, 1 and 3 have no trained token.
+LAYOUTS = {
+    "pads are spread": SPREAD,
+    "a rank holds pads alone": IDLE_RANK,
+    "an untrained micro-batch": [[[0, 2], [1, 3]], [[4], [PAD]]],
+    "an untrained micro-batch, beside a pad": [[[0], [1, PAD]], [[2, 4], [PAD, 3]]],
+    "an untrained rank": [[[1], [3, PAD]], [[0, 2], [4]]],
+    "an untrained part of a micro-batch": [[[0, 1], [2, PAD]], [[3, 4], [PAD]]],
+}
+EACH_LAYOUT = pytest.mark.parametrize("name_of_layout", LAYOUTS)
+EACH_MODE = pytest.mark.parametrize("mode", MODES)
+DISTILLING = [
+    (name, policy_gradient)
+    for name in sorted(DISTILLATION_LOSS_REGISTRY)
+    for policy_gradient in (True, False)
+    if (name, policy_gradient) != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
+]
+
+
+def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packing_matters=False, rejected=False):
+    masked = (1, 3) if "untrained" in name_of_layout else ()
+    rows = MaskedRows(*masked, rejected=rejected)
+    loss = Seeded(loss) if packing_matters else loss
+    metrics = metrics_where_gradients_agree(
+        loss, LAYOUTS[name_of_layout], output_name, rows=rows, packing_matters=packing_matters
+    )
+    but = ("actor/pg_loss", *(("actor/pg_clipfrac",) if masked else ())) if packing_matters else ()
+    assert_metrics_are_those_of_the_rows_that_train(loss, metrics, output_name, rows=rows, but=but)
+
+
+@EACH_LAYOUT
+@EACH_MODE
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, name_of_layout):
+    assert_trains_alike(policy_loss(mode, name), name_of_layout, packing_matters=name in PACKING_MATTERS)
+
+
+@pytest.mark.parametrize("task_rewards", [True, False], ids=["with rewards", "alone"])
+@pytest.mark.parametrize("name_of_layout", list(LAYOUTS)[1:5:3])
+@EACH_MODE
+@pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
+def test_a_registered_distillation_loss_does_too(name, policy_gradient, mode, name_of_layout, task_rewards):
     loss = distilling_loss(mode, name, policy_gradient=policy_gradient, task_rewards=task_rewards)
-    assert_the_gradient_is_that_of_a_batch_without_pads(loss, layout)
-    assert_the_metrics_are_those_of_all_rows_at_once(loss, layout)
+    assert_trains_alike(loss, name_of_layout)
+
+
+@EACH_LAYOUT
+@EACH_MODE
+def test_so_does_the_value_loss(mode, name_of_layout):
+    assert_trains_alike(critic_loss(mode), name_of_layout, "values")
+
+
+@pytest.mark.parametrize("name_of_layout", list(LAYOUTS)[2:])
+@EACH_MODE
+def test_rows_whose_tokens_are_all_rejected_are_untrained(mode, name_of_layout):
+    assert_trains_alike(policy_loss(mode), name_of_layout, rejected=True)
+
+
+LOSSES = {
+    **dict.fromkeys(POLICY_LOSSES, policy_loss),
+    **dict.fromkeys({name for name, policy_gradient in DISTILLING if not policy_gradient}, distilling_loss),
+}
+
+
+@EACH_MODE
+@pytest.mark.parametrize("name", ["critic", *sorted(LOSSES)])
+def test_a_mini_batch_without_a_trained_token_has_losses_and_gradients_of_zero(name, mode):
+    output_name = "values" if name == "critic" else "log_probs"
+    loss = RealRowsLoss(critic_loss(mode) if name == "critic" else LOSSES[name](mode, name), "rows")
+    layout = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]]
+    rows = MaskedRows(*range(5))
+    for known in (set(), {f"{output_name} loss", "other"}):
+        loss._losses = known
+        gradients, metrics = run_as_verl_does(loss, rows, layout, output_name)
+        assert all(gradient is None or gradient.abs().max() == 0 for gradient in gradients)
+        assert metrics == {MICRO_BATCHES: 2} | dict.fromkeys(known, 0.0)
+
+    _, trained = run_as_verl_does(loss, Rows(), layout, output_name)
+    _, metrics = run_as_verl_does(loss, rows, layout, output_name)
+    assert {name for name in metrics if name.endswith("loss")} >= {
+        name for name in trained if name.endswith(("pg_loss", "vf_loss", "kl_loss", "entropy_loss", "/loss"))
+    }
+    assert set(metrics.values()) <= {0.0, 2.0}

@@ -13,8 +13,8 @@ from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
 from tests.equivalence.advantages_in_queue import without_and_with_pads
 from tests.equivalence.loss_comparisons import (
-    assert_the_gradient_is_that_of_a_batch_without_pads,
-    assert_the_metrics_are_those_of_all_rows_at_once,
+    assert_metrics_are_those_of_the_rows_that_train,
+    metrics_where_gradients_agree,
 )
 from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, policy_loss, run_as_verl_does
 from verl_padding.worker.losses import RealRowsLoss
@@ -72,7 +72,7 @@ def test_every_rejection_rejects_what_it_rejects_without_pads(option):
 @pytest.mark.parametrize("name", BYPASS)
 def test_a_bypass_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
     loss = policy_loss(mode, "bypass_mode", rollout_correction=PRESETS[name])
-    assert_the_gradient_is_that_of_a_batch_without_pads(loss, layout)
+    metrics_where_gradients_agree(loss, layout)
 
 
 @LAYOUTS
@@ -91,7 +91,8 @@ def test_what_a_bypass_tells_of_its_correction_is_that_of_all_real_rows_at_once(
     # Of rows with one way of weighting and of tokens with the other, under one name.
     ambiguous = ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low") if rollout_is == "sequence" else ()
     loss = policy_loss("token-mean", "bypass_mode", rollout_correction=correction)
-    assert_the_metrics_are_those_of_all_rows_at_once(loss, layout, but=(*of_the_rest, *ambiguous))
+    metrics = metrics_where_gradients_agree(loss, layout)
+    assert_metrics_are_those_of_the_rows_that_train(loss, metrics, but=(*of_the_rest, *ambiguous))
 
 
 def test_a_bypass_without_a_correction_has_the_loss_that_corrects_for_nothing():

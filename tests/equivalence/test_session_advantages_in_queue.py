@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-import transfer_queue as tq
-from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.equivalence.test_advantages import CRITIC, VERLS_LIMITS
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.rows_in_queue import put_columns, put_rows, read_columns
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF, VALUES
@@ -39,18 +37,14 @@ def computed(advantages: str, estimator: str, *overrides: str) -> tuple[dict[str
     scores = [torch.zeros(response) for response in responses]
     for key, score in zip(rows, scores, strict=True):
         score[-1] = rewards[session_of_key(key)]
-    fields = {"rm_scores": scores} | {name: [torch.randn(n, generator=draw) for n in responses] for name in COLUMNS}
-    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in fields.items()}
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict(nested, batch_size=len(batch)))
-    try:
-        batch = trainer._balance_batch(batch, {})
-        assert trainer._padded_batch.plan.n_pads > 0
-        trainer._compute_advantage(batch, metrics)
-        strip(trainer._padded_batch.pads)
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["advantages"])["advantages"]
-        return dict(zip(batch.keys, [row.tolist() for row in data.unbind()], strict=True)), metrics
-    finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    columns = {name: [torch.randn(n, generator=draw) for n in responses] for name in COLUMNS}
+    put_columns(batch, rm_scores=scores, **columns)
+    batch = trainer._balance_batch(batch, {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    trainer._compute_advantage(batch, metrics)
+    strip(trainer._padded_batch.pads)
+    (found,) = read_columns(batch, "advantages")
+    return dict(zip(batch.keys, [row.tolist() for row in found], strict=True)), metrics
 
 
 @pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys()))
@@ -74,22 +68,6 @@ def test_two_equal_turns_are_two_actions_unless_the_agent_loop_says_that_one_con
     assert found == pytest.approx(want if actions == 4 else [want[0], want[1], want[0], want[0]])
 
 
-@pytest.mark.parametrize(("said", "apart"), [(None, False), ([None, 0], False), ([None, None], True)])
-def test_a_row_that_goes_on_from_an_earlier_one_has_its_actions_unless_the_agent_loop_says_otherwise(said, apart):
-    first, *longer = returns_of(["a_0_0", "a_0_1"], [([1], [2]), ([1], [2, 3])], said)
-    assert [first, *longer] == pytest.approx([0.81, 0.9, 1.0] if apart else [0.9, 0.9, 1.0])
-
-
-def test_rows_that_do_not_extend_each_other_share_no_token_whatever_their_agent_loop_says():
-    drifted = ["a_0_0", "a_0_1"], [([8, 1], [2]), ([9, 1], [2, 3])]
-    assert returns_of(*drifted, [None, 0]) == returns_of(*drifted, None) == pytest.approx([0.81, 0.9, 1.0])
-
-
-def test_a_row_that_comes_after_a_longer_one_is_an_action_of_its_own():
-    *longer, last = returns_of(["a_0_0", "a_0_1"], [([1], [2, 3]), ([1], [2])], None)
-    assert [*longer, last] == pytest.approx([0.81, 0.9, 1.0])
-
-
 def returns_of(keys, rows, said) -> list[float]:
     """Of all tokens, for a reward of 1."""
     trainer = padded_trainer(
@@ -101,12 +79,9 @@ def returns_of(keys, rows, said) -> list[float]:
     batch = put_grown_sessions(
         dict(zip(keys, rows, strict=True)), extra_fields=extra, rm_scores=scores, old_log_probs=before
     )
-    try:
-        trainer._compute_advantage(batch, {})
-        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["returns"])
-        return [value for row in data["returns"].unbind() for value in row.tolist()]
-    finally:
-        tq.kv_clear(keys=keys, partition_id=PARTITION)
+    trainer._compute_advantage(batch, {})
+    (returns,) = read_columns(batch, "returns")
+    return torch.cat(returns).tolist()
 
 
 def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
@@ -117,14 +92,10 @@ def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
         "response_mask": [torch.tensor(mask) for mask in masks],
     }
     batch = put_rows([(2, len(mask)) for mask in masks], keys, **fields)
-    try:
-        compute(trainer, batch, {})
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["advantages", "returns"])
-        found = [row.tolist() for row in data["advantages"].unbind()]
-        assert [row.tolist() for row in data["returns"].unbind()] == found
-        return found
-    finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    compute(trainer, batch, {})
+    advantages, returns = ([row.tolist() for row in column] for column in read_columns(batch, "advantages", "returns"))
+    assert returns == advantages
+    return advantages
 
 
 def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():

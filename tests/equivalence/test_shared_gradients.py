@@ -5,7 +5,6 @@ verl's own engine and loss on all real rows of a mini-batch at once, without a p
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,7 +40,6 @@ from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.weighing import Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
-from verl_padding.plan.row_keys import session_of_key
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.row_means import over_the_mini_batch
 
@@ -178,21 +176,22 @@ def further(cases, quick):
 
 OF_ITS_OWN = ("vanilla", *PACKING_MATTERS, *MEANS_OVER_ROWS)
 """Losses that take what their rows are divided by in a way of their own, and one of those that do not."""
+DENOMINATORS = [(name, "rows") for name in POLICY_LOSSES] + [(name, "nominal") for name in OF_ITS_OWN]
 LOSSES = further(
     [
-        *[(name, mode, "rows") for name in POLICY_LOSSES for mode in MODES],
-        *[(name, mode, "nominal") for name in OF_ITS_OWN for mode in SEQ_MEAN_MODES],
+        (name, mode, denominator)
+        for name, denominator in DENOMINATORS
+        for mode in (MODES if denominator == "rows" else SEQ_MEAN_MODES)
     ],
     quick=[
-        *[(name, "seq-mean-token-mean", "rows") for name in POLICY_LOSSES],
+        *[(name, "seq-mean-token-mean", denominator) for name, denominator in DENOMINATORS],
         *[("vanilla", mode, "rows") for mode in MODES],
-        *[(name, "seq-mean-token-mean", "nominal") for name in OF_ITS_OWN],
     ],
 )
 
 
-def shared_and_plain(name: str, mode: str, denominator: str, engines, rows, plan) -> tuple[Gradients, Gradients]:
-    """Of a registered policy loss."""
+@pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
+def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, mode, denominator, engines, rows, plan):
     sharing, plain = engines
     loss = policy_loss(mode, name)
     if name not in PACKING_MATTERS:
@@ -204,12 +203,7 @@ def shared_and_plain(name: str, mode: str, denominator: str, engines, rows, plan
         verls = by_real_rows(loss) if denominator == "rows" else loss
         same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
         want = train_as_planned(plain, rows, plan, CALL, verls, **same)
-    return shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator)), want
-
-
-@pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
-def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, mode, denominator, engines, rows, plan):
-    assert_same_gradients(*shared_and_plain(name, mode, denominator, engines, rows, plan))
+    assert_same_gradients(shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator)), want)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -226,50 +220,25 @@ def test_where_micro_batches_hold_pads_alone_the_chains_beside_them_give_the_sam
 SESSION_LOSSES = [
     *[(name, "seq-mean-token-mean") for name in sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS))],
     *[("vanilla", mode) for mode in MODES if mode != "seq-mean-token-mean"],
+    *[("critic", mode) for mode in ("token-mean", "seq-mean-token-mean")],
 ]
 """test_row_weights.py has all modes of all losses, without sharing."""
 
 
 @pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
-def test_every_session_weighs_the_same_however_many_of_its_rows_are_computed(name, mode, engines, rows, plan):
-    assert_same_gradients(*weighed_and_plain(*engines, policy_loss(mode, name), mode, rows, plan))
-
-
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_so_it_does_in_the_loss_of_a_critic(mode, models, rows, plan):
-    model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
-    both = (start_engine(Critic, model, sharing=sharing) for sharing in (True, False))
-    assert_same_gradients(*weighed_and_plain(*both, critic_loss(mode), mode, rows, plan, calculate_entropy=False))
-
-
-def weighed_and_plain(sharing: Whole, plain: Whole, loss, mode: str, rows, plan, **said) -> tuple[Gradients, Gradients]:
-    """With equal sessions, beside what that is by definition: rows alone, added up with the share of each."""
-    keys, fields = list(rows), list(rows.values())
-    tokens_R = [loss_tokens([row]) for row in fields]
+def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(name, mode, engines, models, rows, plan):
+    loss, said = policy_loss(mode, name) if name != "critic" else critic_loss(mode), {}
+    if name == "critic":
+        model, said = models("qwen2", AutoModelForTokenClassification, num_labels=1), {"calculate_entropy": False}
+        engines = (start_engine(Critic, model, sharing=sharing) for sharing in (True, False))
+    sharing, plain = engines
+    trained_R = [loss_tokens([row]) for row in rows.values()]
     equal_sessions = Weighing(call=CALL, mode=mode, by_session=True)
-    factor_R = loss_factors(plan.layouts[CALL], keys, [1.0] * len(keys), tokens_R, equal_sessions)
-
-    def of_rows_alone() -> Gradients:
-        for ranks in plan.layouts[CALL].cells:
-            sessions: dict[str, list[int]] = {}
-            for row in (row for cell in ranks for row in cell if row < len(rows)):
-                sessions.setdefault(session_of_key(keys[row]), []).append(row)
-            assert max(map(len, sessions.values())) > 1
-            gradient = torch.zeros(())
-            for of_session in sessions.values():
-                tokens = sum(tokens_R[row] for row in of_session)
-                for row in of_session:
-                    # What verl divides the loss of a row by that is alone, against what it is to be divided by.
-                    share = {
-                        "token-sum": 1 / tokens,
-                        "token-mean": tokens_R[row] / tokens / len(sessions),
-                        "seq-mean-token-mean": tokens_R[row] / tokens / len(sessions),
-                    }.get(mode, 1 / len(sessions))
-                    gradient = gradient + share * train_at_once(plain, [fields[row]], loss, global_batch_size=1, **said)
-            yield gradient
-
-    weighed = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), factor_R=factor_R, **said)
-    return weighed, of_rows_alone()
+    factor_R = loss_factors(plan.layouts[CALL], list(rows), [1.0] * len(rows), trained_R, equal_sessions)
+    weighed = RealRowsLoss(loss, "rows")
+    got = shared_gradients(sharing, rows, plan, weighed, factor_R=factor_R, **said)
+    said |= {"token_budget": 10 * BUDGET, "global_batch_size": NOMINAL, "factor_R": factor_R}
+    assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, weighed, **said))
 
 
 def adapted(models) -> nn.Module:
@@ -292,47 +261,41 @@ def fused(models) -> nn.Module:
     return model
 
 
-@dataclass(frozen=True)
-class Case:
-    """Something else that an engine computes, or computes in another way."""
-
-    model: Callable[..., nn.Module] = lambda models: models("qwen2")
-    engine: type[Whole] = Actor
-    settings: dict[str, Any] = field(default_factory=dict)
-    said: dict[str, Any] = field(default_factory=dict)
-    loss: Any = field(default_factory=lambda: policy_loss("seq-mean-token-mean"))
-    tolerance: float = RELATIVE_FLOAT64
-    """Float32's where verl or transformers go through float32, as they do in routers and fused kernels."""
+def value_model(models) -> nn.Module:
+    return models("qwen2", AutoModelForTokenClassification, num_labels=1)
 
 
-CASES = {
-    "another architecture": Case(lambda models: models("qwen3")),
-    "experts": Case(lambda models: models("qwen3_moe", experts_implementation="eager"), tolerance=RELATIVE_FLOAT32),
-    "a critic": Case(
-        lambda models: models("qwen2", AutoModelForTokenClassification, num_labels=1),
-        engine=Critic,
-        said={"calculate_entropy": False},
-        loss=critic_loss("seq-mean-token-mean"),
-    ),
-    "adapters": Case(adapted),
-    "gradient checkpointing": Case(checkpointed),
-    "entropy in chunks": Case(
-        settings={"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
-    ),
-    "entropy checkpointing": Case(settings={"entropy_checkpointing": True}),
-    "fused kernels": Case(fused, said={"use_fused_kernels": True}, tolerance=RELATIVE_FLOAT32),
-    "sum of pi squared": Case(said={"calculate_sum_pi_squared": True}),
-    "a temperature": Case(said={"temperature": 0.7}),
+def tiny(models) -> nn.Module:
+    return models("qwen2")
+
+
+CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
+CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
+    "another architecture": (lambda models: models("qwen3"), {}, {}),
+    "experts": (lambda models: models("qwen3_moe", experts_implementation="eager"), {}, {}),
+    "a critic": (value_model, {}, {"calculate_entropy": False}),
+    "adapters": (adapted, {}, {}),
+    "gradient checkpointing": (checkpointed, {}, {}),
+    "entropy in chunks": (tiny, CHUNKS, {}),
+    "entropy checkpointing": (tiny, {"entropy_checkpointing": True}, {}),
+    "fused kernels": (fused, {}, {"use_fused_kernels": True}),
+    "sum of pi squared": (tiny, {}, {"calculate_sum_pi_squared": True}),
+    "a temperature": (tiny, {}, {"temperature": 0.7}),
 }
+"""The model, settings of the engine, and what each micro-batch says, of what an engine computes in another way."""
+THROUGH_FLOAT32 = ("experts", "fused kernels")
+"""Routers and kernels of transformers and verl."""
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_so_does_whatever_else_an_engine_computes(case, models, rows, plan):
-    model = case.model(models)
-    sharing = start_engine(case.engine, model, sharing=True, **case.settings)
-    plain = start_engine(case.engine, model, sharing=False, **case.settings)
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(case.loss, "rows"), **case.said)
-    assert_same_gradients(got, plain_gradients(plain, rows, plan, case.loss, **case.said), case.tolerance)
+@pytest.mark.parametrize("name", CASES)
+def test_so_does_whatever_else_an_engine_computes(name, models, rows, plan):
+    make_model, settings, said = CASES[name]
+    model, kind = make_model(models), Critic if name == "a critic" else Actor
+    loss = (critic_loss if kind is Critic else policy_loss)("seq-mean-token-mean")
+    sharing, plain = (start_engine(kind, model, sharing=sharing, **settings) for sharing in (True, False))
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), **said)
+    tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
+    assert_same_gradients(got, plain_gradients(plain, rows, plan, loss, **said), tolerance)
 
 
 def teachers(tokens: int) -> torch.return_types.topk:

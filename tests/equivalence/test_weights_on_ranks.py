@@ -64,7 +64,6 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     after, reference = weights_of(padded_ranks), weights_of(one_rank)
     assert (reference - before).norm() > 0.1, "the update was meant to move the weights"
     assert (after - reference).norm() <= RELATIVE_FLOAT32 * reference.norm()
-    tq.kv_clear(keys=[*batch.keys, *tags], partition_id=PARTITION)
 
 
 def test_rows_without_a_weight_train_as_if_no_earlier_update_had_weighed_them(actors):
@@ -84,4 +83,3 @@ def test_rows_without_a_weight_train_as_if_no_earlier_update_had_weighed_them(ac
     strip(padded.pads)
     start_over(padded_ranks, mode)
     update_both(padded_ranks, one_rank, rest, plan_of(rest, "plan"))
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
+from verl.workers.utils.padding import response_from_nested
 
 from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION, put_rows
+from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
@@ -86,22 +86,24 @@ def put_few_rows() -> KVBatchMeta:
 def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
     """Puts what trainer and workers add to rows before an update."""
     generator = torch.Generator().manual_seed(0)
-    responses = [tag["response_len"] for tag in batch.tags]
 
-    def column(scale: float, shift: float) -> torch.Tensor:
-        parts = [torch.randn(response, generator=generator) * scale + shift for response in responses]
-        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    def column(scale: float, shift: float) -> list[torch.Tensor]:
+        return [torch.randn(tag["response_len"], generator=generator) * scale + shift for tag in batch.tags]
 
-    fields = {
-        "old_log_probs": column(0.1, -5.6),
-        "ref_log_prob": column(0.1, -5.6),
-        "advantages": column(1.0, 0.2),
-        "values": column(0.1, 0.0),
-        "returns": column(1.0, 0.5),
-    }
-    return tq.kv_batch_put(
-        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
+    return put_columns(
+        batch,
+        old_log_probs=column(0.1, -5.6),
+        ref_log_prob=column(0.1, -5.6),
+        advantages=column(1.0, 0.2),
+        values=column(0.1, 0.0),
+        returns=column(1.0, 0.5),
     )
+
+
+def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
+    """Of the responses, as verl's trainer cuts them out of what a pass has written."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"])
+    return [*response_from_nested(data["log_probs"], data["response_mask"]).unbind()]
 
 
 def pad_tokens_of(*overrides: str) -> int:

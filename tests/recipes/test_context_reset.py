@@ -1,53 +1,45 @@
-"""The recipe's agent loop, data and job: everything short of running it, which the end-to-end tests and the demo do."""
+"""The recipe's agent loop, tasks and pictures: everything short of running it."""
 
-import asyncio
 import io
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
-from tests.support.scripted_server import ScriptedServer
-from tests.support.verl_config import compose_job
-from verl_padding.job.job_reader import check_job
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from tests.recipes import played
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
-from verl_padding.recipes.context_reset.job import tiny_job
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
-from verl_padding.recipes.context_reset.tasks import GSM8K_SOURCE, SYMBOLS, TINY_SOURCE, task_of
+from verl_padding.recipes.context_reset.tasks import (
+    GSM8K_SOURCE,
+    SYMBOLS,
+    TASKS,
+    TINY_SOURCE,
+    NotedMath,
+    SymbolPath,
+    task_of,
+)
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "21"}, "raw_prompt": []}
+MATH_ROW = {
+    "data_source": GSM8K_SOURCE,
+    "reward_model": {"ground_truth": "42"},
+    "raw_prompt": [{"role": "user", "content": "How many?"}],
+}
+FORM = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def play(replies, *, max_turns=8, prompt_length=100, response_length=2, row=None):
-    """Rows of a session, by default on the path 2, 1, and the server that was asked."""
-    tokenizer = make_byte_tokenizer()
-    server = ScriptedServer(tokenizer, replies)
+def play(replies, *, max_turns=8, prompt_length=100, response_length=2, row=ROW):
+    """By default on the path 2, 1."""
     rollout = {"prompt_length": prompt_length, "response_length": response_length}
-
-    async def run():
-        loop = ContextResetAgentLoop(
-            trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
-            server_manager=server,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=None,
-            data_config=DictConfigWrap(OmegaConf.create({})),
-            max_turns=max_turns,
-        )
-        return await loop.run({}, **(row or ROW))
-
-    return asyncio.run(run()), server
+    return played.play(ContextResetAgentLoop, replies, row, rollout, max_turns=max_turns)
 
 
 def test_each_turn_is_a_row_in_a_context_of_its_own():
     outputs, server = play(["2", "1!"])
-    form = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert [prompt for _, prompt in server.requests] == [form.format("b" * 8), form.format("a" * 8)]
-    assert len({request for request, _ in server.requests}) == 2
+    assert server.prompts == [FORM.format("b" * 8), FORM.format("a" * 8)]
+    assert len({request for request, *_ in server.requests}) == 2
     assert [len(output.response_ids) for output in outputs] == [1, 2]
     for output in outputs:
         assert output.response_mask == [1] * len(output.response_ids)
@@ -89,41 +81,14 @@ def test_a_first_context_that_is_too_long_is_refused_by_name():
 
 
 def test_notes_that_outgrow_the_prompt_end_the_session_and_none_is_ever_cut():
-    row = {
-        "data_source": GSM8K_SOURCE,
-        "reward_model": {"ground_truth": "42"},
-        "raw_prompt": [{"role": "user", "content": "How many?"}],
-    }
     note = "six rows of seven, "
-    outputs, server = play([note] * 8, prompt_length=380, response_length=40, row=row)
+    outputs, server = play([note] * 8, prompt_length=380, response_length=40, row=MATH_ROW)
     assert 1 < len(outputs) < 8
-    for turn, (_, prompt) in enumerate(server.requests):
+    for turn, prompt in enumerate(server.prompts):
         assert "How many?" in prompt
         assert prompt.count(note.strip()) == turn
     assert outputs[-1].reward_score == 0.0
     assert outputs[-1].extra_fields["reward_extra_info"]["answered"] == 0.0
-
-
-def test_the_data_is_the_same_for_the_same_seed_and_in_verls_form(tmp_path):
-    first, val = write_tiny_data(tmp_path / "a", train=40, val=4)
-    again, _ = write_tiny_data(tmp_path / "b", train=40, val=4)
-    other, _ = write_tiny_data(tmp_path / "c", train=40, val=4, seed=1)
-    frame = pd.read_parquet(first)
-    assert len(frame) == 40
-    assert len(pd.read_parquet(val)) == 4
-    assert frame.equals(pd.read_parquet(again))
-    assert not frame.equals(pd.read_parquet(other))
-    assert {len(row["ground_truth"]) for row in frame["reward_model"]} == set(range(1, 5))
-    for row in frame.to_dict("records"):
-        letters = row["prompt"][0]["content"]
-        assert "".join(str(SYMBOLS.index(letter) + 1) for letter in letters) == row["reward_model"]["ground_truth"]
-
-
-def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
-    config = compose_job("+local=cpu", *tiny_job(tmp_path), "+padding=prompt")
-    assert check_job(config).padding.strategy == "prompt"
-    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "context_reset"
-    assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
 
 
 def test_the_first_turn_of_a_picture_path_shows_the_picture_and_the_others_text(tmp_path):
@@ -141,7 +106,63 @@ def test_the_first_turn_of_a_picture_path_shows_the_picture_and_the_others_text(
             assert task.messages() == [{"role": "user", "content": SYMBOLS[int(path[1]) - 1] * 8}]
 
 
-def test_the_picture_job_is_accepted_too(tmp_path):
-    config = compose_job("+local=cpu", *tiny_job(tmp_path, images=True), "+padding=prompt")
-    assert check_job(config).padding.strategy == "prompt"
-    assert check_job(config).has_vision
+PATHS = st.text("12", min_size=1, max_size=6)
+
+
+@given(path=PATHS, right=st.integers(0, 6))
+def test_a_path_is_walked_until_the_first_wrong_reply(path, right):
+    task = SymbolPath(path)
+    turns = 0
+    while not task.done:
+        (message,) = task.messages()
+        assert message["content"] == "ab"[int(path[turns]) - 1] * 8
+        task.react(path[turns] if turns < right else "9")
+        turns += 1
+    walked = min(right, len(path))
+    assert turns == min(right + 1, len(path))
+    assert task.reward == pytest.approx(0.9 * walked / len(path) + 0.1)
+    assert task.info["acc"] == float(walked == len(path))
+
+
+@pytest.mark.parametrize(("reply", "reward"), [("x", 0.0), ("", 0.0), ("4", 0.1), ("\u0664", 0.0), ("1", 1.0)])
+def test_form_is_worth_a_little_and_the_right_number_all(reply, reward):
+    task = SymbolPath("1")
+    task.react(reply)
+    assert task.done
+    assert task.reward == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("path", ["", "3", "0", "1a"])
+def test_a_path_of_other_digits_is_refused(path):
+    with pytest.raises(ValueError, match="must be digits from 1 to 2"):
+        SymbolPath(path)
+
+
+def test_math_carries_notes_from_turn_to_turn_and_nothing_else():
+    task = NotedMath("How many?", "42")
+    assert "How many?" in task.messages()[0]["content"]
+    assert "Note" not in task.messages()[0]["content"]
+    task.react("  There are six rows of seven. ")
+    (message,) = task.messages()
+    assert "Note 1: There are six rows of seven.\n" in message["content"]
+    assert not task.done
+    assert task.reward == 0.0
+    task.react("So it is\n#### 42")
+    assert task.done
+    assert task.reward == 1.0
+
+
+def test_a_wrong_final_answer_earns_nothing():
+    task = NotedMath("How many?", "42")
+    task.react("#### 41")
+    assert task.done
+    assert task.reward == 0.0
+
+
+def test_each_source_has_its_task_and_an_unknown_one_is_refused_with_the_choices():
+    assert isinstance(task_of(MATH_ROW), NotedMath)
+    with pytest.raises(
+        ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/symbol_path, "
+    ) as refusal:
+        task_of(MATH_ROW | {"data_source": "other"})
+    assert all(source in str(refusal.value) for source in TASKS)

@@ -1,23 +1,13 @@
-"""The recipe's tasks, agent loop, data and job: everything short of running it."""
+"""The recipe's tasks and agent loop: everything short of running it."""
 
-import asyncio
 from itertools import pairwise, permutations, product
-from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
-from tests.support.scripted_server import ScriptedServer
-from tests.support.verl_config import compose_job
-from verl_padding.job.job_reader import check_job
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from tests.recipes import played
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
-from verl_padding.recipes.every_call.job import tiny_job
-from verl_padding.recipes.every_call.make_data import write_tiny_data
 from verl_padding.recipes.every_call.tasks import GSM8K_SOURCE, TINY_SOURCE, CheckedMath, Doors, task_of
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "3"}}
@@ -27,32 +17,17 @@ NEXT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def play(replies, *, max_calls=8, prompt_length=300, response_length=2, row=ROW):
-    """Rows of a session, by default with the prize behind door 3, and the server that was asked."""
-    tokenizer = make_byte_tokenizer()
-    server = ScriptedServer(tokenizer, replies)
+    """By default with the prize behind door 3."""
     rollout = {"prompt_length": prompt_length, "response_length": response_length}
-
-    async def run():
-        loop = EveryCallLoop(
-            trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
-            server_manager=server,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=None,
-            data_config=DictConfigWrap(OmegaConf.create({})),
-            max_calls=max_calls,
-        )
-        return await loop.run({}, **row)
-
-    return asyncio.run(run()), server
+    return played.play(EveryCallLoop, replies, row, rollout, max_calls=max_calls)
 
 
 def test_each_call_is_a_row_that_begins_with_the_whole_row_before_it_and_says_so():
     outputs, server = play([f"1{END}", f"2{END}", f"3{END}"])
     second = FIRST + f"1{END}" + NEXT.format("1" * 8)
     third = second + f"2{END}" + NEXT.format("2" * 8)
-    assert [prompt for _, prompt in server.requests] == [FIRST, second, third]
-    assert len({request for request, _ in server.requests}) == 3
+    assert server.prompts == [FIRST, second, third]
+    assert len({request for request, *_ in server.requests}) == 3
     for before, output in pairwise(outputs):
         row = before.prompt_ids + before.response_ids
         assert output.prompt_ids[: len(row)] == row
@@ -146,22 +121,3 @@ def test_a_task_is_chosen_by_the_data_source():
     assert isinstance(task_of(math), CheckedMath)
     with pytest.raises(ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/doors, "):
         task_of({"data_source": "other"})
-
-
-def test_the_data_is_the_same_for_the_same_seed_and_has_prizes_behind_all_doors(tmp_path):
-    first, val = write_tiny_data(tmp_path / "a", train=60, val=4)
-    again, _ = write_tiny_data(tmp_path / "b", train=60, val=4)
-    other, _ = write_tiny_data(tmp_path / "c", train=60, val=4, seed=1)
-    frame = pd.read_parquet(first)
-    assert (len(frame), len(pd.read_parquet(val))) == (60, 4)
-    assert frame.equals(pd.read_parquet(again))
-    assert not frame.equals(pd.read_parquet(other))
-    assert {row["ground_truth"] for row in frame["reward_model"]} == set("1234")
-
-
-def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
-    flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=chains")
-    config = compose_job("+local=cpu", *tiny_job(tmp_path), *flag)
-    assert check_job(config).padding.sharing == "chains"
-    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "every_call"
-    assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()

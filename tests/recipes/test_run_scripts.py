@@ -1,4 +1,4 @@
-"""The recipes' run scripts: their overrides fit verl's config, and each looks at the job before it starts it."""
+"""The recipes' data, jobs and run scripts: all fit verl's config, and scripts look at a job before they start it."""
 
 import os
 import re
@@ -6,10 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.support.verl_config import compose_job
 from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.recipes.context_reset import job as context_reset
+from verl_padding.recipes.context_reset import make_data as context_reset_data
+from verl_padding.recipes.every_call import job as every_call
+from verl_padding.recipes.every_call import make_data as every_call_data
+from verl_padding.recipes.subagents import job as subagents
+from verl_padding.recipes.subagents import make_data as subagents_data
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
@@ -84,3 +91,42 @@ def test_a_relative_out_is_one_place_for_everything_and_a_failure_ends_the_scrip
     failed = subprocess.run(command, cwd=tmp_path, env=environment | {"FAIL": "3"}, check=False)
     assert failed.returncode == 3
     assert not (tmp_path / "told").exists(), "the job was started"
+
+
+@pytest.mark.parametrize(
+    ("data", "answers"),
+    [
+        (context_reset_data, lambda answer: len(answer) in range(1, 5) and set(answer) <= set("12")),
+        (every_call_data, lambda answer: answer in "1234"),
+        (subagents_data, lambda answer: len(answer) in range(1, 4)),
+    ],
+)
+def test_the_data_is_the_same_for_the_same_seed(data, answers, tmp_path):
+    first, val = data.write_tiny_data(tmp_path / "a", train=60, val=4)
+    again, _ = data.write_tiny_data(tmp_path / "b", train=60, val=4)
+    other, _ = data.write_tiny_data(tmp_path / "c", train=60, val=4, seed=1)
+    frame = pd.read_parquet(first)
+    assert (len(frame), len(pd.read_parquet(val))) == (60, 4)
+    assert frame.equals(pd.read_parquet(again))
+    assert not frame.equals(pd.read_parquet(other))
+    found = {row["ground_truth"] for row in frame["reward_model"]}
+    assert len(found) > 3
+    assert all(map(answers, found))
+
+
+@pytest.mark.parametrize(
+    ("job", "settings", "loop"),
+    [
+        (context_reset, {}, "context_reset"),
+        (context_reset, {"images": True}, "context_reset"),
+        (every_call, {}, "every_call"),
+        (subagents, {}, "subagents_tiny"),
+    ],
+)
+def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, loop, tmp_path):
+    flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=chains")
+    config = compose_job("+local=cpu", *job.tiny_job(tmp_path, **settings), *flag)
+    assert check_job(config).has_vision == bool(settings)
+    agent = config.actor_rollout_ref.rollout.agent
+    assert agent.default_agent_loop == loop
+    assert Path(agent.agent_loop_config_path).is_file()

@@ -1,22 +1,17 @@
 """The recipe's lead and sub-agents on verl's own tool agent loop, with a scripted server in the place of a model."""
 
-import asyncio
 import json
 
-import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.agent_loop import ToolListWrap
 from verl.tools.tool_registry import load_all_tools
 from verl.workers.config.rollout import MultiTurnConfig
-from verl.workers.rollout.replica import TokenOutput
 
-from tests.support.verl_config import compose_job
-from verl_padding.job.job_reader import check_job
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from tests.recipes import played
+from tests.recipes.played import TOKENIZER
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
-from verl_padding.recipes.subagents.job import HERE, tiny_job
-from verl_padding.recipes.subagents.make_data import write_tiny_data
+from verl_padding.recipes.subagents.job import HERE
 from verl_padding.recipes.subagents.session_metrics import session_metrics
 from verl_padding.recipes.subagents.tasks import GSM8K_SOURCE, TINY_SOURCE, SymbolSum, task_of
 
@@ -29,55 +24,22 @@ MATH_ROW = {
 FORM = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
-class ScriptedServer:
-    """Answers by what is asked: (part of the prompt, reply), the first that fits and is not used up."""
-
-    def __init__(self, tokenizer, script):
-        self.tokenizer, self.script, self.requests = tokenizer, list(script), []
-
-    async def generate(self, *, request_id, prompt_ids, sampling_params, **_):
-        prompt = self.tokenizer.decode(prompt_ids)
-        self.requests.append((request_id, prompt, dict(sampling_params)))
-        for number, (part, reply) in enumerate(self.script):
-            if part in prompt:
-                del self.script[number]
-                ids = self.tokenizer.encode(reply)
-                return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
-        raise AssertionError(f"nobody was meant to be asked {prompt!r}")
-
-
 def play(script, *, row=ROW, call_format="terse", prompt_length=600, response_length=400, **settings):
-    tokenizer = make_byte_tokenizer()
-    server = ScriptedServer(tokenizer, script)
     multi_turn = OmegaConf.structured(MultiTurnConfig(format=call_format, max_parallel_calls=9, max_assistant_turns=4))
     rollout = {"prompt_length": prompt_length, "response_length": response_length, "full_determinism": False}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout | {"multi_turn": multi_turn}}})
-
-    async def run():
-        loop = SubagentsLoop(
-            trainer_config=DictConfigWrap(config),
-            server_manager=server,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=None,
-            data_config=DictConfigWrap(OmegaConf.create({})),
-            tools=ToolListWrap(load_all_tools(str(HERE / "tools.yaml"), None)),
-            **settings,
-        )
-        return await loop.run({"temperature": 1.0}, **row)
-
-    return asyncio.run(run()), server, tokenizer
+    tools = ToolListWrap(load_all_tools(str(HERE / "tools.yaml"), None))
+    return played.play(SubagentsLoop, script, row, rollout | {"multi_turn": multi_turn}, tools=tools, **settings)
 
 
-def own_words(output, tokenizer):
+def own_words(output):
     pairs = zip(output.response_ids, output.response_mask, strict=True)
-    return tokenizer.decode([token for token, mine in pairs if mine])
+    return TOKENIZER.decode([token for token, mine in pairs if mine])
 
 
 def test_a_session_is_a_short_row_of_each_sub_agent_and_the_long_one_of_the_lead():
-    rows, server, tokenizer = play([("#|#", "2"), ("bbbb", "2"), ("aaaa", "1"), ("1<|im_end|>", "0")], reply_tokens=2)
-    assert [own_words(row, tokenizer) for row in rows] == ["2", "1", "20"]
-    lead, *subagents = [prompt for _, prompt, _ in server.requests[:3]]
+    rows, server = play([("#|#", "2"), ("bbbb", "2"), ("aaaa", "1"), ("1<|im_end|>", "0")], reply_tokens=2)
+    assert [own_words(row) for row in rows] == ["2", "1", "20"]
+    lead, *subagents = server.prompts[:3]
     assert lead == FORM.format("####|####")
     assert sorted(subagents) == [FORM.format("a" * 8), FORM.format("b" * 8)], "asked at once, in any order"
     assert len(rows[-1].response_ids) > 10 * len(rows[0].response_ids)
@@ -97,9 +59,9 @@ def test_a_session_is_a_short_row_of_each_sub_agent_and_the_long_one_of_the_lead
 
 def test_a_sub_agent_that_fails_costs_its_row_and_the_lead_is_told():
     script = [("#|#", "3"), ("bbbb", "2"), ("aaaa", ""), ("error: there is no part 3", "0")]
-    rows, _, tokenizer = play(script)
-    assert [own_words(row, tokenizer) for row in rows] == ["2", "30"]
-    said = tokenizer.decode(rows[-1].response_ids)
+    rows, _ = play(script)
+    assert [own_words(row) for row in rows] == ["2", "30"]
+    said = TOKENIZER.decode(rows[-1].response_ids)
     assert "error: the sub-agent did not reply" in said
     assert "error: there is no part 3" in said
     assert rows[-1].extra_fields["reward_extra_info"]["failed_subagents"] == 2.0
@@ -109,26 +71,26 @@ def test_a_sub_agent_that_fails_costs_its_row_and_the_lead_is_told():
 
 def test_what_a_sub_agent_calculates_is_no_result_of_the_lead():
     script = [("#|#", "2"), ("bbbb", "0"), ("error: only numbers", "2"), ("aaaa", "1"), ("tool\n1", "0")]
-    rows, server, tokenizer = play(script)
+    rows, server = play(script)
     assert server.script == []
-    assert [own_words(row, tokenizer) for row in rows] == ["02", "1", "20"]
+    assert [own_words(row) for row in rows] == ["02", "1", "20"]
     assert rows[-1].reward_score == pytest.approx(1.0)
 
 
 def test_there_are_no_more_sub_agents_than_the_limit_says():
-    rows, server, _ = play([("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1)
+    rows, server = play([("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1)
     assert len(rows) == 2
     assert len(server.requests) == 3
 
 
 def test_a_session_whose_lead_is_not_answered_has_no_row():
-    rows, server, _ = play([("#|#", "")])
+    rows, server = play([("#|#", "")])
     assert rows == []
     assert len(server.requests) == 1
 
 
 def test_a_lead_that_asks_nobody_is_a_session_of_one_row():
-    rows, _, _ = play([("#|#", "x")])
+    rows, _ = play([("#|#", "x")])
     assert len(rows) == 1
     assert rows[0].reward_score == 0
 
@@ -138,7 +100,7 @@ def test_a_task_that_is_too_long_is_refused_by_name_and_a_sub_agents_is_its_fail
         play([], prompt_length=20)
     call = {"name": "ask", "arguments": {"question": "very " * 200}}
     script = [("You lead a team", f"<tool_call>{json.dumps(call)}</tool_call>"), ("error: a context of", "#### 42")]
-    rows, _, _ = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
+    rows, _ = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
     assert len(rows) == 1
     assert rows[0].extra_fields["reward_extra_info"]["failed_subagents"] == 1.0
 
@@ -153,10 +115,10 @@ def test_a_model_that_writes_json_asks_calculates_and_answers():
         ("tool\n42", "42"),
         ("tool\n42", "#### 42"),
     ]
-    rows, server, tokenizer = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
+    rows, server = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
     assert server.script == []
     assert [row.num_turns for row in rows] == [4, 4]
-    assert own_words(rows[-1], tokenizer).endswith("#### 42")
+    assert own_words(rows[-1]).endswith("#### 42")
     assert rows[-1].reward_score == 1.0
 
 
@@ -169,24 +131,6 @@ def test_parts_that_are_none_are_refused(parts):
 def test_a_row_without_a_task_is_refused_with_the_choices():
     with pytest.raises(ValueError, match=r"data_source='x': no task .* verl_padding/symbol_sum, openai/gsm8k"):
         task_of({"data_source": "x"})
-
-
-def test_the_data_is_the_same_for_the_same_seed_and_every_row_has_a_task(tmp_path):
-    first, val = write_tiny_data(tmp_path / "a", train=40, val=4)
-    again, _ = write_tiny_data(tmp_path / "b", train=40, val=4)
-    other, _ = write_tiny_data(tmp_path / "c", train=40, val=4, seed=1)
-    frame = pd.read_parquet(first)
-    assert len(frame) == 40
-    assert len(pd.read_parquet(val)) == 4
-    assert frame.equals(pd.read_parquet(again))
-    assert not frame.equals(pd.read_parquet(other))
-    assert {len(task_of(row).lead_messages()[0]["content"]) for row in frame.to_dict("records")} == {4, 9, 14}
-
-
-def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(tmp_path):
-    config = compose_job("+local=cpu", *tiny_job(tmp_path), "+padding=prompt")
-    assert check_job(config).padding.strategy == "prompt"
-    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "subagents_tiny"
 
 
 def test_the_recipes_own_metrics_are_means_over_sessions():

@@ -49,11 +49,7 @@ def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
 def test_a_reduced_job_keeps_the_users_algorithm_and_writes_nothing_of_the_users(own: OwnJob, tmp_path):
     engine = ["model_engine=megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"]
     mine = ["actor_rollout_ref.actor.clip_ratio=0.3", "padding.strategy=rows", "trainer.logger=[console,wandb]"]
-    mine += [
-        "trainer.default_local_dir=/mine/checkpoints",
-        "trainer.rollout_data_dir=/mine/rollouts",
-        "trainer.nnodes=2",
-    ]
+    mine += ["trainer.default_local_dir=/mine/checkpoints", "trainer.nnodes=2"]
     job = [each for each in own.overrides(*engine, *mine) if each != "+local=cpu"]
     config = compose_job(JobArguments(overrides=(*job, "actor_rollout_ref.rollout.name=vllm")))
     before = OmegaConf.to_yaml(config)
@@ -148,73 +144,50 @@ def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own,
     stub.write_text(f'#!/bin/bash\nshift; printf "%s\\n" "$@" > {tmp_path}/arguments; exit 3\n')
     stub.chmod(0o755)
     paths = f"{stub.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {
-        **os.environ,
-        "PATH": paths,
-        "MODEL": str(model),
-        "DATA": str(own.folder),
-        "OUT": str(tmp_path / "out"),
-    }
+    given = {"MODEL": model, "DATA": own.folder, "OUT": tmp_path / "out"}
+    environment = os.environ | {"PATH": paths} | {name: str(path) for name, path in given.items()}
     assert subprocess.run(["bash", script], env=environment, check=False).returncode == 3
     code, said = rehearsed(*(tmp_path / "arguments").read_text().split("\n")[:-1])
     assert code == 0, said
 
 
-ESTIMATOR = """
+OWN_CODE = """
+import verl_padding.local  # before verl, as its own import of torchvision wants it
 import torch
-from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
 @register_adv_est("mine")
-def mine(token_level_rewards, response_mask, **kwargs):
-    return torch.zeros(3, 3), torch.zeros(3, 3)  # here
-"""
-LOSS = """
-from verl.trainer.ppo.core_algos import register_policy_loss
+def estimator(token_level_rewards, response_mask, **kwargs):
+    return torch.zeros(3, 3), torch.zeros(3, 3)
 
 @register_policy_loss("mine")
-def mine(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, **kwargs):
+def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, **kwargs):
     return (log_prob * response_mask).sum() * float("nan"), {}
 """
+FAILING = {
+    "an estimator of another shape": ("return 1.0", ["algorithm.adv_estimator=mine", "~padding"], ["RuntimeError: "]),
+    "a loss that is no number": ("return 1.0", ["actor_rollout_ref.actor.policy_loss.loss_mode=mine"], ["not finite"]),
+    "a reward that raises in its worker": (
+        "raise KeyError('mine')",
+        [],
+        ["reward_of_mine.py:2", "reward.custom_reward_function.path"],
+    ),
+    "a step that takes too long": ("import time; time.sleep(999)", [], ["has not ended in 60 s"]),
+}
+"""The reward function's code, overrides, and words of what is said."""
 
 
 @pytest.mark.slow
-def test_an_estimator_of_another_shape_ends_the_rehearsal(own, monkeypatch):
-    own.file("estimator_of_mine.py", ESTIMATOR)
-    monkeypatch.setenv("PYTHONPATH", str(own.folder))
-    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "estimator_of_mine")
-    code, said = rehearsed(*own.overrides(*own.reward(), "algorithm.adv_estimator=mine", "~padding"))
-    assert code == 1, said
-    assert "Error" in said
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_is_told(own, monkeypatch):
-    own.file("loss_of_mine.py", LOSS)
-    monkeypatch.setenv("PYTHONPATH", str(own.folder))
-    own_loss = [
-        "actor_rollout_ref.model.external_lib=loss_of_mine",
-        "actor_rollout_ref.actor.policy_loss.loss_mode=mine",
-    ]
-    code, said = rehearsed(*own.overrides(*own.reward(), *own_loss))
-    assert code == 1, said
-    assert "not finite" in said
-
-
-@pytest.mark.slow
-def test_a_reward_that_raises_in_its_worker_is_told_with_its_line(own):
-    code, said = rehearsed(*own.overrides(*own.reward("def compute_score(**given):\n    raise KeyError('mine')\n")))
-    assert code == 1, said
-    assert "reward_of_mine.py:2" in said
-    assert "reward.custom_reward_function.path" in said
-
-
-@pytest.mark.slow
-def test_a_step_that_takes_too_long_is_ended_with_the_stage_that_it_reached(own):
-    code, said = rehearsed(
-        *own.overrides(*own.reward("import time\n\ndef compute_score(**given):\n    time.sleep(999)\n")), timeout_s=60
-    )
-    assert code == 1
-    assert "has not ended in 60 s" in said
+@pytest.mark.parametrize("name", FAILING)
+def test_a_step_that_fails_is_told_with_what_is_wrong(name, own, monkeypatch):
+    code, overrides, words = FAILING[name]
+    own.file("code_of_mine.py", OWN_CODE)
+    monkeypatch.setenv("PYTHONPATH", str(own.folder), prepend=os.pathsep)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "code_of_mine")
+    reward = own.reward(f"def compute_score(**given):\n    {code}\n")
+    ended, said = rehearsed(*own.overrides(*reward, *overrides), timeout_s=60 if "time" in code else 280)
+    assert ended == 1, said
+    assert [each for each in words if each not in said] == [], said
 
 
 @pytest.mark.slow

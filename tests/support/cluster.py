@@ -24,12 +24,8 @@ import verl_padding.local  # noqa: F401  (before anything imports transformers, 
 
 
 @contextmanager
-def ray_and_queue(object_store_bytes: int = 200_000_000, python: str | None = None) -> Iterator[None]:
-    """Starts both, and ends both.
-
-    Args:
-        python: the command that Ray's workers run Python with; None for this process's own.
-    """
+def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:
+    """Starts both, and ends both."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -44,8 +40,7 @@ def ray_and_queue(object_store_bytes: int = 200_000_000, python: str | None = No
         log_to_driver=False,
         _temp_dir=folder,
         object_store_memory=object_store_bytes,
-        runtime_env={"env_vars": {"VERL_USE_EXTERNAL_MODULES": tests.engines.__name__}}
-        | ({"py_executable": python} if python else {}),
+        runtime_env={"env_vars": {"VERL_USE_EXTERNAL_MODULES": tests.engines.__name__}},
     )
     try:
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))

@@ -1,12 +1,10 @@
 """Processes that have imported nothing of verl, of Ray or of ours."""
 
 import os
-import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from tests.support.forked_python import forked_python
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ def run_fresh(case: Fresh) -> subprocess.CompletedProcess[str]:
     """Runs it to its end."""
     environment = {**os.environ, **case.environment}
     return subprocess.run(
-        [*shlex.split(forked_python()), "-c", case.code, *case.arguments],
+        [sys.executable, "-c", case.code, *case.arguments],
         cwd=case.folder,
         env={name: value for name, value in environment.items() if value is not None},
         stdin=subprocess.DEVNULL,

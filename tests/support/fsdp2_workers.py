@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import ray
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 from verl.protocol import DataProto
@@ -22,7 +21,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from tests.support.rows_in_queue import PARTITION, queue_content
+from tests.support.rows_in_queue import empty_queue
 from tests.support.verl_config import compose_job
 from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.plan_packer import PATCHED
@@ -123,17 +122,6 @@ def start_over(
     workers.execute_with_func_generator(reset)
 
 
-def give_budget(workers: RayWorkerGroup, tokens: int) -> None:
-    """Gives an actor's workers another token budget, in updates and passes."""
-
-    def give(worker: Any) -> DataProto:
-        for name in ("max_token_len_per_gpu", "infer_max_token_len_per_gpu"):
-            object.__setattr__(worker.actor.engine_config, name, tokens)
-        return DataProto()
-
-    workers.execute_with_func_generator(give)
-
-
 def follow_no_plan(worker: Any) -> DataProto:
     """Has an actor's engine cut its micro-batches as verl does, which ``plan_packer.install`` may have changed."""
     module = inspect.unwrap(type(worker.actor.engine).forward_backward_batch).__globals__
@@ -178,12 +166,6 @@ def padded_and_plain(
         started.callback(stop, one_rank)
         padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
         yield padded_ranks, one_rank
-
-
-def empty_queue() -> None:
-    """Takes out all rows that tests have put there."""
-    if left := list(queue_content()):
-        tq.kv_clear(keys=left, partition_id=PARTITION)
 
 
 def stop(workers: RayWorkerGroup) -> None:

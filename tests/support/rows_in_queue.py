@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -64,6 +65,23 @@ def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) ->
     return KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
 
 
+def put_columns(batch: KVBatchMeta, **columns: Sequence[torch.Tensor]) -> KVBatchMeta:
+    """Puts a tensor of each row, by the name of its field, as trainer and workers put what they have computed.
+
+    Calls with the batch that it gives read them.
+    """
+    fields = {name: torch.nested.as_nested_tensor(list(rows), layout=torch.jagged) for name, rows in columns.items()}
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
+    )
+
+
+def read_columns(batch: KVBatchMeta, *names: str) -> list[list[torch.Tensor]]:
+    """Of each field, a tensor of each row."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=list(names))
+    return [[row.clone() for row in data[name].unbind()] for name in names]
+
+
 def default_keys(n_rows: int) -> list[str]:
     """Two rows a session and one session a prompt."""
     uids = [uuid4().hex for _ in range(n_rows)]
@@ -74,6 +92,12 @@ def row_tag(prompt: int, response: int) -> dict:
     """What verl's agent loop says of a row."""
     lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
     return {"status": "success", **lengths, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+
+
+def empty_queue() -> None:
+    """Takes out all rows that tests have put there."""
+    if left := list(queue_content()):
+        tq.kv_clear(keys=left, partition_id=PARTITION)
 
 
 def queue_content() -> dict[str, dict]:

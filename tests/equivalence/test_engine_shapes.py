@@ -1,0 +1,89 @@
+"""Zero effect on each engine in each shape: padded ranks end with the weights of one rank that never saw a pad."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from verl.protocol import DataProto
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
+from tests.equivalence.test_shared_prefixes import assert_sharing_agrees, batch_and_plan
+from tests.equivalence.updates import BUDGET, EACH_CUT, PAD_TOKENS, assert_updates_agree
+from tests.support.fsdp2_workers import start_over
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("transfer_queue"),
+]
+
+
+def test_pads_are_as_long_as_each_shape_asks():
+    asked = {name: shape.planned["template"].length for name, shape in SHAPES.items() if not shape.marks}
+    assert asked == dict.fromkeys(asked, PAD_TOKENS)
+
+
+@pytest.mark.megatron
+def test_pads_of_megatron_are_as_long_as_its_ranks_of_a_row_ask():
+    for name, shape in SHAPES.items():
+        if shape.engine == "megatron":
+            asked = 4 * (shape.tensor if shape.kind == "qwen2" else 1) if shape.ranks_of_row > 1 else PAD_TOKENS
+            assert shape.planned["template"].length == asked, name
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(shape, marks=shape.marks, id=name) for name, shape in SHAPES.items()]
+)
+def shape_and_both(request, model_of, one_rank_of) -> Iterator[tuple[Shape, RayWorkerGroup, RayWorkerGroup]]:
+    """A shape, its padded ranks, and one rank that does not see a pad."""
+    shape: Shape = request.param
+    with started(shape, model_of(shape)) as padded_ranks:
+        if shape.engine == "megatron" and shape.kind == "qwen3_moe" and shape.tensor > 1:
+            padded_ranks.execute_with_func_generator(assert_cuts_rows_and_experts(shape))
+        yield shape, padded_ranks, one_rank_of(shape)
+
+
+def assert_cuts_rows_and_experts(shape: Shape) -> Callable[[Any], DataProto]:
+    def check(worker: Any) -> DataProto:
+        config = getattr(worker, "actor", worker).engine.tf_config
+        assert config.sequence_parallel
+        assert config.expert_model_parallel_size == shape.expert
+        assert config.expert_tensor_parallel_size == (1 if shape.expert > 1 else shape.tensor)
+        return DataProto()
+
+    return check
+
+
+@EACH_CUT
+def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_and_both):
+    shape, *both = shape_and_both
+    if cut not in shape.cuts:
+        pytest.skip("its ranks share every row")
+    assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=after_start_over(shape))
+
+
+def test_so_do_ranks_of_fsdp2_that_share_prefixes(shape_and_both):
+    shape, *both = shape_and_both
+    if shape.engine != "fsdp":
+        pytest.skip("refused")
+    for workers in both:
+        start_over(workers, "token-mean")
+    sizes = {"dp_size": shape.dp_size, "token_budget": BUDGET * shape.ranks_of_row}
+    assert_sharing_agrees(*both, *batch_and_plan(shape.update, **sizes), shape.update)
+
+
+def _names_of_weights(worker: Any) -> DataProto:
+    # As its update_weights() asks for them where the rollout is another process, as in separate_async.
+    weights, _ = worker.actor.engine.get_per_tensor_param()
+    return DataProto(non_tensor_batch={"names": np.array([name for name, _ in weights], dtype=object)})
+
+
+def test_verl_still_sends_other_processes_no_adapter(one_rank_of):
+    # When this fails, verl sends it: refuse_unmerged_adapter() may let separate_async pass.
+    one_rank = one_rank_of(SHAPES["FSDP2: adapters"])
+    names = one_rank.execute_with_func_generator(_names_of_weights).non_tensor_batch["names"]
+    assert len(names) > 10
+    assert not [name for name in names if "lora_" in name]

@@ -1,0 +1,166 @@
+"""Whole jobs of the tiny recipes on GPUs, with vLLM as the rollout: ``pytest -m gpu tests/gpu``.
+
+One GPU shows most (``-k "not two"``). One rank needs pads only where mini-batches have a fixed size, so these jobs pad
+as verl would, with ``+padding=lcm``.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.verl_config import compose_job
+from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.recipes.context_reset import job as context_reset
+from verl_padding.recipes.every_call import job as every_call
+
+STEPS = 3
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ON_GPUS = (
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.tensor_model_parallel_size=1",
+    f"{ROLLOUT}.gpu_memory_utilization=0.2",
+    f"{ROLLOUT}.enforce_eager=true",
+    f"{ROLLOUT}.calculate_log_probs=true",
+    "trainer.logger=[console,file]",
+    f"trainer.total_training_steps={STEPS}",
+)
+DYNAMIC = (f"{ACTOR}.use_dynamic_bsz=true", f"{ROLLOUT}.log_prob_use_dynamic_bsz=true")
+PLAN = "padding.packer=plan"
+BFLOAT16 = (f"{ACTOR}.fsdp_config.model_dtype=bfloat16", f"{ACTOR}.fsdp_config.dtype=bfloat16")
+# The recipe's schedule is FSDP's: other engines' optimizers have other settings for theirs.
+NO_SCHEDULE = [f"~{ACTOR}.optim.{name}" for name in ("lr_scheduler_type", "min_lr_ratio")]
+FSDP2 = f"{ACTOR}.strategy=fsdp2"
+
+
+def experts(folder: Path) -> list[str]:
+    """The tiny recipe on a mixture whose rollout records routes; a metric of verl's says whether rows have them."""
+    recorded = (f"{ROLLOUT}.enable_rollout_routing_replay=true", f"{ROLLOUT}.moe_load_balance_metrics_interval=1")
+    model = make_tiny_model("qwen3_moe", folder)
+    return [*context_reset.tiny_job(folder), f"actor_rollout_ref.model.path={model}", *recorded]
+
+
+@dataclass(frozen=True)
+class Case:
+    recipe: Callable[[Path], list[str]]
+    overrides: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    gpus: int = 1
+    engine: str = "fsdp2"
+
+    def job(self, folder: Path) -> list[str]:
+        padding = "+padding=lcm" if self.gpus == 1 else "+padding=prompt"
+        return [*self.recipe(folder), *ON_GPUS, f"trainer.n_gpus_per_node={self.gpus}", padding, *self.overrides]
+
+
+FLASH = "flash_attn"
+CASES = {
+    "flash attention computes rows beside pads in bfloat16": Case(
+        context_reset.tiny_job,
+        (FSDP2, *DYNAMIC, *BFLOAT16, "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"),
+        (FLASH,),
+    ),
+    "the workers have the micro-batches of the plan": Case(context_reset.tiny_job, (FSDP2, *DYNAMIC, PLAN), (FLASH,)),
+    "prefixes that rows share are computed once": Case(
+        every_call.tiny_job, (FSDP2, *DYNAMIC, PLAN, "padding.sharing=chains"), (FLASH,)
+    ),
+    "a micro-batch of pads alone has a backward pass": Case(
+        context_reset.tiny_job,
+        (
+            FSDP2,
+            f"{ACTOR}.use_dynamic_bsz=false",
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz=false",
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8",
+        ),
+        (FLASH,),
+    ),
+    "pads show the vision tower of Qwen3-VL an image": Case(
+        lambda folder: context_reset.tiny_job(folder, images=True),
+        (FSDP2, *DYNAMIC),
+        (FLASH, "torchvision", "qwen_vl_utils"),
+    ),
+    "rows with routes that vLLM has recorded are trained beside pads": Case(experts, (FSDP2, *DYNAMIC), (FLASH,)),
+    "so they are on two GPUs": Case(experts, (FSDP2, *DYNAMIC), (FLASH,), 2),
+    "Megatron replays routes on two GPUs": Case(
+        experts,
+        (
+            "model_engine=megatron",
+            *NO_SCHEDULE,
+            f"{ACTOR}.megatron.expert_model_parallel_size=2",
+            f"{ACTOR}.megatron.router_replay.mode=R3",
+            *DYNAMIC,
+        ),
+        ("megatron.bridge",),
+        2,
+        "megatron",
+    ),
+    "VeOmni replays routes on two GPUs": Case(
+        experts,
+        ("model_engine=veomni", *NO_SCHEDULE, f"{ACTOR}.veomni.router_replay.mode=R3", *DYNAMIC),
+        ("veomni",),
+        2,
+        "veomni",
+    ),
+}
+"""What a job would show."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plugin_reads_the_job_in_which(name, tmp_path):
+    case = CASES[name]
+    config = compose_job(*case.job(tmp_path))
+    padding = check_job(config).padding
+    reader = JobReader(config, padding)
+    assert reader.configured_dp_sizes()["actor"] == case.gpus
+    assert config.actor_rollout_ref.actor.strategy == case.engine
+    assert reader.has_vision == ("vision" in name)
+    assert (reader.n_experts or 0) == (4 if case.recipe is experts else 0)
+    assert padding.sharing == ("chains" if "prefixes" in name else "off")
+    if FLASH in case.packages:
+        assert reader.engines["actor"].attention == "flash_attention_2", "transformers' default of verl"
+
+
+def is_there(module: str) -> bool:
+    return find_spec(module.partition(".")[0]) is not None and find_spec(module) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_on_gpus(name, tmp_path):
+    case = CASES[name]
+    if torch.cuda.device_count() < case.gpus or not all(map(is_there, ("vllm", *case.packages))):
+        pytest.skip(f"takes {case.gpus} GPU(s), vLLM, {', '.join(case.packages)}")
+    steps = train_on_gpus(case.job(tmp_path), tmp_path)
+    for step in steps:
+        assert [name for name, value in step.items() if not math.isfinite(value)] == []
+        assert step["actor/grad_norm"] > 0
+        assert step["training/rollout_probs_diff_max"] < 0.2, "rollout and trainer have other weights"
+        assert case.recipe is not experts or step["rollout/moe/routed_experts_found"] == 1
+        if PLAN in case.overrides:
+            # Of the plan, which has the pass take over the micro-batches of the update, and of the workers.
+            done = step["padding/actor/micro_batches"] * step["padding/actor/optimizer_steps/total"]
+            assert done == pytest.approx(step["padding/log_prob/micro_batches"])
+    assert sum(step["padding/pad_rows/total"] for step in steps) > 0, "no pad was met"
+    assert "prefixes" not in name or any(step["padding/actor/sharing_factor"] > 1 for step in steps)
+
+
+def train_on_gpus(overrides: list[str], folder: Path) -> list[dict]:
+    """Runs a job, and gives the metrics of each step."""
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    environment |= {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
+    job = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
+    assert job.returncode == 0, job.stdout[-5000:] + job.stderr[-5000:]
+    steps = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == STEPS
+    return steps

@@ -1,0 +1,71 @@
+"""Sessions of a recipe's agent loop, with a server that answers by a script in the place of a model."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_padding.local.tiny_models import make_byte_tokenizer
+
+TOKENIZER = make_byte_tokenizer()
+
+
+class ScriptedServer:
+    """Answers each request with the first reply that fits and is not used up, and remembers what it was asked.
+
+    Args:
+        script: replies, or (part of the prompt that it is for, reply).
+    """
+
+    def __init__(self, script: Iterable[str | tuple[str, str]]):
+        self.script = [("", each) if isinstance(each, str) else each for each in script]
+        self.requests: list[tuple[str, str, dict]] = []
+        """Name, prompt and sampling parameters of each request."""
+
+    async def generate(
+        self, *, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        prompt = TOKENIZER.decode(prompt_ids)
+        self.requests.append((request_id, prompt, dict(sampling_params)))
+        fitting = [each for each in self.script if each[0] in prompt]
+        assert fitting, f"nobody was meant to be asked {prompt!r}"
+        self.script.remove(fitting[0])
+        ids = TOKENIZER.encode(fitting[0][1])
+        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
+
+    @property
+    def prompts(self) -> list[str]:
+        return [prompt for _, prompt, _ in self.requests]
+
+
+def play(
+    kind: type[AgentLoopBase],
+    script: Iterable[str | tuple[str, str]],
+    row: dict[str, Any],
+    rollout: dict[str, Any],
+    **settings: Any,
+) -> tuple[list[AgentLoopOutput], ScriptedServer]:
+    """Rows of a session, and the server that was asked.
+
+    Args:
+        rollout: the config's section.
+        settings: of the agent loop.
+    """
+    server = ScriptedServer(script)
+
+    async def run() -> list[AgentLoopOutput]:
+        loop = kind(
+            trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
+            server_manager=server,
+            tokenizer=TOKENIZER,
+            processor=None,
+            dataset_cls=None,
+            data_config=DictConfigWrap(OmegaConf.create({})),
+            **settings,
+        )
+        return await loop.run({"temperature": 1.0}, **row)
+
+    return asyncio.run(run()), server
