@@ -201,6 +201,20 @@ def test_a_tool_that_raises_is_shown_though_verl_goes_on(own):
     assert "no sum" in said
 
 
+def test_each_tool_is_called_and_each_reply_given_whatever_the_seed(own):
+    code, said = rehearsed(*own.overrides(*own.tool(), *own.reward(), "data.max_response_length=256"))
+    assert code == 0, said
+    assert "no session has asked for" not in said
+    code, said = rehearsed(*own.overrides(*own.tool(), *own.reward(), "data.max_response_length=16"))
+    assert "cut to the limit" in said
+
+
+def test_a_reward_model_is_not_asked_and_it_is_said(own):
+    code, said = rehearsed(*own.overrides(*own.reward(), "reward.reward_model.enable=true"))
+    assert code == 0, said
+    assert "reward_model" in said
+
+
 def test_tools_and_rewards_may_be_left_out(own):
     broken = [*own.tool("raise SystemError\n"), *own.reward("raise SystemError\n")]
     assert rehearsed(*own.overrides(*broken))[0] == 1
@@ -208,12 +222,17 @@ def test_tools_and_rewards_may_be_left_out(own):
     assert code == 0, said
 
 
-@pytest.mark.parametrize("forever", ["while True: pass", "import asyncio; await asyncio.sleep(1e6)"])
+HOLDS_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 60 + 'b')"
+
+
+@pytest.mark.parametrize("forever", ["while True: pass", "import asyncio; await asyncio.sleep(1e6)", HOLDS_THE_LOCK])
 def test_a_loop_that_does_not_end_is_told_with_the_line_that_hangs(own, forever):
     text = LOOP.replace(RETURNED, f"{forever}  # here")
     job = own.overrides(*own.loop(text), *own.reward())
     command = [sys.executable, "-m", "verl_padding", "rehearse", "--only", "sessions", "--timeout", "15", *job]
     ended = subprocess.run(command, cwd=own.folder, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
-    said = ended.stdout.replace("\n", "")
-    assert f"loop_of_mine.py:{line_of(text, '# here')}" in said, ended.stdout
+    line = line_of(text, "# here")
+    of_the_interpreter = f'loop_of_mine.py", line {line} in run'
+    where = of_the_interpreter in ended.stderr if forever == HOLDS_THE_LOCK else f"mine.py:{line}" in ended.stdout
+    assert where, ended.stdout + ended.stderr

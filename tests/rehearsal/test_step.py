@@ -19,7 +19,7 @@ from tests.rehearsal.own_jobs import OwnJob
 from verl_padding.cli.rehearse import rehearse
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.rehearsal.failure import FailuresOfLog
+from verl_padding.rehearsal.failure import Failure, FailuresOfLog
 from verl_padding.rehearsal.reduced_job import reduced
 from verl_padding.rehearsal.shrunk_model import shrunk
 from verl_padding.rehearsal.step import StepReport
@@ -60,6 +60,44 @@ def test_a_reduced_job_keeps_the_users_algorithm_and_writes_nothing_of_the_users
     assert "/mine" not in OmegaConf.to_yaml(small)
     assert any("megatron" in each for each in left_out)
     assert any("vllm" in each for each in left_out)
+
+
+def test_a_reduced_job_keeps_what_the_config_of_a_cpu_would_change(own: OwnJob, tmp_path):
+    unpacked = ["actor_rollout_ref.model.use_remove_padding=False", "critic.model.use_remove_padding=False"]
+    budget = ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", "data.max_prompt_length=100"]
+    config = compose_job(JobArguments(overrides=tuple(own.overrides(*unpacked, *budget))))
+    small, _ = reduced(config, model=tmp_path / "model", folder=tmp_path, longest_row=3330)
+    assert not small.actor_rollout_ref.model.use_remove_padding
+    assert not small.critic.model.use_remove_padding
+    assert 3330 <= small.actor_rollout_ref.actor.ppo_max_token_len_per_gpu < 16384
+
+
+def test_a_reduced_job_has_no_tools_or_rewards_that_are_left_out_and_no_servers(own: OwnJob, tmp_path):
+    job = [*own.tool(), *own.reward(), "reward.reward_model.enable=true", "critic.model.path=/another/model"]
+    config = compose_job(JobArguments(overrides=tuple(own.overrides(*job))))
+    small, left_out = reduced(config, model=tmp_path, folder=tmp_path, with_tools=False, with_rewards=False)
+    assert small.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
+    assert Path(small.reward.custom_reward_function.path).parent == tmp_path
+    assert not small.reward.reward_model.enable
+    assert [each for each in ("tools", "rewards", "reward_model", "critic") if each not in " ".join(left_out)] == []
+
+
+def test_an_error_that_the_users_code_raises_while_it_handles_another_is_the_one_that_is_shown(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def slow(k):\n    raise ValueError('the real fault')\n"
+        "def run(k):\n    try:\n        {}[k]\n    except KeyError:\n        slow(k)\n"
+    )
+    code = compile((tmp_path / "mine.py").read_text(), str(tmp_path / "mine.py"), "exec")
+    own: dict = {}
+    exec(code, own)
+    failures = []
+    for key in range(2):
+        try:
+            own["run"](key)
+        except ValueError as error:
+            failures.append(Failure.of(error))
+    assert [(each.kind, each.own[-1].line) for each in failures] == [("ValueError", 2)] * 2
+    assert failures[0].key == failures[1].key
 
 
 def test_the_first_exception_of_a_log_is_the_users_own_and_not_rays():

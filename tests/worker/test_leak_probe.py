@@ -67,6 +67,7 @@ class Trainee:
 
     def infer_batch(self, data):
         self.passes += 1
+        self.micro_batch_size = tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", None)
         self.lengths = data["input_ids"].offsets().diff().tolist()
         tu.assign_non_tensor(data, use_remove_padding=True, use_fused_kernels=False)
         with torch.no_grad():
@@ -87,10 +88,10 @@ BELOW_ROUNDING = {"jamba", "mamba"}
 """Leaks of random weights that bfloat16 does not show."""
 
 
-def probe(of: Trainee, sharing="off") -> None:
+def probe(of: Trainee, sharing="off", passes: int = 3, multiple: int = 1) -> None:
     fixes = {"critic": "critic.model.use_remove_padding=False"}
-    probe_for_leaks((), sharing=sharing, fixes=fixes)(of)
-    assert of.passes == 3
+    probe_for_leaks((), sharing=sharing, fixes=fixes, multiples={"critic": multiple})(of)
+    assert of.passes == passes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -127,8 +128,24 @@ def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share(
 def test_rows_that_are_not_packed_are_not_probed():
     of = trainee("bloom", torch.float32, **LEAKING["bloom"])
     of.engine_config.use_remove_padding = False
-    probe_for_leaks((), sharing="off", fixes={"critic": "critic.model.use_remove_padding=False"})(of)
-    assert of.passes == 0
+    probe(of, passes=0)
+
+
+def test_micro_batches_of_one_row_each_are_not_probed():
+    of = trainee("bloom", torch.float32, **LEAKING["bloom"])
+    config = of.engine_config
+    config.use_dynamic_bsz, config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu = False, 1, 1
+    probe(of, passes=0)
+    config.infer_micro_batch_size_per_gpu = 2
+    with pytest.raises(PaddingConfigError, match="bloom"):
+        probe(of)
+
+
+def test_a_schedule_that_takes_multiples_of_micro_batches_gets_them():
+    of = trainee("llama", torch.float32)
+    probe(of, multiple=4)
+    assert len(of.lengths) // of.micro_batch_size == 4
+    assert of.micro_batch_size > 1
 
 
 def test_a_rank_whose_outputs_another_rank_has_takes_part_in_each_pass():

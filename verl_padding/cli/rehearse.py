@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import gc
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +27,9 @@ from rich.text import Text
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.rehearsal.failure import Failure, Frame, RehearsalError
 from verl_padding.rehearsal.own_files import own_files
+
+GRACE_S = 5
+"""Seconds after the time limit in which a process ends itself in words."""
 
 
 def rehearse(
@@ -54,29 +58,34 @@ def rehearse(
     except Exception as error:
         return _show(RehearsalError(str(error), stage="settings", failures=[Failure.of(error)]), {}, console)
     files = own_files(config)
+    code = {"with_tools": with_tools, "with_rewards": with_rewards}
+    longest_row = 0
     try:
         if only != "step":
             # What verl and its libraries print of each prompt is kept out of the report.
             disable_progress_bars()
             with _time_limit(timeout_s, console, files), catch_warnings(action="ignore"), redirect_stdout(StringIO()):
-                _sessions(config.copy(), console, replies=replies, with_tools=with_tools, with_rewards=with_rewards)
+                longest_row = _sessions(config.copy(), console, replies=replies, **code)
         if only != "sessions":
-            _step(config, console, replies, timeout_s)
+            _step(config, console, replies=replies, timeout_s=timeout_s, longest_row=longest_row, **code)
     except RehearsalError as failure:
         return _show(failure, files, console)
     console.print(Text("The rehearsal went well.", style="green"))
     return 0
 
 
-def _sessions(config: DictConfig, console: Console, **options: Any) -> None:
+def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
+    """Plays sessions, shows what came of them, and returns the tokens of the longest row."""
     from verl_padding.rehearsal.played_rows import description, problems
     from verl_padding.rehearsal.sessions import play_sessions
 
     started = time.process_time()
     played = play_sessions(config, **options)
     _show_lines(console, "sessions", [*description(played), f"{time.process_time() - started:.0f} CPU seconds"])
+    for each in played.left_out:
+        console.print(Text(f"  not played: {each}"), soft_wrap=True)
     for message, count in played.logged.most_common():
-        console.print(Text(f"  logged {count} times: {message}", style="yellow"))
+        console.print(Text(f"  logged {count} times: {message}", style="yellow"), soft_wrap=True)
     wrong = list(problems(played, config))
     if played.failures or wrong or not played.rows:
         failed = sum(failure.count for failure in played.failures.values())
@@ -84,32 +93,32 @@ def _sessions(config: DictConfig, console: Console, **options: Any) -> None:
             f"{failed} sessions have failed, and verl would go on without them" if failed else "no row came of them"
         )
         raise RehearsalError("; ".join(wrong) or message, stage="sessions", failures=[*played.failures.values()])
+    return max(len(row.fields["input_ids"]) for row in played.rows)
 
 
-def _step(config: DictConfig, console: Console, replies: Sequence[str], timeout_s: float) -> None:
+def _step(config: DictConfig, console: Console, **options: Any) -> None:
     from verl_padding.rehearsal.step import rehearse_step
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
     with (
         tempfile.TemporaryDirectory(prefix="rehearsal-", ignore_cleanup_errors=True) as folder,
         console.status("a step of the job, on this machine's CPU") as status,
     ):
-        report = rehearse_step(
-            config, folder=Path(folder), timeout_s=timeout_s, replies=replies, on_stage=status.update
-        )
+        report = rehearse_step(config, folder=Path(folder), on_stage=status.update, **options)
     _show_lines(console, "step", report.lines())
 
 
 def _show_lines(console: Console, title: str, lines: Iterable[str]) -> None:
     console.print(Text(f"{title}:", style="bold"))
     for line in lines:
-        console.print(Text(f"  {line}"))
+        console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _show(failure: RehearsalError, files: Mapping[str, str], console: Console) -> int:
-    console.print(Text(f"{failure.stage}: {failure}", style="red"))
+    console.print(Text(f"{failure.stage}: {failure}", style="red"), soft_wrap=True)
     for each in failure.failures[:3]:
         for line in each.lines(files):
-            console.print(Text(line))
+            console.print(Text(line), soft_wrap=True)
     return 1
 
 
@@ -128,10 +137,13 @@ def _time_limit(timeout_s: float, console: Console, files: Mapping[str, str]) ->
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True
     timer.start()
+    # Code that never gives the interpreter's lock away, such as a regular expression, stops the timer, too.
+    faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True, file=2)
     try:
         yield
     finally:
         timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _frames_now() -> Iterator[Frame]:

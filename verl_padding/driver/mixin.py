@@ -208,7 +208,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         engines = self._job_reader.engines
         fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines.items()}
         (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
-        probe = probe_for_leaks(row["position_ids"].shape[:-1], sharing=self._padding.sharing, fixes=fixes)
+        multiples = {role: engine.micro_batch_multiple for role, engine in engines.items()}
+        axes = row["position_ids"].shape[:-1]
+        probe = probe_for_leaks(axes, sharing=self._padding.sharing, fixes=fixes, multiples=multiples)
         for worker_group in self._worker_groups:
             worker_group.execute_with_func_generator(probe)
         self._probed = True

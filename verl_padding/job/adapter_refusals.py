@@ -50,8 +50,8 @@ def _refuse_unmade(config: DictConfig, engine: RoleEngine) -> None:
     asked = {name: value for name, value in asked.items() if value not in (0, None)}
     if reads in asked and not (engine.strategy == "megatron" and PATH in asked):
         return
-    for name, value in asked.items():
+    for name, value in sorted(asked.items(), key=lambda each: each[0] == reads):
         raise PaddingConfigError(
             f"{section}.{name}={value}: verl's {engine.strategy} engine makes no adapter of it, and would train the "
-            f"whole model. {f'Set {section}.{reads} to its rank' if reads else 'Leave it out'}."
+            f"whole model. {f'Set {section}.{reads} to its rank' if reads and reads not in asked else 'Leave it out'}."
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 TEXTS = "VERL_PADDING_REPLIES"
 """Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers give no others."""
@@ -17,7 +20,7 @@ EXAMPLES = {"string": "1 + 2", "integer": 1, "number": 1.5, "boolean": True, "ar
 
 
 class Replies:
-    """Replies in turn, drawn by a seed; a model with random weights would call no tool and never end a turn.
+    """Noise and each text in turn; a model with random weights would call no tool and never end a turn.
 
     Args:
         rollout: the job's section ``actor_rollout_ref.rollout``.
@@ -29,15 +32,24 @@ class Replies:
         added = tokenizer.get_added_vocab().values()
         self._ordinary = min([len(tokenizer), *added])  # an image's token in noise would break its position ids
         self._texts = [None, *texts, *_calls_of_tools(rollout)]
+        self._given = 0
+
+    @property
+    def not_given(self) -> list[str]:
+        """Texts whose turn has not come."""
+        return [text for text in self._texts[self._given :] if text is not None]
 
     def draw(self, seed: str, limit: int) -> list[int]:
-        """Token ids of a reply, at most ``limit``; the same for the same seed."""
+        """Token ids of the next reply, at most ``limit``; noise is the same for the same seed."""
         draws = random.Random(seed)
-        text = draws.choice(self._texts)
+        text = self._texts[self._given % len(self._texts)]
+        self._given += 1
         if text is None:
             ids = [draws.randrange(self._ordinary) for _ in range(draws.randint(2, NOISE))]
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
+            if len(ids) > limit:
+                logger.warning("a reply of %d tokens is cut to the limit of %d: %r", len(ids), limit, text)
         eos = self._tokenizer.eos_token_id
         return [*ids, *([] if eos is None else [eos])][:limit]
 

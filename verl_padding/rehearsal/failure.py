@@ -64,15 +64,21 @@ class Failure:
     def key(self) -> tuple[object, ...]:
         """Of failures that are of one kind."""
         last = (self.own or self.frames)[-1:]
-        return self.kind, self.message[:60], *((frame.file, frame.line) for frame in last)
+        return self.kind, *((frame.file, frame.line) for frame in last), "" if last else self.message[:60]
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The innermost cause of an exception: verl, Hydra and Ray wrap it."""
-        while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-            error = cause
-        found = traceback.extract_tb(error.__traceback__)
-        frames = [Frame(each.filename, each.lineno or 0, each.name, each.line or "") for each in found]
+        """The innermost cause of an exception: verl, Hydra and Ray wrap it.
+
+        What was handled when the user's own code raised is no cause of it.
+        """
+        frames = _frames(error)
+        while True:
+            handled = error.__suppress_context__ or (frames and frames[-1].is_own)
+            cause = error.__cause__ or (None if handled else error.__context__)
+            if cause is None:
+                break
+            error, frames = cause, _frames(cause)
         if isinstance(error, SyntaxError) and error.filename:
             frames.append(Frame(error.filename, error.lineno or 0, "the file", (error.text or "").strip()))
         return cls(type(error).__name__, " ".join(str(error).split()), frames)
@@ -97,6 +103,11 @@ class Failure:
                 yield f"  hint: {hint.format(*meant.groups())}"
         if self.count > 1 or self.process:
             yield f"  {self.count} times" + (f", in {self.process}" if self.process else "")
+
+
+def _frames(error: BaseException) -> list[Frame]:
+    found = traceback.extract_tb(error.__traceback__)
+    return [Frame(each.filename, each.lineno or 0, each.name, each.line or "") for each in found]
 
 
 class RehearsalError(PaddingError):

@@ -15,6 +15,7 @@ CONFIGS = Path(configs.__file__).parent
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 RANKS, PROMPTS, SESSIONS, STEPS, BUDGET = 2, 4, 2, 1, 2048
 """Sizes of the rehearsed job; the budget is in tokens of a micro-batch."""
+SHORT_RESPONSE = 512
 BUDGETS = (
     f"{ACTOR}.ppo_max_token_len_per_gpu",
     f"{REF}.log_prob_max_token_len_per_gpu",
@@ -32,12 +33,15 @@ ROWS_OF_A_MICRO_BATCH = (
     "+critic.fsdp.micro_batch_size_per_gpu",
     "+critic.fsdp.infer_micro_batch_size_per_gpu",
 )
-BY_TOKENS = (
+KEPT = (
+    f"{MODEL}.use_remove_padding",
+    "critic.model.use_remove_padding",
     f"{ACTOR}.use_dynamic_bsz",
     f"{REF}.log_prob_use_dynamic_bsz",
     f"{ROLLOUT}.log_prob_use_dynamic_bsz",
     "critic.use_dynamic_bsz",
 )
+"""What the config of a CPU would change, and the job's value is kept of."""
 SERVED = {
     "reward.reward_model.enable": False,
     "distillation.enabled": False,
@@ -53,21 +57,49 @@ SERVED = {
     "trainer.val_only": False,
 }
 """What takes devices or servers that are not here -> its value in the rehearsal; reported where the job asks for it."""
+NO_REWARD = """def compute_score(**_):
+    return 0.0
+"""
+"""A reward function in the place of the job's."""
+TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
 OF_ENGINES = ("param_offload", "optimizer_offload", "offload_policy", "full_determinism")
 ENGINES = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp")
 
 
-def reduced(config: DictConfig, *, model: Path, folder: Path) -> tuple[DictConfig, list[str]]:
+def without_servers(config: DictConfig) -> list[str]:
+    """Turns off what takes devices or servers that are not here, and says in words what that is."""
+    asked = {setting: value for setting, value in SERVED.items() if _value(config, setting, value) not in (value, None)}
+    left_out = [f"{setting} ({_value(config, setting)})" for setting in asked]
+    with read_write(config), open_dict(config):
+        for setting, value in asked.items():
+            OmegaConf.update(config, setting, value)
+        config.actor_rollout_ref.model.use_shm = False
+    return left_out
+
+
+def reduced(
+    config: DictConfig,
+    *,
+    model: Path,
+    folder: Path,
+    attention: str = "sdpa",
+    longest_row: int = 0,
+    with_tools: bool = True,
+    with_rewards: bool = True,
+) -> tuple[DictConfig, list[str]]:
     """The reduced config, and in words what of the job is not rehearsed.
 
     Args:
         config: of the job; it is not changed.
         model: the folder of its shrunk model.
         folder: where all that the job writes goes.
+        attention: implementation that the model has on a CPU.
+        longest_row: tokens of the longest row that the job is known to make; 0 if none is known.
     """
-    left_out = [
-        f"{setting} ({_value(config, setting)})" for setting, value in SERVED.items() if _asks(config, setting, value)
-    ]
+    config = config.copy()
+    left_out = without_servers(config)
+    if (critic := _value(config, "critic.model.path")) not in (None, _value(config, f"{MODEL}.path")):
+        left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
     strategy = str(OmegaConf.select(config, f"{ACTOR}.strategy"))
     small = config.copy()
@@ -81,13 +113,23 @@ def reduced(config: DictConfig, *, model: Path, folder: Path) -> tuple[DictConfi
     del local["defaults"], local.data["val_files"]
     with read_write(small), open_dict(small):
         small.merge_with(local)
-        for setting, value in _changes(config, model, folder).items():
+        changes = _changes(config, model, folder, attention, longest_row)
+        if not with_tools:
+            changes |= dict.fromkeys(TOOLS)
+            left_out.append("tools")
+        if not with_rewards:
+            (folder / "no_reward.py").write_text(NO_REWARD)
+            changes |= {"reward.custom_reward_function.path": str(folder / "no_reward.py")}
+            changes |= {"reward.custom_reward_function.name": "compute_score"}
+            changes |= {"reward.reward_manager.source": "register", "reward.reward_manager.name": "naive"}
+            left_out.append("rewards: all are 0")
+        for setting, value in changes.items():
             OmegaConf.update(small, setting.lstrip("+"), value, force_add=True)
         small.ray_kwargs.ray_init.pop("address", None)
     return small, left_out
 
 
-def _changes(config: DictConfig, model: Path, folder: Path) -> dict[str, Any]:
+def _changes(config: DictConfig, model: Path, folder: Path, attention: str, longest_row: int) -> dict[str, Any]:
     """Setting -> its value in the rehearsal."""
     mini, train = (_value(config, f"{ACTOR}.ppo_mini_batch_size"), config.data.train_batch_size)
     one_step = mini is None or mini >= train or _mode(config) == SEPARATE_ASYNC
@@ -112,7 +154,6 @@ def _changes(config: DictConfig, model: Path, folder: Path) -> dict[str, Any]:
         f"{ROLLOUT}.calculate_log_probs": _value(config, f"{ROLLOUT}.calculate_log_probs", default=True),
         f"{ROLLOUT}.load_format": "dummy",
         f"{MODEL}.path": str(model),
-        f"{MODEL}.use_shm": False,
         "critic.model.path": str(model),
         "trainer.n_gpus_per_node": RANKS,
         "trainer.total_training_steps": STEPS,
@@ -131,19 +172,20 @@ def _changes(config: DictConfig, model: Path, folder: Path) -> dict[str, Any]:
         "ray_kwargs.timeline_json_file": None,
         "ray_kwargs.ray_init.num_gpus": 2 * RANKS,
         "trainer.v1.separate_async.parameter_sync_step": 1,
-        f"{MODEL}.override_config": {"attn_implementation": "sdpa"},
-        "critic.model.override_config": {"attn_implementation": "sdpa"},
+        f"{MODEL}.override_config": {"attn_implementation": attention},
+        "critic.model.override_config": {"attn_implementation": attention},
     }
-    changes |= {setting: value for setting, value in SERVED.items() if _asks(config, setting, value)}
     changes |= {f"{MODEL}.{name}": None for name in ("hf_config_path", "tokenizer_path", "lora_adapter_path")}
     changes["critic.model.tokenizer_path"] = None
+    # Rows of another run are of other lengths; where none was seen, prompts may be as long as they are let be.
+    row = 2 * longest_row or config.data.max_prompt_length + SHORT_RESPONSE
     for setting in BUDGETS:
         if (budget := _value(config, setting)) is not None:
-            changes[setting] = min(budget, BUDGET) if budget >= _longest(config) else budget
+            changes[setting] = min(budget, max(BUDGET, row))
     for setting in ROWS_OF_A_MICRO_BATCH:
         if _value(config, setting) is not None:
             changes[setting] = 1
-    changes |= {setting: value for setting in BY_TOKENS if (value := _value(config, setting)) is not None}
+    changes |= {setting: value for setting in KEPT if (value := _value(config, setting)) is not None}
     for section in ENGINES:
         changes |= {f"{section}.{name}": False for name in OF_ENGINES}
         changes |= {f"{section}.fsdp_size": -1, f"{section}.ulysses_sequence_parallel_size": 1}
@@ -153,11 +195,6 @@ def _changes(config: DictConfig, model: Path, folder: Path) -> dict[str, Any]:
     if config.get("padding") is not None:
         changes |= {"padding.timing": False, "padding.timing_dir": None}
     return changes
-
-
-def _longest(config: DictConfig) -> int:
-    """Tokens of the longest row: a budget that cannot hold it is the job's own fault, and stays."""
-    return min(BUDGET, config.data.max_prompt_length + config.data.max_response_length)
 
 
 def _validates(config: DictConfig) -> bool:
@@ -171,10 +208,6 @@ def _mode(config: DictConfig) -> str:
 def _value(config: DictConfig, setting: str, default: Any = None) -> Any:
     value = OmegaConf.select(config, setting.lstrip("+"))
     return default if value is None else value
-
-
-def _asks(config: DictConfig, setting: str, value: Any) -> bool:
-    return _value(config, setting, value) not in (value, None)
 
 
 def _on_fsdp2(config: DictConfig) -> DictConfig:

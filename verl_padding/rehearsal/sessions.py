@@ -16,13 +16,13 @@ from typing import Any
 from unittest import mock
 from uuid import uuid4
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.local.scripted_replies import Replies
 from verl_padding.rehearsal.failure import Failure, RehearsalError
+from verl_padding.rehearsal.reduced_job import TOOLS, without_servers
 
 TRAIN, VAL = "train", "val"
-TOOLS = ("tool_config_path", "function_tool_path")
 ALREADY_SHOWN = "Error in _run_prompt"
 """What verl logs of a session that has failed."""
 
@@ -48,6 +48,8 @@ class Sessions:
     """Warnings and errors that verl, or code of the user's own, has logged and gone on."""
     replies: int = 0
     tokenizer: Any = None
+    left_out: list[str] = field(default_factory=list)
+    """What of the job is not played."""
 
     def of(self, partition: str) -> list[PlayedRow]:
         return [row for row in self.rows if row.partition == partition]
@@ -77,8 +79,9 @@ def play_sessions(
         config.actor_rollout_ref.rollout.n = min(n, config.actor_rollout_ref.rollout.n)
         config.actor_rollout_ref.rollout.val_kwargs.n = 1
         config.data.filter_overlong_prompts_workers = 1
-        for key in TOOLS if not with_tools else ():
-            config.actor_rollout_ref.rollout.multi_turn[key] = None
+        played.left_out = without_servers(config)
+        for setting in TOOLS if not with_tools else ():
+            OmegaConf.update(config, setting, None)
     handler = _Count(played.logged)
     verls = logging.getLogger("verl")
     level = verls.level
@@ -120,12 +123,14 @@ async def _play(
     played.tokenizer = model.tokenizer
     rewards = _RewardsHandle(RewardLoopWorker(config).compute_score if with_rewards else _no_reward)
     with mock.patch.object(agent_loop_tq, "tq", _Queue(played)):
-        worker = Worker(config, _ScriptedServer(model, config, played, replies), None, [rewards])
+        server = _ScriptedServer(model, config, played, replies)
+        worker = Worker(config, server, None, [rewards])
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
             batch = _batch(config, model, setting, prompts, is_train=is_train)
             if batch is not None:
                 await worker.generate_sequences(batch)
                 await asyncio.gather(*worker.background_tasks)
+    played.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in server.replies.not_given]
     if not played.of(TRAIN) and played.of(VAL):
         raise RehearsalError(
             "data.train_files: verl takes a prompt with a column `validate` for one of a validation, and would wait "
@@ -193,7 +198,7 @@ class _ScriptedServer:
         self._longest = rollout.prompt_length + rollout.response_length
         self._response = rollout.response_length
         self._vocabulary = model.hf_config.get_text_config().vocab_size
-        self._replies = Replies(model.tokenizer, rollout, texts)
+        self.replies = Replies(model.tokenizer, rollout, texts)
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
@@ -206,7 +211,7 @@ class _ScriptedServer:
             raise ValueError(f"prompt_ids: token {max(prompt_ids)}, but the model's vocab_size is {self._vocabulary}")
         self._played.replies += 1
         limit = min(sampling_params.get("max_tokens") or self._response, self._longest - len(prompt_ids))
-        ids = self._replies.draw(f"{request_id} {self._played.replies}", max(1, limit))
+        ids = self.replies.draw(f"{request_id} {self._played.replies}", max(1, limit))
         steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
         return TokenOutput(
             token_ids=ids,

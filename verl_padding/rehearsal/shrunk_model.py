@@ -54,8 +54,10 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     if kinds := small.get("layer_types"):  # one of each kind, if there are two
         small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
     for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(rope := small.get(key), dict) and "mrope_section" in rope:
-            small[key] = rope | {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]}
+        if isinstance(rope := small.get(key), dict):
+            factors = {name: rope[name][: HEAD // 2] for name in ("long_factor", "short_factor") if name in rope}
+            sections = {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]} if "mrope_section" in rope else {}
+            small[key] = rope | factors | sections
     if "text_config" in small:
         small["text_config"] = shrunk(small["text_config"])
     if vision := small.get("vision_config"):
@@ -76,12 +78,18 @@ def _shrunk_tower(config: dict[str, Any], width_of_text: int) -> dict[str, Any]:
     return small
 
 
-def write_shrunk_model(source: str, place: Path, *, hf_config: str | None = None, trust: bool = False) -> str:
-    """Writes config, random weights, and whatever of the model's folder is not weights; says what it is.
+def write_shrunk_model(
+    source: str, place: Path, *, hf_config: str | None = None, tokenizer: str | None = None, trust: bool = False
+) -> tuple[str, str]:
+    """Writes config, random weights, and whatever of the model's folder is not weights.
+
+    Returns:
+        What it is, in words, and the attention that it has on a CPU.
 
     Args:
         source: a model's folder, or a name on the hub, of which config and tokenizer alone are fetched.
         hf_config: folder of another config that the job names.
+        tokenizer: folder or name of another tokenizer that the job names.
         trust: whether code that comes with the model may run.
 
     Raises:
@@ -99,15 +107,22 @@ def write_shrunk_model(source: str, place: Path, *, hf_config: str | None = None
     else:
         from transformers.utils import cached_file
 
-        transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust).save_pretrained(place)
+        transformers.AutoProcessor.from_pretrained(source, trust_remote_code=trust).save_pretrained(place)
         shutil.copy(str(cached_file(source, "config.json")), place / "config.json")
+    if tokenizer:
+        transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust).save_pretrained(place)
     config = json.loads((Path(hf_config) if hf_config else place).joinpath("config.json").read_text())
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(transformers, hf.architectures[0])(hf)
+        known = getattr(transformers, hf.architectures[0], None)
+        if known is None:  # of code that comes with the model
+            model = transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
+        else:
+            model = known(hf)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(place)
     parameters = sum(weight.numel() for weight in model.parameters())
-    return f"{hf.architectures[0]}, shrunk to {parameters:,} parameters with random weights"
+    attention = "sdpa" if model._supports_sdpa else "eager"
+    return f"{hf.architectures[0]}, shrunk to {parameters:,} parameters with random weights", attention

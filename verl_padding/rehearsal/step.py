@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.local.launch import run_command
 from verl_padding.local.scripted_replies import TEXTS
-from verl_padding.rehearsal.failure import FailuresOfLog, RehearsalError
+from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError
 from verl_padding.rehearsal.reduced_job import STEPS, reduced
 from verl_padding.rehearsal.shrunk_model import write_shrunk_model
 from verl_padding.runs.report import LOG, METRICS
@@ -79,6 +79,9 @@ def rehearse_step(
     folder: Path,
     timeout_s: float,
     replies: Sequence[str] = (),
+    longest_row: int = 0,
+    with_tools: bool = True,
+    with_rewards: bool = True,
     on_stage: Callable[[str], object] = lambda _: None,
 ) -> StepReport:
     """Runs one step, and a validation if the job validates.
@@ -87,6 +90,7 @@ def rehearse_step(
         config: of the job; it is not changed.
         folder: an empty folder, into which all is written.
         replies: texts that the model says, among others.
+        longest_row: tokens of the longest row that the job is known to make; 0 if none is known.
         on_stage: is called with each stage that the job reaches.
 
     Raises:
@@ -95,14 +99,28 @@ def rehearse_step(
     started = time.monotonic()
     section = config.actor_rollout_ref.model
     try:
-        model = write_shrunk_model(
-            section.path, folder / "model", hf_config=section.get("hf_config_path"), trust=section.trust_remote_code
+        model, attention = write_shrunk_model(
+            section.path,
+            folder / "model",
+            hf_config=section.get("hf_config_path"),
+            tokenizer=section.get("tokenizer_path"),
+            trust=section.trust_remote_code,
         )
-        small, left_out = reduced(config, model=folder / "model", folder=folder)
     except Exception as error:
         raise RehearsalError(
-            f"{type(error).__name__}: {error}: no small model can be made of {section.path}", stage="model"
+            f"no small model can be made of {section.path}, so its step cannot be rehearsed",
+            stage="model",
+            failures=[Failure.of(error)],
         ) from error
+    small, left_out = reduced(
+        config,
+        model=folder / "model",
+        folder=folder,
+        attention=attention,
+        longest_row=longest_row,
+        with_tools=with_tools,
+        with_rewards=with_rewards,
+    )
     with open_dict(small):
         small.hydra = {"run": {"dir": str(folder / "hydra")}}
         if small.get("padding") is not None:  # which composing has taken out

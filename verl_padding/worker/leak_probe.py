@@ -11,7 +11,7 @@ Each rank computes the same rows, so that all take part in the same collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from tensordict import TensorDict
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan import Sharing
+from verl_padding.plan.transformer_cost import EXPERTS
 from verl_padding.worker.training_workers import for_training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
@@ -30,7 +31,9 @@ LEAK = 0.02
 OUTPUTS = ("log_probs", "values")
 
 
-def probe_for_leaks(axes: Sequence[int], *, sharing: Sharing, fixes: dict[str, str]) -> Callable[[Any], Any]:
+def probe_for_leaks(
+    axes: Sequence[int], *, sharing: Sharing, fixes: Mapping[str, str], multiples: Mapping[str, int]
+) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that probes each engine of a worker.
 
     The function raises a PaddingConfigError if a model does not keep rows apart.
@@ -39,16 +42,23 @@ def probe_for_leaks(axes: Sequence[int], *, sharing: Sharing, fixes: dict[str, s
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
         sharing: with chains, a shorter row's outputs have to be those of the longer one's beginning, too.
         fixes: role -> what to set where rows are not kept apart.
+        multiples: role -> number of micro-batches of which its engine's schedule takes multiples.
     """
 
     def probe(role: str, trainee: Any) -> None:
-        if role in fixes and trainee.engine_config.use_remove_padding:
-            _probe(role, trainee, tuple(axes), sharing, fixes[role])
+        if role in fixes and _packs_rows(trainee.engine_config):
+            _probe(role, trainee, tuple(axes), sharing, fixes[role], multiples[role])
 
     return for_training_workers(probe)
 
 
-def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix: str) -> None:
+def _packs_rows(config: Any) -> bool:
+    """Whether an engine puts rows behind each other; with micro-batches of one row each, it does not."""
+    one_by_one = config.micro_batch_size_per_gpu == config.infer_micro_batch_size_per_gpu == 1
+    return bool(config.use_remove_padding and (config.use_dynamic_bsz or not one_by_one))
+
+
+def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix: str, multiple: int) -> None:
     from verl.utils.torch_dtypes import PrecisionType
 
     text = trainee.model_config.hf_config.get_text_config()
@@ -64,13 +74,16 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     passes = [(*neighbours[0], row), (*neighbours[1], row), (*neighbours[0], other)]
     # Ranks that share rows have no outputs of their own, but all of them take part in each pass.
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
-    outputs = [output for each in rows if (output := _outputs(trainee, each, axes)) is not None]
+    outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
     if not outputs:
         return
     one, beside_others, changed = outputs
     epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
     own = _distance(one[1], changed[1])
-    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), LEAK * own)
+    size = epsilon * float(one[1].abs().mean())
+    rounding = min(ROUNDING * size, LEAK * own)
+    if any(getattr(text, name, None) for name in EXPERTS):  # by rounding, a token may get other experts
+        rounding = max(rounding, size)
     attention = getattr(text, "_attn_implementation", None)
     model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
     leak = _distance(one[1], beside_others[1])
@@ -90,10 +103,16 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
         )
 
 
-def _outputs(trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...]) -> list[torch.Tensor] | None:
-    """What the engine computes for each row, of all tokens but the last one; None on a rank that has no outputs."""
+def _outputs(
+    trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int
+) -> list[torch.Tensor] | None:
+    """What the engine computes for each row, of all tokens but the last one; None on a rank that has no outputs.
+
+    The rows are one micro-batch, which is computed ``multiple`` times.
+    """
     from verl.utils import tensordict_utils as tu
 
+    micro_batch_size, rows = len(rows), [*rows] * multiple
     ones = [torch.ones_like(ids) for ids in rows]
     places = [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows]
     fields = {
@@ -113,7 +132,7 @@ def _outputs(trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...]) 
         compute_loss=False,
         calculate_entropy=False,
         use_dynamic_bsz=False,
-        micro_batch_size_per_gpu=len(rows),
+        micro_batch_size_per_gpu=micro_batch_size,
     )
     output = trainee.infer_batch(data)
     if output is None:
