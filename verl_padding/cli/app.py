@@ -60,9 +60,7 @@ def main(
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
-    out: Annotated[Path, typer.Option(help="New or empty folder for metrics, rollouts, log and picture.")] = Path(
-        "demo_out"
-    ),
+    out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path("demo_out"),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
     ] = 0,
