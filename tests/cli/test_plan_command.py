@@ -27,6 +27,11 @@ SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
 PLANNED = (*SHAPE, "--packer", "plan")
 
 
+def write_lines(path: Path, lines: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 def write_rows(path: Path, n_prompts: int = 9, seed: int = 0) -> list[dict]:
     rng = np.random.default_rng(seed)
     rows = [
@@ -35,7 +40,7 @@ def write_rows(path: Path, n_prompts: int = 9, seed: int = 0) -> list[dict]:
         for session in range(2)
         for _ in range(int(rng.integers(1, 4)))
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return rows
 
 
@@ -300,7 +305,7 @@ def test_the_picture_of_a_plan_that_shares_shows_the_tokens_that_it_computes(tmp
     monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": "p0", "session": 0, "tokens": 100}, {"prompt": "p0", "session": 0, "tokens": 250, "extends": 0}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     shape = (path, "--dp", 1, "--mini-batch", 1, "--n", 1, "--budget", 400, "--packer", "plan")
     for sharing in ("off", "chains"):
         assert run(*shape, "--sharing", sharing, "--picture", tmp_path / "plan.png").exit_code == 0
@@ -315,7 +320,7 @@ def test_where_no_rank_waits_the_picture_shows_no_waiting(tmp_path):
     # Two ranks of equal rows in each step, but the second step is the longer one.
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"p{row}", "session": 0, "tokens": 100 if row < 2 else 900} for row in range(4)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     shape = ("--dp", 2, "--mini-batch", 2, "--n", 1, "--budget", 900, "--packer", "plan")
     assert run(path, *shape, "--picture", tmp_path / "even.png").exit_code == 0
     path.write_text(path.read_text().replace("900", "800", 1))
@@ -336,12 +341,10 @@ def test_of_many_ranks_few_steps_are_drawn(tmp_path):
 
 
 def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
-    path = tmp_path / "rows.jsonl"
     rng = np.random.default_rng(0)
-    tokens = np.clip(rng.lognormal(np.log(1500), 0.9, 100_000), 16, 16384).astype(int)
-    with path.open("w") as lines:
-        for row, length in enumerate(tokens.tolist()):
-            lines.write(json.dumps({"prompt": f"p{row // 8}", "session": row % 8, "tokens": length}) + "\n")
+    lengths = np.clip(rng.lognormal(np.log(1500), 0.9, 100_000), 16, 16384).astype(int).tolist()
+    rows = [{"prompt": f"p{row // 8}", "session": row % 8, "tokens": each} for row, each in enumerate(lengths)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
     output = run(path, "--dp", 64, "--mini-batch", 32, "--n", 8, "--budget", 16384).stdout
     lines = output.split("\n")
     assert len(lines) < 40
@@ -355,11 +358,6 @@ def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
     assert numbers[-1] == math.ceil(100_000 / 8 / 32) - 1
 
 
-def write_sessions(path: Path, lines: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 CHAINS = [
     {"prompt": "a", "session": 0, "token_ids": [1, 2, 3]},
     {"prompt": "a", "session": 0, "token_ids": [1, 2, 3, 4, 5]},
@@ -371,7 +369,7 @@ SHARED = ("--dp", "1", "--mini-batch", "2", "--n", "2", "--budget", "64", "--pac
 
 
 def test_rows_that_extend_each_other_are_computed_once_with_sharing(tmp_path):
-    path = write_sessions(tmp_path / "rows.jsonl", CHAINS)
+    path = write_lines(tmp_path / "rows.jsonl", CHAINS)
     figures = plan_of(path, *SHARED)["figures"]
     assert figures["computed_tokens"] == 5 + 9 + 9
     assert figures["sharing_factor"] == pytest.approx(30 / 23)
@@ -385,7 +383,7 @@ def test_rows_that_extend_each_other_are_computed_once_with_sharing(tmp_path):
 
 def test_a_dump_shares_where_a_text_begins_with_the_one_before_it(tmp_path):
     model = make_tiny_model("qwen2", tmp_path)
-    dump = write_sessions(
+    dump = write_lines(
         tmp_path / "1.jsonl",
         [
             {"uid": "p_0_0", "input": "ask", "output": "yes"},

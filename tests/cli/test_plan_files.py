@@ -7,22 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_plan_command import CHAINS, SHARED, compared, plan_of, refused, run, write_sessions
+from tests.cli.test_plan_command import CHAINS, SHARED, compared, plan_of, refused, run, write_lines
 from verl_padding.config import PaddingConfig
 
 ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
 SHAPE = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
 
 
-def text_of(rows: list[dict]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 @pytest.fixture
 def file(tmp_path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(text_of(ROWS))
-    return path
+    return write_lines(tmp_path / "rows.jsonl", ROWS)
 
 
 @pytest.fixture
@@ -31,7 +25,7 @@ def folder(tmp_path) -> Path:
     place = tmp_path / "rollouts"
     place.mkdir()
     for step, rows in ((2, ROWS[:32]), (10, ROWS[:60]), (1, ROWS)):
-        (place / f"{step}.jsonl").write_text(text_of(rows))
+        write_lines(place / f"{step}.jsonl", rows)
     return place
 
 
@@ -74,7 +68,7 @@ def test_each_dump_of_a_folder_is_a_batch_of_its_own_and_has_a_line_in_the_order
 
 def test_of_a_folder_a_bad_line_is_shown_with_its_file_and_no_picture_is_drawn(folder):
     assert "shows one batch" in refused(folder, *SHAPE, "--picture", "plan.png")
-    (folder / "3.jsonl").write_text(text_of(ROWS[:1]) + "{\n")
+    (folder / "3.jsonl").write_text(json.dumps(ROWS[0]) + "\n{\n")
     assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder, *SHAPE)
 
 
@@ -114,7 +108,7 @@ def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them
 
 
 def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):
-    path = write_sessions(tmp_path / "rows.jsonl", CHAINS)
+    path = write_lines(tmp_path / "rows.jsonl", CHAINS)
     shown = plan_of(path, *SHARED, "--budget", 256, "--compare")["comparison"]
     assert list(shown) == ["verl", "plan_without_sharing", "plan"]
     assert [column["computed_tokens"] for column in shown.values()] == [30, 30, 23]

@@ -16,7 +16,6 @@ from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
-from verl_padding.local.tiny_models import TinyModelKind, write_tiny_model
 from verl_padding.plan import COST_MODELS, STRATEGIES, Job, Packer, PlanError, Sharing, Update
 from verl_padding.version import __version__
 
@@ -32,6 +31,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(1) from refusal
 
 
+# Imports are light, and those of a command are in it: the doctor has to run where they fail.
 app = typer.Typer(cls=_Commands, no_args_is_help=True)
 
 OVERRIDES = typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
@@ -59,9 +59,7 @@ def main(
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
-    out: Annotated[Path, typer.Option(help="New or empty folder for metrics, rollouts, log and picture.")] = Path(
-        "demo_out"
-    ),
+    out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path("demo_out"),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
     ] = 0,
@@ -164,10 +162,14 @@ def timeline(
 @app.command()
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
-    family: Annotated[TinyModelKind, typer.Option(help="qwen3_vl sees images (extra: vision).")] = "qwen2",
+    family: Annotated[
+        Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"], typer.Option(help="qwen3_vl sees images (extra: vision).")
+    ] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
+    from verl_padding.local.tiny_models import write_tiny_model
+
     write_tiny_model(family, folder, seed=seed)
     typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
 

@@ -63,13 +63,12 @@ def step_table(steps_of: Mapping[str, Sequence[MiniBatchCost]], *, of: str, titl
         by_micro: ranks wait for each other at each micro-batch; False if the workers cut them, then once per step.
     """
     every = [step for steps in steps_of.values() for step in steps]
-    columns = ["rows", "pads", "tokens\nof rows", "slowest /\nmean rank", "over lower\nbound"]
-    if of == "file":
-        columns.insert(0, "steps")
-    if by_micro:
-        columns.insert(-2, "micro-\nbatches")
-    if any(step.computed_tokens < step.real_tokens for step in every):
-        columns.insert(columns.index("tokens\nof rows") + 1, "computed\ntokens")
+    is_shown = {
+        "steps": of == "file",
+        "computed\ntokens": any(step.computed_tokens < step.real_tokens for step in every),
+        "micro-\nbatches": by_micro,
+    }
+    columns = [column for column in _cells(every, by_micro) if is_shown.get(column, True)]
     lines = dict(steps_of)
     if len(lines) > MOST_LINES:
         *first, last = lines

@@ -18,10 +18,7 @@ from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
 
-FORMS = (
-    'A row is {"prompt": "p0", "session": 0, "tokens": 512}, or a line of a rollout dump; docs/rows_file.md has all '
-    "fields"
-)
+FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,21 +80,20 @@ def follow(out: Path, command: Sequence[str]) -> int:
     environment = os.environ | {"VERL_FILE_LOGGER_PATH": str(out / METRICS)}
     with (
         (out / LOG).open("ab") as log,
-        subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        ) as job,  # which waits for the job, also at an error in here
+        # Waits for the job, also at an error in here.
+        subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as job,
     ):
         # Ctrl-C and the end of the terminal reach the job by themselves: what it prints as it ends belongs to the log.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: job.terminate())
         print(f"The output of the job is in {out / LOG}.", flush=True)
-        ended = False
-        while not ended:
-            ended = job.poll() is not None
+        running = True
+        while running:
+            time.sleep(0.5)
+            running = job.poll() is None
             for line in steps.new():
                 print(line, flush=True)
-            time.sleep(0 if ended else 0.5)
     code = job.returncode if job.returncode >= 0 else 128 - job.returncode
     if code:
         last = (out / LOG).read_text(errors="replace").splitlines()[-LAST_LINES:]
