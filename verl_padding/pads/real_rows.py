@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.protocol import DataProto
+from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
@@ -48,8 +49,6 @@ def _(tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @real_rows.register
 def _(batch: TensorDict) -> TensorDict:
-    from verl.utils import tensordict_utils as tu
-
     return tu.index_select_tensor_dict(batch, _real_places(batch.get(IS_PADDING), len(batch)))
 
 

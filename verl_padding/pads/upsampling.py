@@ -37,7 +37,6 @@ def upsample(
         True
 
     Args:
-        batch: real rows in TransferQueue.
         multiple: rows, such as the lcm of data-parallel size and mini-batches.
         eos_token_id: the token of which a pad consists.
         length: tokens of a pad; engines that round rows up may want more.
