@@ -1,4 +1,4 @@
-"""The real rows of anything with tags or the ``is_padding`` column, for code of your own that may meet a pad."""
+"""The real rows of anything with tags or the ``is_padding`` column, for code of your own that may get a pad."""
 
 from __future__ import annotations
 
