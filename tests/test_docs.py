@@ -51,7 +51,8 @@ def named_paths(text: str) -> set[str]:
 
 
 def functions_of(path: str) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)}
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, kinds)}
 
 
 @pytest.fixture(scope="module")

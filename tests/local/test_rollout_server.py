@@ -2,14 +2,14 @@
 
 import asyncio
 import gc
-import weakref
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_padding.local.rollout_server import TransformersServer
 from verl_padding.local.tiny_models import make_tiny_model
@@ -38,15 +38,19 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def serve(model: Any) -> Callable[[Callable[[TransformersServer], Awaitable[None]]], None]:
-    """Runs a test's coroutine with a server that has no weights yet."""
+def server(model: Any) -> TransformersServer:
+    """It has no weights yet."""
     tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
-    model_config = SimpleNamespace(hf_config=model.config, tokenizer=tokenizer)
+    return TransformersServer(CONFIG, SimpleNamespace(hf_config=model.config, tokenizer=tokenizer))
 
-    def run(test: Callable[[TransformersServer], Awaitable[None]]) -> None:
+
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test as pytest runs it."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
         async def main() -> None:
-            server = TransformersServer(CONFIG, model_config)
-            await test(server)
+            await test(**fixtures)
 
         asyncio.run(main())
 
@@ -57,48 +61,42 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def test_concurrent_requests_get_the_log_probs_of_the_weights(model: Any, serve: Any) -> None:
-    async def test(server: TransformersServer) -> None:
-        await server.load_weights(weights(model), global_steps=7)
-        prompts = [[5, 6, 7][: 1 + n % 3] for n in range(12)]
-        outputs = await asyncio.gather(*[server.generate(p, PARAMS, str(n)) for n, p in enumerate(prompts)])
-        for prompt, output in zip(prompts, outputs, strict=True):
-            ids = torch.tensor([prompt + output.token_ids])
-            with torch.inference_mode():
-                expected = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-            expected = expected.gather(-1, ids[0, len(prompt) :, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(output.log_probs), expected, rtol=0, atol=1e-5)
-            assert output.stop_reason == "completed"
-            assert output.extra_fields["global_steps"] == 7
-        assert len({tuple(output.token_ids) for output in outputs}) == 12  # no two samples are alike
-
-    serve(test)
+@in_a_loop
+async def test_concurrent_requests_get_the_log_probs_of_the_weights(model, server):
+    await server.load_weights(weights(model), global_steps=7)
+    prompts = [[5, 6, 7][: 1 + n % 3] for n in range(12)]
+    outputs = await asyncio.gather(*[server.generate(p, PARAMS, str(n)) for n, p in enumerate(prompts)])
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt + output.token_ids])
+        with torch.inference_mode():
+            expected = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected = expected.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(output.log_probs), expected, rtol=0, atol=1e-5)
+        assert output.stop_reason == "completed"
+        assert output.extra_fields["global_steps"] == 7
+    assert len({tuple(output.token_ids) for output in outputs}) == 12  # no two samples are alike
 
 
-def test_a_request_is_answered_by_its_id_whenever_it_comes_and_whichever_server_takes_it(
-    model: Any, serve: Any
-) -> None:
-    async def test(server: TransformersServer) -> None:
-        prompts = {str(n): [[5, 6], [7], [5, 6], [8, 9, 10]][n % 4] for n in range(24)}
-        answers = []
-        for names, pause in ((list(prompts), 0.0), (list(reversed(prompts)), 0.0), (list(prompts)[::2], 0.002)):
-            await server.load_weights(weights(model), global_steps=1)
-            running = {}
-            for name in names:
-                running[name] = asyncio.create_task(server.generate(prompts[name], PARAMS, name))
-                await asyncio.sleep(pause)
-            outputs = {name: await task for name, task in running.items()}
-            answers.append({name: (output.token_ids, to_float32(output.log_probs)) for name, output in outputs.items()})
-        assert answers[0] == answers[1]
-        assert answers[2].items() <= answers[0].items()
-        assert len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24  # no two samples are alike
-        for seed in (1, 2):
-            other = TransformersServer(SimpleNamespace(**{**vars(CONFIG), "seed": seed}), server._model_config)
-            await other.load_weights(weights(model), global_steps=1)
-            again = await other.generate(prompts["3"], PARAMS, "3")
-            assert (again.token_ids == answers[0]["3"][0]) == (seed == CONFIG.seed)
-
-    serve(test)
+@in_a_loop
+async def test_a_request_is_answered_by_its_id_whenever_it_comes_and_whichever_server_takes_it(model, server):
+    prompts = {str(n): [[5, 6], [7], [5, 6], [8, 9, 10]][n % 4] for n in range(24)}
+    answers = []
+    for names, pause in ((list(prompts), 0.0), (list(reversed(prompts)), 0.0), (list(prompts)[::2], 0.002)):
+        await server.load_weights(weights(model), global_steps=1)
+        running = {}
+        for name in names:
+            running[name] = asyncio.create_task(server.generate(prompts[name], PARAMS, name))
+            await asyncio.sleep(pause)
+        outputs = {name: await task for name, task in running.items()}
+        answers.append({name: (output.token_ids, to_float32(output.log_probs)) for name, output in outputs.items()})
+    assert answers[0] == answers[1]
+    assert answers[2].items() <= answers[0].items()
+    assert len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24  # no two samples are alike
+    for seed in (1, 2):
+        other = TransformersServer(SimpleNamespace(**{**vars(CONFIG), "seed": seed}), server._model_config)
+        await other.load_weights(weights(model), global_steps=1)
+        again = await other.generate(prompts["3"], PARAMS, "3")
+        assert (again.token_ids == answers[0]["3"][0]) == (seed == CONFIG.seed)
 
 
 def to_float32(log_probs: list[float]) -> list[float]:
@@ -106,83 +104,71 @@ def to_float32(log_probs: list[float]) -> list[float]:
     return torch.tensor(log_probs, dtype=torch.float32).tolist()
 
 
-def test_new_weights_are_used_and_old_ones_are_gone(model: Any, serve: Any) -> None:
-    async def test(server: TransformersServer) -> None:
-        greedy = PARAMS | {"temperature": 0.0}
-        old = len(live_models())
-        await server.load_weights(weights(model), global_steps=1)
-        first = await server.generate([1, 2, 3], greedy, "")
-        alive = [ref() for ref in live_models()]
-        assert len(alive) == old + 1
-        del alive
-
-        await server.sleep()
-
-        assert len(live_models()) == old
-        with pytest.raises(RuntimeError, match="sleeps"):
-            await server.generate([1, 2, 3], greedy, "")
-        changed = weights(model)
-        changed["lm_head.weight"].neg_()
-        await server.load_weights(changed, global_steps=2)
-        second = await server.generate([1, 2, 3], greedy, "")
-        assert second.token_ids != first.token_ids
-        assert second.extra_fields["global_steps"] == 2
-
-    def live_models() -> list[Any]:
-        gc.collect()
-        return [weakref.ref(thing) for thing in gc.get_objects() if isinstance(thing, type(model))]
-
-    assert isinstance(model, PreTrainedModel)
-    serve(test)
+def live_models(kind: type) -> int:
+    gc.collect()
+    return sum(isinstance(thing, kind) for thing in gc.get_objects())
 
 
-def test_weights_that_do_not_fit_are_refused(model: Any, serve: Any) -> None:
-    async def test(server: TransformersServer) -> None:
-        incomplete = {name: tensor for name, tensor in weights(model).items() if name != "model.norm.weight"}
-        with pytest.raises(RuntimeError, match=r"norm\.weight"):
-            await server.load_weights(incomplete)
-
-    serve(test)
-
-
-def test_an_abort_returns_what_there_is_and_holds_later_requests(model: Any, serve: Any) -> None:
-    async def test(server: TransformersServer) -> None:
-        await server.load_weights(weights(model), global_steps=1)
-        # too long to be finished before the abort
-        endless = PARAMS | {"max_tokens": 3000, "ignore_eos": True}
-        running = [asyncio.create_task(server.generate([n], endless, "")) for n in range(3)]
-        while len(server._running + server._waiting) < 3 or not all(row.token_ids for row in server._running):
-            await asyncio.sleep(0.01)
-        with pytest.raises(RuntimeError, match="running"):
-            await server.load_weights(weights(model))
-
-        report = await server.abort_all_requests()
-
-        outputs = await asyncio.wait_for(asyncio.gather(*running), timeout=60)
-        assert report["aborted_count"] == 3
-        assert all(output.stop_reason == "aborted" for output in outputs)
-        assert all(0 < len(o.token_ids) == len(o.log_probs) < 3000 for o in outputs)
-        held = asyncio.create_task(server.generate([1], PARAMS, ""))
-        await server.sleep()
-        await asyncio.sleep(0.1)
-        assert not held.done()
-        await server.load_weights(weights(model), global_steps=2)
-        await server.resume_generation()
-        output = await asyncio.wait_for(held, timeout=60)
-        assert output.stop_reason == "completed"
-        assert output.extra_fields["global_steps"] == 2
-
-    serve(test)
+@in_a_loop
+async def test_new_weights_are_used_and_old_ones_are_gone(model, server):
+    greedy = PARAMS | {"temperature": 0.0}
+    old = live_models(type(model))
+    await server.load_weights(weights(model), global_steps=1)
+    first = await server.generate([1, 2, 3], greedy, "")
+    assert live_models(type(model)) == old + 1
+    await server.sleep()
+    assert live_models(type(model)) == old
+    with pytest.raises(RuntimeError, match="sleeps"):
+        await server.generate([1, 2, 3], greedy, "")
+    changed = weights(model)
+    changed["lm_head.weight"].neg_()
+    await server.load_weights(changed, global_steps=2)
+    second = await server.generate([1, 2, 3], greedy, "")
+    assert second.token_ids != first.token_ids
+    assert second.extra_fields["global_steps"] == 2
 
 
-def test_a_server_that_leaves_the_balancer_rejects_at_once(model: Any, serve: Any) -> None:
-    async def test(server: TransformersServer) -> None:
-        await server.abort_all_requests(reject_request=True)
-        await server.sleep()
-        output = await asyncio.wait_for(server.generate([1], PARAMS, ""), timeout=60)
-        assert (output.stop_reason, output.token_ids, output.log_probs) == ("aborted", [], [])
+@in_a_loop
+async def test_weights_that_do_not_fit_are_refused(model, server):
+    incomplete = {name: tensor for name, tensor in weights(model).items() if name != "model.norm.weight"}
+    with pytest.raises(RuntimeError, match=r"norm\.weight"):
+        await server.load_weights(incomplete)
 
-    serve(test)
+
+@in_a_loop
+async def test_an_abort_returns_what_there_is_and_holds_later_requests(model, server):
+    await server.load_weights(weights(model), global_steps=1)
+    # too long to be finished before the abort
+    endless = PARAMS | {"max_tokens": 3000, "ignore_eos": True}
+    running = [asyncio.create_task(server.generate([n], endless, "")) for n in range(3)]
+    while len(server._running + server._waiting) < 3 or not all(row.token_ids for row in server._running):
+        await asyncio.sleep(0.01)
+    with pytest.raises(RuntimeError, match="running"):
+        await server.load_weights(weights(model))
+
+    report = await server.abort_all_requests()
+
+    outputs = await asyncio.wait_for(asyncio.gather(*running), timeout=60)
+    assert report["aborted_count"] == 3
+    assert all(output.stop_reason == "aborted" for output in outputs)
+    assert all(0 < len(o.token_ids) == len(o.log_probs) < 3000 for o in outputs)
+    held = asyncio.create_task(server.generate([1], PARAMS, ""))
+    await server.sleep()
+    await asyncio.sleep(0.1)
+    assert not held.done()
+    await server.load_weights(weights(model), global_steps=2)
+    await server.resume_generation()
+    output = await asyncio.wait_for(held, timeout=60)
+    assert output.stop_reason == "completed"
+    assert output.extra_fields["global_steps"] == 2
+
+
+@in_a_loop
+async def test_a_server_that_leaves_the_balancer_rejects_at_once(model, server):
+    await server.abort_all_requests(reject_request=True)
+    await server.sleep()
+    output = await asyncio.wait_for(server.generate([1], PARAMS, ""), timeout=60)
+    assert (output.stop_reason, output.token_ids, output.log_probs) == ("aborted", [], [])
 
 
 @pytest.mark.parametrize(
@@ -196,24 +182,20 @@ def test_a_server_that_leaves_the_balancer_rejects_at_once(model: Any, serve: An
         (12, 8, {"max_tokens": 2}, 2),
     ],
 )
-def test_a_response_has_room_for_what_the_prompt_and_the_context_leave(model, serve, longest, prompt, params, tokens):
-    async def test(server: TransformersServer) -> None:
-        server._config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": longest})
-        await server.load_weights(weights(model))
-        output = await server.generate([5] * prompt, PARAMS | {"ignore_eos": True} | params, "")
-        assert len(output.token_ids) == tokens
-        if longest:
-            with pytest.raises(ValueError, match="max_new_tokens=0"):
-                await server.generate([5] * longest, PARAMS, "")
-
-    serve(test)
+@in_a_loop
+async def test_a_response_has_room_for_what_prompt_and_context_leave(model, server, longest, prompt, params, tokens):
+    server._config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": longest})
+    await server.load_weights(weights(model))
+    output = await server.generate([5] * prompt, PARAMS | {"ignore_eos": True} | params, "")
+    assert len(output.token_ids) == tokens
+    if longest:
+        with pytest.raises(ValueError, match="max_new_tokens=0"):
+            await server.generate([5] * longest, PARAMS, "")
 
 
 @pytest.mark.parametrize("wrong", [{"beam_width": 4}, {"repetition_penalty": 1.1}, {"top_p": 0.0}])
-def test_sampling_that_is_not_known_is_refused(model: Any, serve: Any, wrong: dict[str, Any]) -> None:
-    async def test(server: TransformersServer) -> None:
-        await server.load_weights(weights(model))
-        with pytest.raises(ValueError, match=r"beam_width|repetition_penalty|top_p"):
-            await server.generate([1], PARAMS | wrong, "")
-
-    serve(test)
+@in_a_loop
+async def test_sampling_that_is_not_known_is_refused(model, server, wrong):
+    await server.load_weights(weights(model))
+    with pytest.raises(ValueError, match=r"beam_width|repetition_penalty|top_p"):
+        await server.generate([1], PARAMS | wrong, "")

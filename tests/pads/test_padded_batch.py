@@ -24,7 +24,7 @@ from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.pads.weighing import Weighing
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 EOS = 3
 TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
@@ -40,94 +40,80 @@ def plain(batch):
 @given(lengths=LENGTHS, dp_size=st.integers(1, 3), multiple=st.integers(1, 2))
 def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths, dp_size, multiple):
     batch = put_rows(lengths)
-    try:
-        before, content = plain(batch), queue_content()
-        plan = plan_for(batch, dp_size=dp_size, multiple=multiple)
-        padded = upsample(batch, plan, TEMPLATE)
-        added = {key: tag for key, tag in queue_content().items() if key not in content}
-        assert len(added) == plan.n_pads
-        assert all(tag["is_padding"] is True for tag in added.values())
-        assert plain(padded.batch) == before
-        assert strip(padded.pads).keys == []
-        assert plain(padded.batch) == before
-        assert queue_content() == content
-    finally:
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    before, content = plain(batch), queue_content()
+    plan = plan_for(batch, dp_size=dp_size, multiple=multiple)
+    padded = upsample(batch, plan, TEMPLATE)
+    added = {key: tag for key, tag in queue_content().items() if key not in content}
+    assert len(added) == plan.n_pads
+    assert all(tag["is_padding"] is True for tag in added.values())
+    assert plain(padded.batch) == before
+    assert strip(padded.pads).keys == []
+    assert plain(padded.batch) == before
+    assert queue_content() == content
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 def test_a_worker_call_gets_each_real_row_once_and_the_pads_of_its_layout():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     padded = upsample(batch, plan_for(batch), TEMPLATE)
-    try:
-        for call, rows in (
-            ("log_prob", padded.inference_call("log_prob", batch)),
-            ("actor", padded.update_call("actor", batch)),
-        ):
-            layout = padded.plan.layouts[call]
-            pads = [key for key, tag in zip(rows.keys, rows.tags, strict=True) if tag.get("is_padding")]
-            assert len(pads) == layout.n_pads
-            assert sorted(set(rows.keys) - set(pads)) == sorted(batch.keys)
-            assert len(rows) % layout.dp_size == 0
-        assert padded.plan.n_pads > 0
-    finally:
-        strip(padded.pads)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    for call, rows in (
+        ("log_prob", padded.inference_call("log_prob", batch)),
+        ("actor", padded.update_call("actor", batch)),
+    ):
+        layout = padded.plan.layouts[call]
+        pads = [key for key, tag in zip(rows.keys, rows.tags, strict=True) if tag.get("is_padding")]
+        assert len(pads) == layout.n_pads
+        assert sorted(set(rows.keys) - set(pads)) == sorted(batch.keys)
+        assert len(rows) % layout.dp_size == 0
+    assert padded.plan.n_pads > 0
 
 
 def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mini_batches():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     batch.extra_info.update(mini_batch_size=4, epochs=1, dataloader_kwargs={"shuffle": True})
     padded = upsample(batch, plan_for(batch), TEMPLATE)
-    try:
-        rows = padded.update_call("actor", batch)
-        layout = padded.plan.layouts["actor"]
-        assert rows.extra_info["num_mini_batch"] == layout.n_mini_batches == 3
-        assert "mini_batch_size" not in rows.extra_info
-        assert rows.extra_info["dataloader_kwargs"] == {"shuffle": False}
-        assert rows.extra_info["epochs"] == 1
-        assert batch.extra_info["mini_batch_size"] == 4
-        data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-        # What verl's dispatch makes of it: equal chunks a rank, equal mini-batches inside a chunk.
-        cells = data[IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
-        real_M = (~cells).sum(dim=(0, 2))
-        reporting_M = (~cells).any(dim=2).sum(dim=0)
-        shape = cells.shape
-        assert torch.equal(data[REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
-        assert torch.equal(data[REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
-        assert real_M.min() >= 1
-        assert cells.any()
-        assert LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
-    finally:
-        strip(padded.pads)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    rows = padded.update_call("actor", batch)
+    layout = padded.plan.layouts["actor"]
+    assert rows.extra_info["num_mini_batch"] == layout.n_mini_batches == 3
+    assert "mini_batch_size" not in rows.extra_info
+    assert rows.extra_info["dataloader_kwargs"] == {"shuffle": False}
+    assert rows.extra_info["epochs"] == 1
+    assert batch.extra_info["mini_batch_size"] == 4
+    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
+    # What verl's dispatch makes of it: equal chunks a rank, equal mini-batches inside a chunk.
+    cells = data[IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
+    real_M = (~cells).sum(dim=(0, 2))
+    reporting_M = (~cells).any(dim=2).sum(dim=0)
+    shape = cells.shape
+    assert torch.equal(data[REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
+    assert torch.equal(data[REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
+    assert real_M.min() >= 1
+    assert cells.any()
+    assert LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
 
 
 def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():
     masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1] * 9, [1])]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)], response_mask=masks)
     padded = PaddedBatch(batch, plan_for(batch), TEMPLATE)
-    try:
-        padded.put_pads()
-        rows = padded.update_call("actor", batch)
-        data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-        kept = dict(zip(batch.keys, [2, 0, 9, 1], strict=True))
-        assert padded.idle_steps("actor") == 0
-        for ranks in padded.plan.layouts["actor"].cells:
-            keys_D = [[batch.keys[row] for row in cell if row < len(batch)] for cell in ranks]
-            kept_R = {key: kept[key] for keys in keys_D for key in keys}
-            want = {
-                REAL_ROWS: len(kept_R),
-                LOSS_TOKENS: sum(kept_R.values()),
-                TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
-                REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
-            }
-            for key in kept_R:
-                place = rows.keys.index(key)
-                assert {name: int(data[name][place]) for name in want} == want
-        assert not torch.equal(data[TRAINED_ROWS], data[REAL_ROWS])
-    finally:
-        strip(padded.pads)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    padded.put_pads()
+    rows = padded.update_call("actor", batch)
+    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
+    kept = dict(zip(batch.keys, [2, 0, 9, 1], strict=True))
+    assert padded.idle_steps("actor") == 0
+    for ranks in padded.plan.layouts["actor"].cells:
+        keys_D = [[batch.keys[row] for row in cell if row < len(batch)] for cell in ranks]
+        kept_R = {key: kept[key] for keys in keys_D for key in keys}
+        want = {
+            REAL_ROWS: len(kept_R),
+            LOSS_TOKENS: sum(kept_R.values()),
+            TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
+            REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
+        }
+        for key in kept_R:
+            place = rows.keys.index(key)
+            assert {name: int(data[name][place]) for name in want} == want
+    assert not torch.equal(data[TRAINED_ROWS], data[REAL_ROWS])
 
 
 def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_was_planned_for_it():
@@ -136,72 +122,44 @@ def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_w
     weighing, plan = Weighing(call="actor", mode="token-sum"), plan_for(batch, mini=2)
     padded = PaddedBatch(batch, plan, TEMPLATE, weighings=[weighing], timed=True)
     weight_of = dict(zip(batch.keys, weights, strict=True))
-    try:
-        padded.put_pads()
-        read = []
-        for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
-            batch.reorder(order)
-            assert padded.has_planned("actor", batch)
-            rows = padded.update_call("actor", batch)
-            data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-            read.append(
-                [(key, *(float(data[name][i]) for name in COLUMNS_OF_A_ROW)) for i, key in enumerate(rows.keys)]
-            )
-            for key, factor, *_, number in read[-1]:
-                assert factor == weight_of.get(key, 0.0)
-                assert number == -1 or padded.batch.keys[int(number)] == key, "laps are read by these keys"
-        assert read[0] == read[1]
-        assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
-    finally:
-        strip(padded.pads)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
-
-
-def test_none_reaches_a_worker_call_as_none_in_rows_and_in_pads():
-    hints = [None, "look", None]
-    batch = put_rows([(5, 3), (7, 2), (4, 9)], label=[None] * 3, hint=hints)
-    padded = upsample(batch, plan_for(batch), TEMPLATE)
-    try:
+    padded.put_pads()
+    read = []
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        batch.reorder(order)
+        assert padded.has_planned("actor", batch)
         rows = padded.update_call("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-        assert data[IS_PADDING].any()
-        hint_of = dict(zip(batch.keys, hints, strict=True))
-        for key, row in zip(rows.keys, data.unbind(0), strict=True):
-            assert row["label"] is None
-            # A pad is made from one of them: it has nothing, or an empty text.
-            assert row["hint"] == hint_of[key] if key in hint_of else row["hint"] in (None, "")
-    finally:
-        strip(padded.pads)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+        read.append([(key, *(float(data[name][i]) for name in COLUMNS_OF_A_ROW)) for i, key in enumerate(rows.keys)])
+        for key, factor, *_, number in read[-1]:
+            assert factor == weight_of.get(key, 0.0)
+            assert number == -1 or padded.batch.keys[int(number)] == key, "laps are read by these keys"
+    assert read[0] == read[1]
+    assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
 
 
 def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     padded = upsample(batch, plan_for(batch), TEMPLATE)
-    try:
-        responses = [tag["response_len"] for tag in batch.tags]
-        nested = torch.nested.as_nested_tensor([torch.rand(n) for n in responses], layout=torch.jagged)
-        fields = {"advantages": nested, "old_log_probs": nested.clone()}
-        meta = tq.kv_batch_put(
-            keys=batch.keys,
-            partition_id=PARTITION,
-            fields=TensorDict(fields, batch_size=len(batch)),
-        )
-        rows = padded.update_call("actor", meta)
-        data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
-        pads = data[IS_PADDING]
-        assert pads.any()
-        for i, pad in enumerate(pads.tolist()):
-            assert len(data["advantages"][i]) == len(data["responses"][i])
-            if pad:
-                assert data["advantages"][i].tolist() == data["old_log_probs"][i].tolist() == [0.0]
-                assert data["response_mask"][i].tolist() == data["loss_mask"][i].tolist() == [0]
-                assert data["input_ids"][i].tolist() == [EOS] * 4
-                assert data["position_ids"][i].tolist() == [0, 1, 2, 3]
-                assert data["reward_model"][i] == {}
-    finally:
-        strip(padded.pads)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    responses = [tag["response_len"] for tag in batch.tags]
+    nested = torch.nested.as_nested_tensor([torch.rand(n) for n in responses], layout=torch.jagged)
+    fields = {"advantages": nested, "old_log_probs": nested.clone()}
+    meta = tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict(fields, batch_size=len(batch)),
+    )
+    rows = padded.update_call("actor", meta)
+    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
+    pads = data[IS_PADDING]
+    assert pads.any()
+    for i, pad in enumerate(pads.tolist()):
+        assert len(data["advantages"][i]) == len(data["responses"][i])
+        if pad:
+            assert data["advantages"][i].tolist() == data["old_log_probs"][i].tolist() == [0.0]
+            assert data["response_mask"][i].tolist() == data["loss_mask"][i].tolist() == [0]
+            assert data["input_ids"][i].tolist() == [EOS] * 4
+            assert data["position_ids"][i].tolist() == [0, 1, 2, 3]
+            assert data["reward_model"][i] == {}
 
 
 def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():

@@ -26,7 +26,7 @@ from verl_padding.pads.queue import (
     tags_of,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 
 def content_of(batch):
@@ -41,17 +41,14 @@ def save_on_a_full_disk(batches):
 
 def test_rows_of_several_local_updates_come_back_with_their_own_fields_even_after_an_error():
     first, second = put_rows([(5, 3), (7, 2)], colour=["red", "blue"]), put_rows([(5, 3), (4, 4)])
-    try:
-        rows, tags = content_of(first)
-        with pytest.raises(OSError, match="disk full"):
-            save_on_a_full_disk([first, second])
-        assert queue_content() == tags
-        for got, want in zip(content_of(first)[0], rows, strict=True):
-            assert_equal(got, want)
-            assert got["colour"] in {"red", "blue"}
-        assert "colour" not in content_of(second)[0][0]
-    finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    rows, tags = content_of(first)
+    with pytest.raises(OSError, match="disk full"):
+        save_on_a_full_disk([first, second])
+    assert queue_content() == tags
+    for got, want in zip(content_of(first)[0], rows, strict=True):
+        assert_equal(got, want)
+        assert got["colour"] in {"red", "blue"}
+    assert "colour" not in content_of(second)[0][0]
 
 
 def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_training_stays(caplog):
@@ -61,17 +58,14 @@ def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_t
     put_rows([(5, 3)] * 3, keys=[f"{trained}_0_0", f"{trained}_0_1", f"{trained}_1_0"])
     pads = put_rows([(1, 1)] * 4, keys=[f"{pad}_{i}_0" for i in range(4)])
     tq.kv_batch_put(keys=pads.keys, partition_id=PARTITION, tags=[{**tag, "is_padding": True} for tag in pads.tags])
-    try:
-        with caplog.at_level(logging.WARNING):
-            clear_leftovers(PARTITION)
-        assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
-        [warning] = [record.getMessage() for record in caplog.records if record.name == queue.logger.name]
-        assert "cleared 7 rows that an earlier run left" in warning
-        caplog.clear()
+    with caplog.at_level(logging.WARNING):
         clear_leftovers(PARTITION)
-        assert not [record for record in caplog.records if record.name == queue.logger.name]
-    finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
+    [warning] = [record.getMessage() for record in caplog.records if record.name == queue.logger.name]
+    assert "cleared 7 rows that an earlier run left" in warning
+    caplog.clear()
+    clear_leftovers(PARTITION)
+    assert not [record for record in caplog.records if record.name == queue.logger.name]
 
 
 def test_the_storage_of_a_queue_that_is_let_go_of_lives_on_and_is_not_closed_any_more(monkeypatch):
@@ -99,7 +93,6 @@ def test_columns_leave_the_tags_of_rows_alone_also_those_that_have_changed_since
     assert queue_content() == tags
     assert [tags[key]["status"] for key in batch.keys] == ["seen", "seen"]
     assert [int(row["number"]) for row in read_rows(batch.keys, PARTITION)] == [0, 1]
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_and_says_so(monkeypatch):
@@ -124,4 +117,3 @@ def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():
     with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[1]}': not in TransferQueue \(1 of 2 rows"):
         put_columns(batch, {"number": torch.arange(2)})
     assert list(queue_content()) == batch.keys[:1]
-    tq.kv_clear(keys=batch.keys[:1], partition_id=PARTITION)

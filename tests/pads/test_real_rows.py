@@ -52,24 +52,13 @@ def test_worker_data_keeps_rows_of_every_kind_of_field(is_padding):
     assert list(kept["name"]) == [f"row {row}" for row in REAL]
 
 
-def test_a_data_proto_keeps_its_tensors_and_its_arrays():
+def test_a_data_proto_is_filtered_wherever_its_column_is():
     batch = TensorDict({"row": torch.arange(6), "is_padding": torch.tensor(IS_PAD)}, batch_size=6)
     kept = real_rows(DataProto(batch=batch, non_tensor_batch={"uid": np.array(list("abcdef"), dtype=object)}))
     assert kept.batch["row"].tolist() == REAL
     assert kept.non_tensor_batch["uid"].tolist() == ["a", "c", "f"]
-
-
-def test_a_data_proto_is_filtered_wherever_its_column_is():
-    kept = real_rows(
-        DataProto.from_tensordict(
-            TensorDict({"row": torch.arange(6), "is_padding": NonTensorStack(*IS_PAD)}, batch_size=6)
-        )
-    )
-    assert kept.batch["row"].tolist() == REAL
-    alone = DataProto(
-        non_tensor_batch={"uid": np.array(list("ab"), dtype=object), "is_padding": np.array([True, False])}
-    )
-    assert real_rows(alone).non_tensor_batch["uid"].tolist() == ["b"]
+    arrays = {"uid": np.array(list("ab"), dtype=object), "is_padding": np.array([True, False])}
+    assert real_rows(DataProto(non_tensor_batch=arrays)).non_tensor_batch["uid"].tolist() == ["b"]
 
 
 def test_worker_data_of_pads_alone_is_told_by_name():

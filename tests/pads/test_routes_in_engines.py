@@ -14,7 +14,7 @@ from tests.support.rows_in_queue import PARTITION, put_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 LAYERS, TOP_K, EXPERTS = 3, 2, 8
 LENGTHS = [(5, 3), (7, 2), (4, 9)]

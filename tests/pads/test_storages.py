@@ -7,7 +7,6 @@ import pytest
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
-from transfer_queue.storage.managers.base import StorageManagerFactory
 
 from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
@@ -70,10 +69,6 @@ def storage(one_storage):
     if left := list(queue_content()):
         tq.kv_clear(keys=left, partition_id=PARTITION)
     assert one_storage.n_values() == before
-
-
-def test_every_storage_of_transfer_queue_is_tried_here():
-    assert {backend for backend, _ in STORAGES.values()} == set(StorageManagerFactory._registry)
 
 
 def shapes_of(column):

@@ -16,7 +16,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.roles import FieldRole, Role
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=12)
 
@@ -25,53 +25,43 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1
 @given(lengths=LENGTHS, multiple=st.integers(1, 9))
 def test_a_batch_is_upsampled_to_the_next_multiple_and_stripped_to_what_it_was(lengths, multiple):
     batch = put_rows(lengths)
-    try:
-        before = queue_content()
-        padded = upsample(batch, multiple, eos_token_id=3, length=4)
-        assert len(padded) == next(n for n in range(len(batch), len(batch) + multiple) if n % multiple == 0)
-        assert padded.keys[: len(batch)] == batch.keys
-        assert real_rows(padded).keys == batch.keys
-        assert queue_content().keys() == set(padded.keys)
-        names = set(read_rows(batch.keys[:1], PARTITION)[0])
-        for pad in read_rows(padded.keys, PARTITION)[len(batch) :]:
-            assert set(pad) == names
-            assert pad["input_ids"].tolist() == [3] * 4
-            assert not pad["response_mask"].any()
-        for _ in range(2):
-            back = strip(padded)
-            assert (back.keys, back.tags) == (batch.keys, batch.tags)
-            assert queue_content() == before
-    finally:
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    before = queue_content()
+    padded = upsample(batch, multiple, eos_token_id=3, length=4)
+    assert len(padded) == next(n for n in range(len(batch), len(batch) + multiple) if n % multiple == 0)
+    assert padded.keys[: len(batch)] == batch.keys
+    assert real_rows(padded).keys == batch.keys
+    assert queue_content().keys() == set(padded.keys)
+    names = set(read_rows(batch.keys[:1], PARTITION)[0])
+    for pad in read_rows(padded.keys, PARTITION)[len(batch) :]:
+        assert set(pad) == names
+        assert pad["input_ids"].tolist() == [3] * 4
+        assert not pad["response_mask"].any()
+    for _ in range(2):
+        back = strip(padded)
+        assert (back.keys, back.tags) == (batch.keys, batch.tags)
+        assert queue_content() == before
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 def test_pads_are_refused_in_a_batch_that_has_some_and_nothing_is_put():
     batch = put_rows([(5, 3), (7, 2)])
     padded = upsample(batch, 3)
-    try:
-        content = queue_content()
-        with pytest.raises(PaddingDataError, match="tagged is_padding"):
-            upsample(padded, 2)
-        with pytest.raises(ValueError, match="multiple=0"):
-            upsample(batch, 0)
-        assert queue_content() == content
-    finally:
-        strip(padded)
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match="tagged is_padding"):
+        upsample(padded, 2)
+    with pytest.raises(ValueError, match="multiple=0"):
+        upsample(batch, 0)
+    assert queue_content() == content
 
 
 def test_a_field_without_a_role_is_refused_unless_one_is_given():
     batch = put_rows([(5, 5)], odd=[torch.zeros(5)])
-    try:
-        content = queue_content()
-        with pytest.raises(PaddingDataError, match="field 'odd'"):
-            upsample(batch, 2, length=8)
-        assert queue_content() == content
-        padded = upsample(batch, 2, length=8, roles={"odd": FieldRole(Role.ROW)})
-        assert read_rows(padded.keys[1:], PARTITION)[0]["odd"].shape == (5,)
-        strip(padded)
-    finally:
-        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match="field 'odd'"):
+        upsample(batch, 2, length=8)
+    assert queue_content() == content
+    padded = upsample(batch, 2, length=8, roles={"odd": FieldRole(Role.ROW)})
+    assert read_rows(padded.keys[1:], PARTITION)[0]["odd"].shape == (5,)
 
 
 def test_the_top_of_the_package_has_the_verbs_and_brings_nothing_heavy():

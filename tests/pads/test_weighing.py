@@ -72,16 +72,6 @@ def test_weights_of_one_give_factors_of_exactly_one(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mini_batch_in_which_all_rows_weigh_nothing_is_refused(mode):
-    layout = Layout(n_rows=3, cells=(((0,), (1,)), ((2,), (3,))))
-    message = (
-        r"^row 'p_2_0': loss_weight=0, and no row of mini-batch 1 of 'critic' that .* \(1 row\) weighs more: there is"
-    )
-    with pytest.raises(PaddingDataError, match=message):
-        loss_factors(layout, [f"p_{r}_0" for r in range(3)], [1, 1, 0], [1] * 3, Weighing(call="critic", mode=mode))
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "weights", [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]]
 )

@@ -61,10 +61,10 @@ class _CpuDeviceModule(ModuleType):
 
 @PlatformRegistry.register(platform=PLATFORM)
 class PlatformCPU(PlatformBase):
-    """A CPU that presents itself to Ray as "GPU"; chosen by ``VERL_PLATFORM=cpu``.
+    """A CPU, chosen by ``VERL_PLATFORM=cpu``.
 
-    verl counts only "GPU" and "NPU" in Ray's resources, so a job on a CPU gives Ray as many logical GPUs
-    as it has ranks (``ray_kwargs.ray_init.num_gpus``).
+    verl counts only "GPU" and "NPU" in Ray's resources, so a job on a CPU gives Ray as many logical GPUs as it has
+    ranks (``ray_kwargs.ray_init.num_gpus``).
     """
 
     device_name = vendor_name = PLATFORM

@@ -1,9 +1,8 @@
 """Runs one command and ends every process that it has led to: ``python -m verl_padding.local.job_supervisor``.
 
-Ray's daemons and workers leave their parent's process group and outlive it. On Linux the supervisor is a
-"subreaper": an orphan below it becomes its child instead of init's, so the tree below it holds every process
-of the job and no other. It also asks the kernel for a SIGTERM when its own parent ends, for whatever reason.
-Elsewhere only the processes that are still attached are found.
+Ray's daemons and workers leave their parent's process group and outlive it. On Linux the supervisor is a "subreaper":
+an orphan below it becomes its child instead of init's, so the tree below it holds every process of the job and no
+other. The kernel sends it a SIGTERM when its own parent ends. Elsewhere only attached processes are found.
 """
 
 import contextlib

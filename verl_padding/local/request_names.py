@@ -1,8 +1,8 @@
 """Names of rollout requests that say what is asked for, and not when: the rollout server is seeded by them.
 
-verl's client sends each request under a random id, and sessions run side by side, so neither an id nor the order of
-arrival is the same in two runs. These are the same: the step, the prompt, the session, which of the session's asyncio
-tasks asks (a loop starts its sub-agents as tasks), and how often that task has asked before.
+verl's client sends each request under a random id, and sessions run side by side. What is the same in two runs: the
+step, the prompt, the session, which of the session's asyncio tasks asks (a loop starts its sub-agents as tasks), and
+how often that task has asked before.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> st
     """Name of a session: the same in each run of a job, and a different one for each session.
 
     Args:
-        trajectory: what verl says of a prompt: ``step`` of the trainer, ``validate``, ``sample_index`` in the data set
-            and ``rollout_n``, which distinguishes neighbours with one index.
+        trajectory: verl's ``step``, ``validate`` and ``rollout_n``, which distinguishes neighbours with one index.
         fields: the row of the data set, with ``session_id``.
     """
     # The trainer's place is the better name if there is one: a data set may hold a row twice.
@@ -90,10 +89,7 @@ def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> st
 
 
 def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Makes each task that is started inside a session an agent of its own; a second call does nothing.
-
-    Tasks are numbered as they are started, in the order of the code that starts them; they may run in any order.
-    """
+    """Makes each task that a session starts an agent, numbered in the order of starting; a second call does nothing."""
     before = loop.get_task_factory()
     if getattr(before, "names_tasks", False):
         return

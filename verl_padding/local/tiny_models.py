@@ -31,13 +31,9 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path:
-    """Makes a tiny model among others, unless it is there already.
+    """Makes a tiny model in its own folder inside `folder`, which it returns, unless it is there already.
 
-    Args:
-        kind: the architecture; ``qwen3_vl`` sees images and needs the extra ``vision``.
-        folder: where models of all kinds and seeds are kept.
-
-    Returns: the model's own folder inside `folder`. Several processes may ask for the same model.
+    ``qwen3_vl`` sees images and needs the extra ``vision``. Several processes may ask for the same model.
     """
     place = folder / f"tiny_{kind}_seed{seed}"
     if not place.is_dir():

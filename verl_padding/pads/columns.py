@@ -1,9 +1,10 @@
-"""What an update tells the workers about each row, as columns of TransferQueue beside the rows' own."""
+"""Columns that worker calls carry beside the rows' own fields."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -68,12 +69,7 @@ def loss_columns(
         factor_R: of each real row; None if all rows weigh the same.
     """
     n_rows = layout.n_rows
-    mini_batch_of = [
-        mini_batch
-        for _ in range(layout.dp_size)
-        for mini_batch in range(layout.n_mini_batches)
-        for _ in range(layout.rows_per_cell)
-    ]
+    mini_batch_of = np.repeat(np.tile(np.arange(layout.n_mini_batches), layout.dp_size), layout.rows_per_cell)
     tokens_MDC = [[[trained_tokens_R[row] for row in cell if row < n_rows] for cell in ranks] for ranks in layout.cells]
     of_mini_batch = {
         REAL_ROWS: layout.real_rows_M,
@@ -81,11 +77,9 @@ def loss_columns(
         TRAINED_ROWS: [sum(tokens > 0 for cell in ranks for tokens in cell) for ranks in tokens_MDC],
         REPORTING_RANKS: [sum(map(any, ranks)) for ranks in tokens_MDC],
     }
-    columns = pad_column(layout)
-    columns |= {name: torch.tensor([of_M[m] for m in mini_batch_of]) for name, of_M in of_mini_batch.items()}
+    columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()} | pad_column(layout)
     if factor_R is not None:
-        factors = [factor_R[row] if row < n_rows else 0.0 for row in layout.order]
-        columns[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)
+        columns[LOSS_FACTOR] = torch.tensor([*factor_R, 0.0], dtype=torch.float64)[_rows_or_last(layout)]
     return columns
 
 
@@ -96,7 +90,12 @@ def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
 
 def row_column(layout: Layout) -> dict[str, torch.Tensor]:
     """The number of each row in the batch, in the order of ``layout``."""
-    return {BATCH_ROW: torch.tensor([row if row < layout.n_rows else -1 for row in layout.order])}
+    return {BATCH_ROW: torch.tensor([*range(layout.n_rows), -1])[_rows_or_last(layout)]}
+
+
+def _rows_or_last(layout: Layout) -> torch.Tensor:
+    """Numbers of the rows, in the order of ``layout``; that of the first pad for every pad."""
+    return torch.tensor(layout.order).clamp(max=layout.n_rows)
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
@@ -116,6 +115,5 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     ]
     columns = {MICRO_BATCH: torch.tensor(numbers)}
     if call in plan.chains:
-        chain_R = plan.chains[call]
-        columns[CHAIN] = torch.tensor([chain_R[row] if row < len(chain_R) else -1 for row in layout.order])
+        columns[CHAIN] = torch.tensor([*plan.chains[call], -1])[_rows_or_last(layout)]
     return columns

@@ -47,9 +47,9 @@ def find_extensions(
 ) -> list[int | None]:
     """Number of the row that each row of a batch extends; None for none.
 
-    Only sessions of several rows are read. Large batches, and rows with images or recorded fields, are read and
-    compared by Ray tasks, so that the driver gets numbers only. Tokens are not read of sessions whose agent loop has
-    declared which rows extend each other (:data:`EXTENDS`).
+    Only sessions of several rows are read; large batches, and rows with images or recorded fields, by Ray tasks, so
+    that the driver gets numbers only. Tokens are not read of sessions whose agent loop has declared which rows extend
+    each other (:data:`EXTENDS`).
 
     Args:
         tokens_R: tokens of each row.
@@ -76,9 +76,8 @@ def find_extensions(
         sessions = [rows for rows in sessions if declared.keys().isdisjoint(rows)]
     by_tasks = large or sum(tokens_R[row] for rows in sessions for row in rows) > TOKENS_AT_ONCE
     parts = _parts(sessions, tokens_R, TASKS if by_tasks else 1)
-    asked = [
-        ([batch.keys[row] for row in rows], batch.partition_id, PER_TOKEN if outputs else (), large) for rows in parts
-    ]
+    compared = PER_TOKEN if outputs else ()
+    asked = [([batch.keys[row] for row in rows], batch.partition_id, compared, large) for rows in parts]
     if by_tasks:
         task = ray.remote(num_cpus=0)(_extensions_in_queue)
         found = ray.get([task.remote(*each) for each in asked])
@@ -215,11 +214,7 @@ def extensions(inputs: Inputs, keys: Sequence[str]) -> list[int | None]:
 
 
 class Inputs:
-    """What the outputs of rows may depend on: tokens, position ids, images, temperature, recorded routes, a teacher.
-
-    Args:
-        data: rows with ``input_ids``, on the CPU.
-    """
+    """What the outputs of rows, on the CPU, may depend on: tokens, images, temperature, and :data:`PER_TOKEN`."""
 
     def __init__(self, data: TensorDict):
         names = set(data.keys())

@@ -147,8 +147,8 @@ class PaddedBatch:
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
-        told = {key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL}
-        return rows_like(output, batch.keys, batch.tags, output.fields, told)
+        extra_info = {key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL}
+        return rows_like(output, batch.keys, batch.tags, output.fields, extra_info)
 
     def _put_columns(self, call: str, rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> None:
         columns = {**columns, **micro_batch_columns(self.plan, call)}

@@ -71,8 +71,7 @@ def rows_like(
 ) -> KVBatchMeta:
     """Other rows of a batch's partition, each with a tag of its own.
 
-    ``KVBatchMeta`` copies all that tags hold, which takes most of the time of a call with many rows. Here rows share
-    what is in their tags with the batch: numbers and words, as verl writes them.
+    Values in tags are shared with the batch: ``KVBatchMeta`` would copy them, which takes most of the time of a call.
     """
     rows = KVBatchMeta(
         keys=list(keys),
@@ -96,7 +95,7 @@ def tags_of(partition_id: str) -> dict[str, dict[str, Any]]:
 
 
 def read_fields(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> TensorDict:
-    """The fields that all of these rows have, or those of ``names`` among them.
+    """The fields that all of these rows have, or those of ``names`` among them; errors are those of every look-up:
 
     Raises:
         PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
@@ -119,14 +118,10 @@ def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:
 
 
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
-    """What TransferQueue's controller knows about rows, in their order, but for their tags.
+    """What TransferQueue's controller knows about rows, in their order, for one read or one put of all of them.
 
-    TransferQueue's own ``kv_batch_get`` copies the tags of all rows, and ``kv_batch_put`` copies them several times and
-    sends them back to the controller: most of the time of a put of a few columns, and nothing here needs them. The
-    result is for one read or one put of all rows; without tags it cannot be cut.
-
-    Raises:
-        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
+    Without their tags, which ``kv_batch_get`` copies, and ``kv_batch_put`` copies several times and sends back to the
+    controller: most of the time of a put of a few columns.
     """
     meta: BatchMeta = _client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
     if lost := len(keys) - len(meta.global_indexes):
@@ -171,11 +166,6 @@ class Listing:
 
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
-    """Looks rows up.
-
-    Raises:
-        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
-    """
     meta = _look_up(keys, partition_id)
     fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes)))
     keys_of: dict[tuple[bool, ...], list[str]] = {}
@@ -226,11 +216,7 @@ def put_copies(
     tags: Sequence[dict[str, Any]] | None = None,
     per_row: Mapping[str, Any] | None = None,
 ) -> None:
-    """Puts the same row under each key, in one put; ``per_row`` are the fields that differ, one value per row.
-
-    Raises:
-        PaddingDataError: there is no TransferQueue.
-    """
+    """Puts the same row under each key, in one put; ``per_row`` are the fields that differ, one value per row."""
     _client()
     columns: dict[str, Any] = {}
     for name, value in fields.items():
@@ -259,11 +245,7 @@ def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
 
 
 def put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:
-    """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as they are.
-
-    Raises:
-        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
-    """
+    """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as they are."""
     if not columns:
         return
     meta = _look_up(rows.keys, rows.partition_id)

@@ -1,4 +1,4 @@
-"""The real rows of anything with tags or the ``is_padding`` column, for code of your own that may meet a pad."""
+"""The real rows of anything with tags or the ``is_padding`` column, for code of your own that may get a pad."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.protocol import DataProto
+from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
@@ -48,8 +49,6 @@ def _(tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @real_rows.register
 def _(batch: TensorDict) -> TensorDict:
-    from verl.utils import tensordict_utils as tu
-
     return tu.index_select_tensor_dict(batch, _real_places(batch.get(IS_PADDING), len(batch)))
 
 

@@ -14,10 +14,7 @@ EXTRA_FIELDS = "extra_fields"
 
 
 def read_weights(batch: KVBatchMeta, keys_with_weight: Sequence[str]) -> list[float]:
-    """The weight of each row of a batch.
-
-    Args:
-        keys_with_weight: the rows that have the field; the others weigh 1.
+    """The weight of each row of a batch; rows without the field weigh 1.
 
     Raises:
         PaddingDataError: a weight is no number, negative or not finite.

@@ -37,11 +37,10 @@ def upsample(
         True
 
     Args:
-        batch: real rows in TransferQueue.
         multiple: rows, such as the lcm of data-parallel size and mini-batches.
         eos_token_id: the token of which a pad consists.
         length: tokens of a pad; engines that round rows up may want more.
-        roles: of fields whose role cannot be told from the rows (``padding.fields``).
+        roles: of fields whose role does not follow from the rows (``padding.fields``).
 
     Returns: the batch's rows, and behind them the pads.
 

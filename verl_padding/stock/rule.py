@@ -22,9 +22,9 @@ class StockRule:
     @classmethod
     def of_config(cls, config: DictConfig) -> StockRule:
         """The rule for a job without model parallelism."""
-        n = config.actor_rollout_ref.rollout.n
+        n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
         return cls(
-            dp_size=config.trainer.n_gpus_per_node * config.trainer.nnodes,
+            dp_size=trainer.n_gpus_per_node * trainer.nnodes,
             actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
             critic_rows=config.critic.ppo_mini_batch_size * n if has_critic(config) else 1,
         )
