@@ -67,7 +67,7 @@ class PaddingConfig:
     cost_model: str = dataclasses.field(default="attention", metadata={CHOICES: (*COST_MODELS, "model", "measured")})
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
     L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
-    what the workers' clocks say, as soon as that foretells micro-batches clearly better than ``model`` (or
+    what the workers' clocks say, as soon as that predicts micro-batches clearly better than ``model`` (or
     ``attention``)."""
 
     packer: Packer = "verl"

@@ -127,7 +127,7 @@ def test_the_trainers_are_registered_when_verl_imports_its_own(imported):
     assert all(module.startswith("verl.") for module in modules.values()), modules
 
 
-def test_a_broken_plugin_is_told_of_and_leaves_verl_working(ended):
+def test_a_broken_plugin_is_reported_of_and_leaves_verl_working(ended):
     result = ended["broken"]
     assert "PPOTrainerSync" in result.stdout
     assert "Unknown trainer 'padded_sync'" in result.stdout

@@ -506,7 +506,7 @@ ADAPTER = "actor_rollout_ref.model"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (
             ("model_engine=megatron", f"{ADAPTER}.lora_rank=8"),
@@ -524,8 +524,8 @@ ADAPTER = "actor_rollout_ref.model"
         ((f"{ADAPTER}.lora.rank=8",), "lora.rank=8: verl's fsdp engine .*model.lora_rank to its rank"),
     ],
 )
-def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, told):
-    with pytest.raises(PaddingConfigError, match=rf"^actor_rollout_ref\.model\.{told}"):
+def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, message):
+    with pytest.raises(PaddingConfigError, match=rf"^actor_rollout_ref\.model\.{message}"):
         job_of(*DYNAMIC, *overrides)
 
 

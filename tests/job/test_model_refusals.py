@@ -86,7 +86,7 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         ({"llm_config": DYNAMIC_ROPE, "vision_config": {}}, "rope_type='dynamic'"),
         ({"thinker_config": {"text_config": DYNAMIC_ROPE}}, "rope_type='dynamic'"),
@@ -96,13 +96,13 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
         ({"use_dynamic_ntk": True, "rope_scaling": None}, "use_dynamic_ntk=True"),
     ],
 )  # fmt: skip
-def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, told):
+def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, message):
     def refuse(sharing: str) -> None:
         refuse_model("critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
 
     refuse("off")
     with pytest.raises(
         PaddingConfigError,
-        match=rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(told)}\).*sharing=off\.$",
+        match=rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$",
     ):
         refuse("chains")
