@@ -10,7 +10,6 @@ import transfer_queue as tq
 from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
 from tests.support.rows_in_queue import empty_queue, queue_content
 from verl_padding.timing.learned_costs import FILE as COSTS
-from verl_padding.timing.learned_costs import LearnedCosts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -118,12 +117,8 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
         assert_trained_as_configured(facts, steps_a_batch)
     if LEARNS in mode:
         for step in (SAVED, KILLED, LAST):
-            said = json.loads((checkpoints / f"global_step_{step}" / COSTS).read_text())
-            assert {name: len(call["steps"]) for name, call in said.items()} == dict.fromkeys(LEARNED, step), (
-                "a resumed job goes on with what was learned before"
-            )
-        learned = LearnedCosts.read(checkpoints / f"global_step_{LAST}" / COSTS)
-        assert set(learned.fitted()) == LEARNED, "passes have few micro-batches, and take some steps"
+            learned = json.loads((checkpoints / f"global_step_{step}" / COSTS).read_text())
+            assert {name: len(call["steps"]) for name, call in learned.items()} == dict.fromkeys(LEARNED, step)
     if "num_warmup_batches" in mode[-1]:
         assert_finished_groups_are_trained_whole(resumed, checkpoints / f"global_step_{SAVED}")
     assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])
