@@ -36,10 +36,6 @@ LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
 from them."""
 
 
-LEAK_PROBE = [16, 16, 16, 24]
-"""Tokens of the rows with which a padded job shows that packed rows do not see each other: no pass of a step."""
-
-
 def _note(**facts) -> None:
     with (Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(facts) + "\n")
@@ -81,27 +77,6 @@ def _local_parameters(engine) -> list:
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
-
-
-def _watch_passes(module) -> None:
-    infer_batch = module.BaseEngine.infer_batch
-
-    # In the engine: what a worker is called with may be the rows' addresses.
-    @functools.wraps(infer_batch)
-    def watched(self, data, *args, **kwargs):
-        if data["input_ids"].offsets().diff().tolist() == LEAK_PROBE:
-            return infer_batch(self, data, *args, **kwargs)
-        told = data["is_padding"] if "is_padding" in data.keys() else []  # noqa: SIM118  (a TensorDict)
-        _note(
-            kind="pass",
-            model="value_model" if "Value" in type(self).__name__ else "language_model",
-            rank=self.get_data_parallel_rank(),
-            rows=len(data),
-            pads=sum(map(bool, told)),
-        )
-        return infer_batch(self, data, *args, **kwargs)
-
-    module.BaseEngine.infer_batch = watched
 
 
 def _routes_of_pads(data) -> list:
@@ -271,7 +246,6 @@ def _pads(tags) -> int:
 
 if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
-    register_post_import_hook(_watch_passes, "verl.workers.engine.base")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
     register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
     if KILL_ACTOR in os.environ:

@@ -44,19 +44,6 @@ def nested(parts):
     return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
 
 
-_NESTED: dict[tuple[int, ...], tuple[tuple[torch.Tensor, ...], torch.Tensor]] = {}
-"""Columns by the ids of their rows, which are kept beside them."""
-
-
-def column(parts):
-    """A column of rows that nobody writes to, which takes a third of a loss to make: the same for the same rows."""
-    parts = tuple(parts)
-    ids = tuple(map(id, parts))
-    if ids not in _NESTED:
-        _NESTED[ids] = parts, nested(parts)
-    return _NESTED[ids][1]
-
-
 class Rows:
     """Five real rows and any number of pads, with everything that verl's losses read, in float64."""
 
@@ -116,7 +103,7 @@ class Rows:
             for name, row in zip(rows, picked, strict=True)
         ]
         names = [name for name in picked[0] if name != "output"]
-        data = TensorDict({name: column(row[name] for row in picked) for name in names}, batch_size=len(rows))
+        data = TensorDict({name: nested(row[name] for row in picked) for name in names}, batch_size=len(rows))
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[REAL_ROWS] = torch.full((len(rows),), real_rows)
         data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
