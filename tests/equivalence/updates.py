@@ -63,7 +63,6 @@ BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
     f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
 )
-CRITIC_TERMS = (f"+critic.optim.{ADAM_EPS}", "critic.cliprange_value=0.5")
 BUDGET_OF_CRITICS = "+critic.ppo_infer_max_token_len_per_gpu"
 BUDGETS_OF_CRITICS = {"padded": [f"{BUDGET_OF_CRITICS}={BUDGET}"], "plain": [f"{BUDGET_OF_CRITICS}=4096"]}
 """Of padded critics and of the one, as ``padded_and_plain`` takes them."""

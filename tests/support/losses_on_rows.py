@@ -49,14 +49,9 @@ class Rows:
 
     def __init__(self, seed=0):
         self.lengths = [(3, 4), (5, 1), (2, 6), (4, 2), (1, 3)]
-        self.fields = [dict(row) for row in self._drawn(seed, *self.lengths)]
-        self.n_real = len(self.fields)
-
-    @classmethod
-    @cache
-    def _drawn(cls, seed, *lengths):
         gen = torch.Generator().manual_seed(seed)
-        return [cls._row(prompt, response, gen) for prompt, response in lengths]
+        self.fields = [self._row(prompt, response, gen) for prompt, response in self.lengths]
+        self.n_real = len(self.fields)
 
     @staticmethod
     def _row(prompt, response, gen):
@@ -159,12 +154,6 @@ def critic_loss(mode):
         strategy="fsdp2", use_dynamic_bsz=True, loss_agg_mode=mode, loss_scale_factor=8, cliprange_value=0.5
     )
     return partial(value_loss, config=config)
-
-
-def without_pads(layout):
-    """The same micro-batches with the pads taken out, and none that is empty then."""
-    ranks = [[[row for row in micro if row is not PAD] for micro in rank] for rank in layout]
-    return [[micro for micro in rank if micro] for rank in ranks]
 
 
 def run_as_verl_does(loss, rows, layout, output_name, nominal=7):
