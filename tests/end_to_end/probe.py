@@ -149,8 +149,11 @@ def _watch_sampling(module) -> None:
     sample = module.ReplayBuffer.sample
 
     @functools.wraps(sample)
-    def watched(self, *args, **kwargs):
-        batch, metrics = sample(self, *args, **kwargs)
+    def watched(self, global_steps, partition_id, batch_size):
+        actor, _, step = os.environ.get(KILL_ACTOR, "").partition(":")
+        if partition_id == "train" and step == str(global_steps):
+            _kill_actors(actor)
+        batch, metrics = sample(self, global_steps, partition_id, batch_size)
         _note(kind="sampled", partition=batch.partition_id, keys=list(batch.keys))
         return batch, metrics
 
@@ -181,22 +184,6 @@ def _questions(keys) -> list[str]:
         return []
     data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=["raw_prompt"])
     return [text_of(messages[-1]) for messages in data["raw_prompt"]]
-
-
-def _kill_actor_in_sample(module) -> None:
-    actor, _, step = os.environ[KILL_ACTOR].partition(":")
-
-    def killing(sample):
-        @functools.wraps(sample)
-        def wrapped(self, global_steps, partition_id, batch_size):
-            if partition_id == "train" and str(global_steps) == step:
-                _kill_actors(actor)
-            return sample(self, global_steps, partition_id, batch_size)
-
-        return wrapped
-
-    for buffer in (module.ReplayBuffer, module.ReplayBufferAsync):
-        buffer.sample = killing(buffer.sample)
 
 
 def _kill_actors(name: str) -> None:
@@ -248,7 +235,5 @@ if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
     register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
-    if KILL_ACTOR in os.environ:
-        register_post_import_hook(_kill_actor_in_sample, "verl.trainer.ppo.v1.replay_buffer")
     if LEVELS in os.environ:
         register_post_import_hook(_watch_levels, "verl.utils.tracking")

@@ -10,8 +10,18 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
 from tests.equivalence.test_shared_prefixes import assert_sharing_agrees, batch_and_plan
-from tests.equivalence.updates import BUDGET, EACH_CUT, PAD_TOKENS, assert_updates_agree
+from tests.equivalence.updates import (
+    BUDGET,
+    EACH_CUT,
+    PAD_TOKENS,
+    assert_metrics_agree,
+    assert_updates_agree,
+    put_trained_rows,
+    update_both,
+)
 from tests.support.fsdp2_workers import start_over
+from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [
     pytest.mark.ray,
@@ -73,6 +83,22 @@ def test_so_do_ranks_of_fsdp2_that_share_prefixes(shape_and_both):
         start_over(workers, "token-mean")
     sizes = {"dp_size": shape.dp_size, "token_budget": BUDGET * shape.ranks_of_row}
     assert_sharing_agrees(*both, *batch_and_plan(shape.update, **sizes), shape.update)
+
+
+def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):
+    shape = Shape()
+    update = Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=2, padded_to="micro_batch")
+    job = Job(
+        strategy="prompt", prompts=6, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer="plan"
+    )
+    with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
+        padded_ranks.execute_with_func_generator(install())
+        both = padded_ranks, one_rank_of(shape)
+        for workers in both:
+            start_over(workers, "token-mean")
+        batch = put_trained_rows()
+        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+        assert_metrics_agree(update_both(*both, batch, plan))
 
 
 def _names_of_weights(worker: Any) -> DataProto:
