@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
@@ -16,10 +17,12 @@ from tests.equivalence.updates import (
     PAD_TOKENS,
     assert_metrics_agree,
     assert_updates_agree,
+    plan_of,
     put_trained_rows,
     update_both,
 )
 from tests.support.fsdp2_workers import start_over
+from tests.support.rows_in_queue import put_columns
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.worker.plan_packer import install
 
@@ -99,6 +102,36 @@ def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packe
         batch = put_trained_rows()
         plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
         assert_metrics_agree(update_both(*both, batch, plan))
+
+
+TOP_K = 5
+
+
+def test_ranks_that_distill_end_with_the_weights_of_one_rank_without_pads(transfer_queue, model_of):
+    """verl's engine asks a top-k loss for its values token by token, pads and all, before the loss sums them up."""
+    shape, teacher = Shape(), "distillation.teacher_models.teacher_model"
+    distilling = (
+        "distillation.enabled=true",
+        "distillation.n_gpus_per_node=2",
+        "distillation.nnodes=1",
+        f"{teacher}.inference.name=vllm",  # is not started here
+        f"{teacher}.model_path={model_of(shape)}",
+        f"{teacher}.num_replicas=1",
+        "distillation.distillation_loss.loss_mode=forward_kl_topk",
+        f"distillation.distillation_loss.topk={TOP_K}",
+        "distillation.distillation_loss.use_policy_gradient=false",
+    )
+    batch, draw = put_trained_rows(), torch.Generator().manual_seed(3)
+    lengths = [tag["seq_len"] for tag in batch.tags]
+    top = [torch.randn(length, 256, generator=draw).log_softmax(-1).topk(TOP_K) for length in lengths]
+    columns = {"teacher_logprobs": [row.values for row in top], "teacher_ids": [row.indices for row in top]}
+    batch, model = put_columns(batch, **columns), model_of(shape)
+    with started(shape, model, *distilling) as padded_ranks, started(shape.reference, model, *distilling) as one_rank:
+        said = {"distillation_use_topk": True}
+        both = update_both(padded_ranks, one_rank, batch, plan_of(batch, "verl"), said=said)
+    names = ("distillation/loss", "actor/pg_loss", "grad_norm", "distillation/student_mass")
+    assert_metrics_agree(both, names=names)
+    assert min(np.ravel(step["distillation/loss"])[0] for step in both.plain) > 0
 
 
 def _names_of_weights(worker: Any) -> DataProto:
