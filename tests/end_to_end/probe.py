@@ -16,7 +16,6 @@ from pathlib import Path
 from wrapt import register_post_import_hook
 
 import tests.engines  # noqa: F401  (jobs on these engines have no other module to load it)
-from tests.end_to_end.message_text import text_of
 
 FOLDER = "VERL_PADDING_PROBE"
 """Environment variable: where the notes go."""
@@ -34,6 +33,12 @@ of step 2 are being generated."""
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
 """Environment variable: if it is there, the trainer's log-probs of each row are noted, and how far the rollout's are
 from them."""
+
+
+def text_of(message: dict) -> str:
+    """What a message says, without its images."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _note(**facts) -> None:
