@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -43,29 +42,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for item in items:
                 if item.get_closest_marker(engine):
                     item.add_marker(skip)
-
-
-SHARE_A_FIXTURE = (
-    (
-        "tests/equivalence/test_actor_update.py",
-        "tests/equivalence/test_shared_prefixes.py",
-        "tests/equivalence/test_weights_on_ranks.py",
-    ),
-    ("tests/test_code_blocks.py", "tests/test_own_recipe.py"),
-)
-"""Files that one process of tests runs, one after the other, since what they share takes long to make."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``--dist loadfile``, with the files that share a fixture as one file."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Files(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return next((files[0] for files in SHARE_A_FIXTURE if file in files), file)
-
-    return Files(config, log)

@@ -1,7 +1,5 @@
 """The ``padding`` section: what it takes, and what it refuses, each refusal with the key, the value and the choices."""
 
-import dataclasses
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -18,11 +16,6 @@ def test_a_section_of_hydra_is_read():
     section = OmegaConf.create({"strategy": "lcm", "denominator": "nominal", "seed": 3, "pad_length": 8})
     config = PaddingConfig.from_section(section)
     assert (config.strategy, config.denominator, config.seed, config.pad_length) == ("lcm", "nominal", 3, 8)
-
-
-def test_the_config_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        PaddingConfig().strategy = "rows"
 
 
 @pytest.mark.parametrize(

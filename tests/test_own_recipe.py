@@ -56,14 +56,8 @@ def test_both_jobs_are_complete_and_can_be_planned(script, own_recipe):
 
 def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
     (code,) = [code for code in commands_of(FIRST_HOUR) if "overrides=(" in code]
-    told = subprocess.run(
-        ["/bin/bash", "-c", code + 'printf "%s\\n" "${overrides[@]}"'],
-        cwd=own_recipe,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    overrides = told.stdout.splitlines()
+    command = ["/bin/bash", "-c", code + 'printf "%s\\n" "${overrides[@]}"']
+    overrides = subprocess.check_output(command, cwd=own_recipe, text=True).splitlines()
     assert len(overrides) > 10
     assert complete(overrides)
     assert complete(["+padding=prompt", *overrides])
@@ -85,13 +79,9 @@ def test_the_recipe_runs_as_it_is_printed(tmp_path):
     assert [step["step"] for step in steps] == [1, 2, 3]
     for step in steps:
         data = step["data"]
-        assert 0 <= data["guess/found"] <= 1
         # A row for each guess: what the reward function was told and what was planned are the same rows.
-        assert data["padding/real_rows/total"] == pytest.approx(256 * data["guess/guesses"])
-        assert data["padding/real_rows/total"] > 256
+        assert data["padding/real_rows/total"] == pytest.approx(256 * data["guess/guesses"]) > 256
         assert data["padding/actor/optimizer_steps/total"] == 4
-        assert data["padding/pad_rows/total"] >= 0
-        assert 0 <= data["critic/score/mean"] <= 1
         rows = (folder / "run" / "rollouts" / f"{step['step']}.jsonl").read_text().splitlines()
         assert len(rows) == data["padding/real_rows/total"]
     assert 0 <= steps[-1]["data"]["val-aux/guess/found/mean@1"] <= 1

@@ -55,8 +55,6 @@ class JobFacts:
     """By step, from the rollout dump."""
     optimizer_steps: dict[str, list[OptimizerStep]]
     """By model, in order."""
-    passes: dict[str, list[dict]]
-    """Rows, and pads among them as the worker is told, of each pass without training, over all ranks, by model."""
     batches: list[dict]
     """The batch after each local update."""
     queue: list[dict]
@@ -176,17 +174,14 @@ def read_probe(folder: Path, *, torn: bool) -> dict:
     """What the probe has noted; ``torn``: the job may have ended between the notes of two ranks."""
     notes = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
 
-    def by_model(kind: str) -> dict[str, list[tuple[dict, ...]]]:
-        """Model -> of each step or pass, the notes of all ranks."""
-        by_rank = defaultdict(list)
-        for note in notes:
-            if note["kind"] == kind:
-                by_rank[note["model"], note["rank"]].append(note)
-        return {
-            model: list(zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn))
-            for model in {model for model, _ in by_rank}
-        }
-
+    by_rank = defaultdict(list)
+    for note in notes:
+        if note["kind"] == "optimizer_step":
+            by_rank[note["model"], note["rank"]].append(note)
+    by_model = {
+        model: list(zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn))
+        for model in {model for model, _ in by_rank}
+    }
     steps = {
         model: [
             OptimizerStep(
@@ -199,14 +194,10 @@ def read_probe(folder: Path, *, torn: bool) -> dict:
             )
             for notes_of_step in of_model
         ]
-        for model, of_model in by_model("optimizer_step").items()
+        for model, of_model in by_model.items()
     }
     kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "levels": "level"}
     return {
         "optimizer_steps": steps,
-        "passes": {
-            model: [{name: sum(note[name] for note in ranks) for name in ("rows", "pads")} for ranks in of_model]
-            for model, of_model in by_model("pass").items()
-        },
         "killed_at": next((note["time"] for note in notes if note["kind"] == "killed"), None),
     } | {name: [note for note in notes if note["kind"] == kind] for name, kind in kinds.items()}

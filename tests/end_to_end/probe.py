@@ -16,7 +16,6 @@ from pathlib import Path
 from wrapt import register_post_import_hook
 
 import tests.engines  # noqa: F401  (jobs on these engines have no other module to load it)
-from tests.end_to_end.message_text import text_of
 
 FOLDER = "VERL_PADDING_PROBE"
 """Environment variable: where the notes go."""
@@ -36,8 +35,10 @@ LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
 from them."""
 
 
-LEAK_PROBE = [16, 16, 16, 24]
-"""Tokens of the rows with which a padded job shows that packed rows do not see each other: no pass of a step."""
+def text_of(message: dict) -> str:
+    """What a message says, without its images."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _note(**facts) -> None:
@@ -81,27 +82,6 @@ def _local_parameters(engine) -> list:
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
-
-
-def _watch_passes(module) -> None:
-    infer_batch = module.BaseEngine.infer_batch
-
-    # In the engine: what a worker is called with may be the rows' addresses.
-    @functools.wraps(infer_batch)
-    def watched(self, data, *args, **kwargs):
-        if data["input_ids"].offsets().diff().tolist() == LEAK_PROBE:
-            return infer_batch(self, data, *args, **kwargs)
-        told = data["is_padding"] if "is_padding" in data.keys() else []  # noqa: SIM118  (a TensorDict)
-        _note(
-            kind="pass",
-            model="value_model" if "Value" in type(self).__name__ else "language_model",
-            rank=self.get_data_parallel_rank(),
-            rows=len(data),
-            pads=sum(map(bool, told)),
-        )
-        return infer_batch(self, data, *args, **kwargs)
-
-    module.BaseEngine.infer_batch = watched
 
 
 def _routes_of_pads(data) -> list:
@@ -174,8 +154,11 @@ def _watch_sampling(module) -> None:
     sample = module.ReplayBuffer.sample
 
     @functools.wraps(sample)
-    def watched(self, *args, **kwargs):
-        batch, metrics = sample(self, *args, **kwargs)
+    def watched(self, global_steps, partition_id, batch_size):
+        actor, _, step = os.environ.get(KILL_ACTOR, "").partition(":")
+        if partition_id == "train" and step == str(global_steps):
+            _kill_actors(actor)
+        batch, metrics = sample(self, global_steps, partition_id, batch_size)
         _note(kind="sampled", partition=batch.partition_id, keys=list(batch.keys))
         return batch, metrics
 
@@ -206,22 +189,6 @@ def _questions(keys) -> list[str]:
         return []
     data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=["raw_prompt"])
     return [text_of(messages[-1]) for messages in data["raw_prompt"]]
-
-
-def _kill_actor_in_sample(module) -> None:
-    actor, _, step = os.environ[KILL_ACTOR].partition(":")
-
-    def killing(sample):
-        @functools.wraps(sample)
-        def wrapped(self, global_steps, partition_id, batch_size):
-            if partition_id == "train" and str(global_steps) == step:
-                _kill_actors(actor)
-            return sample(self, global_steps, partition_id, batch_size)
-
-        return wrapped
-
-    for buffer in (module.ReplayBuffer, module.ReplayBufferAsync):
-        buffer.sample = killing(buffer.sample)
 
 
 def _kill_actors(name: str) -> None:
@@ -271,10 +238,7 @@ def _pads(tags) -> int:
 
 if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
-    register_post_import_hook(_watch_passes, "verl.workers.engine.base")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
     register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
-    if KILL_ACTOR in os.environ:
-        register_post_import_hook(_kill_actor_in_sample, "verl.trainer.ppo.v1.replay_buffer")
     if LEVELS in os.environ:
         register_post_import_hook(_watch_levels, "verl.utils.tracking")

@@ -1,5 +1,6 @@
 """Whole jobs on other engines: two ranks, or four, two to a row or to a model; trained, saved, resumed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from verl_padding.local.tiny_models import TinyModelKind
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SAVED, LAST = 2, 3
-ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 WITH_CRITIC = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3")
+ACTOR_AND_REF = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
+ROLES = (*ACTOR_AND_REF, "critic")
 CONSTANT = "{}.optim.lr_scheduler_type=constant"
 """verl has a cosine for VeOmni, down to 0."""
 
@@ -22,71 +24,44 @@ CONSTANT = "{}.optim.lr_scheduler_type=constant"
 class JobOnEngine:
     """A job with a reference, and with a critic or GRPO."""
 
-    marks: tuple[pytest.MarkDecorator, ...] = ()
-    """What else the engine takes."""
-    local: str = "cpu"
-    """Choice of the config group ``local``."""
+    engine: str = "fsdp"
     ranks: int = 4
-    shape: tuple[str, ...]
+    shape: list[str]
     """Overrides."""
-    critic: bool = True
-    model_kind: TinyModelKind = "qwen2"
-    replays: bool = False
-    """Whether the update replays the routes that the pass before it has recorded."""
+    critic: bool = False
+    experts: bool = False
+    """Whether it has a mixture, whose update replays the routes that the pass before it has recorded."""
 
 
+def sizes(setting: str, roles: Sequence[str], size: int = 2) -> list[str]:
+    return [f"{role}.{setting}={size}" for role in roles]
+
+
+EXPERTS = [
+    *sizes("megatron.expert_model_parallel_size", ACTOR_AND_REF),
+    *sizes("megatron.expert_tensor_parallel_size", ACTOR_AND_REF, 1),
+    "actor_rollout_ref.actor.megatron.router_replay.mode=R2",
+]
+PIPELINE, ULYSSES = "megatron.pipeline_model_parallel_size", "veomni.ulysses_parallel_size"
+VEOMNI = [*sizes(ULYSSES, ROLES), CONSTANT.format("actor_rollout_ref.actor"), CONSTANT.format("critic")]
 JOBS = {
-    "FSDP2, two ranks to a row": JobOnEngine(
-        shape=(
-            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
-            "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2",
-        ),
-        critic=False,
-    ),
-    "Megatron, a pipeline of two": JobOnEngine(
-        marks=(pytest.mark.megatron,),
-        local="cpu_megatron",
-        shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES),
-    ),
-    "Megatron, a pipeline of two, GRPO": JobOnEngine(
-        marks=(pytest.mark.megatron,),
-        local="cpu_megatron",
-        shape=tuple(f"{role}.megatron.pipeline_model_parallel_size=2" for role in ROLES[:2]),
-        critic=False,
-    ),
+    "FSDP2, two ranks to a row": JobOnEngine(shape=sizes("ulysses_sequence_parallel_size", ACTOR_AND_REF)),
+    "Megatron, a pipeline of two": JobOnEngine(engine="megatron", shape=sizes(PIPELINE, ROLES), critic=True),
     "Megatron, experts that two ranks share, GRPO": JobOnEngine(
-        marks=(pytest.mark.megatron,),
-        local="cpu_megatron",
-        ranks=2,
-        shape=(
-            *(f"{role}.megatron.expert_model_parallel_size=2" for role in ROLES[:2]),
-            *(f"{role}.megatron.expert_tensor_parallel_size=1" for role in ROLES[:2]),
-            "actor_rollout_ref.actor.megatron.router_replay.mode=R2",
-        ),
-        critic=False,
-        model_kind="qwen3_moe",
-        replays=True,
+        engine="megatron", ranks=2, shape=EXPERTS, experts=True
     ),
-    "VeOmni, two ranks to a row": JobOnEngine(
-        marks=(pytest.mark.veomni,),
-        local="cpu_veomni",
-        shape=(
-            *(f"{role}.veomni.ulysses_parallel_size=2" for role in ROLES),
-            CONSTANT.format("actor_rollout_ref.actor"),
-            CONSTANT.format("critic"),
-        ),
-    ),
+    "VeOmni, two ranks to a row": JobOnEngine(engine="veomni", shape=VEOMNI, critic=True),
     "VeOmni, two ranks, GRPO": JobOnEngine(
-        marks=(pytest.mark.veomni,),
-        local="cpu_veomni",
-        ranks=2,
-        shape=(CONSTANT.format("actor_rollout_ref.actor"),),
-        critic=False,
+        engine="veomni", ranks=2, shape=[CONSTANT.format("actor_rollout_ref.actor")]
     ),
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(job, marks=job.marks, id=name) for name, job in JOBS.items()])
+def marks_of(job: JobOnEngine) -> list[pytest.MarkDecorator]:
+    return [] if job.engine == "fsdp" else [getattr(pytest.mark, job.engine)]
+
+
+@pytest.fixture(scope="module", params=[pytest.param(job, marks=marks_of(job), id=name) for name, job in JOBS.items()])
 def job(request) -> JobOnEngine:
     return request.param
 
@@ -105,9 +80,11 @@ def jobs(job, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
         *job.shape,
     ]
     saving = (f"trainer.default_local_dir={checkpoints}", f"trainer.save_freq={SAVED}")
-    first = run_job(folder / "first", *common, *saving, steps=LAST, local=job.local, model_kind=job.model_kind)
+    kind: TinyModelKind = "qwen3_moe" if job.experts else "qwen2"
+    on_engine = {"local": "cpu" if job.engine == "fsdp" else f"cpu_{job.engine}", "model_kind": kind, "steps": LAST}
+    first = run_job(folder / "first", *common, *saving, **on_engine)
     resuming = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / f'global_step_{SAVED}'}")
-    again = run_job(folder / "resumed", *common, *resuming, steps=LAST, local=job.local, model_kind=job.model_kind)
+    again = run_job(folder / "resumed", *common, *resuming, **on_engine)
     return first, again
 
 
@@ -125,7 +102,7 @@ def test_each_batch_takes_the_configured_steps_with_real_rows_in_each(job, jobs)
         assert taken == {model: count * len(facts.metrics) for model, count in steps.items()}
         assert all(step.moved and step.real_rows > 0 for step in facts.optimizer_steps[ACTOR])
         assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
-        assert any(step.pad_routes for step in facts.optimizer_steps[ACTOR]) == job.replays
+        assert any(step.pad_routes for step in facts.optimizer_steps[ACTOR]) == job.experts
     assert pads > 0
 
 

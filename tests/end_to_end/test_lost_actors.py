@@ -11,31 +11,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 LIMIT_S = 60
 """Seconds that a job may take to end, with all its processes; without the watch, 150 at the least."""
 STEPS = 85
-"""All that one epoch of the data has: no machine is through them before the watch has looked twice.
-
-Steps go on after the death where nobody waits for the dead: an agent loop worker whose rows of the next step are there
-already.
-"""
+"""All that one epoch of the data has: no machine is through them before the watch has looked twice."""
 
 
-# The watch is the same in all modes, and for all kinds of actors (tests/driver/test_actor_watch.py); only with
-# colocate_async are agent loop workers busy while the step trains.
-@pytest.mark.parametrize(
-    ("actor", "name", "mode"),
-    [
-        ("SimpleStorageUnit", "TransferQueue's storage", "sync"),
-        ("PaddedAgentLoopWorker", "agent loop worker", "colocate_async"),
-    ],
-)
-def test_a_job_whose_actor_is_killed_ends_soon_and_names_it(actor, name, mode, tmp_path):
-    facts = run_job(
-        tmp_path,
-        "+padding=prompt",
-        f"trainer.v1.trainer_mode={mode}",
-        steps=STEPS,
-        kill_actor=f"{actor}:2",
-    )
+# The watch is the same in all modes, and for all kinds of actors (tests/driver/test_actor_watch.py).
+def test_a_job_whose_storage_is_killed_ends_soon_and_names_it(tmp_path):
+    facts = run_job(tmp_path, "+padding=prompt", steps=STEPS, kill_actor="SimpleStorageUnit:2")
     ended = time.time()
     assert 1 <= max(facts.metrics) < STEPS
-    assert f"LostActorError: {name}: " in facts.log
+    assert "LostActorError: TransferQueue's storage: " in facts.log
     assert ended - facts.killed_at < LIMIT_S

@@ -183,15 +183,6 @@ def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
     assert any(name.startswith("val-core/letters/") for name in metrics), "validation runs beside it"
 
 
-@pytest.mark.parametrize("job", TIMED)
-def test_workers_are_told_the_pads_of_every_pass(job, request):
-    facts = request.getfixturevalue(job)
-    real = [facts.rows[step].real for step in sorted(facts.rows)]
-    passes = {model: [each["rows"] - each["pads"] for each in of_model] for model, of_model in facts.passes.items()}
-    assert passes == ({ACTOR: real} if job == "grpo" else {ACTOR: real * 2, CRITIC: real})
-    assert any(each["pads"] > 0 for of_model in facts.passes.values() for each in of_model)
-
-
 @pytest.mark.slow
 def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_batches_and_through_mishaps(tmp_path):
     facts = run_job(

@@ -34,13 +34,8 @@ def run(folder: Path) -> JobFacts:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    return run(tmp_path_factory.mktemp("first"))
-
-
-@pytest.fixture(scope="module")
-def again(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    return run(tmp_path_factory.mktemp("again"))
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobFacts, JobFacts]:
+    return run(tmp_path_factory.mktemp("first")), run(tmp_path_factory.mktemp("again"))
 
 
 def row_name(key: str) -> tuple:
@@ -65,24 +60,24 @@ def repeating_metrics(facts: JobFacts) -> dict[int, dict[str, float]]:
     }
 
 
-def test_each_row_of_each_step_is_generated_again_letter_by_letter(first: JobFacts, again: JobFacts) -> None:
-    rows = rollouts(first)
+def test_each_row_of_each_step_is_generated_again_letter_by_letter(both) -> None:
+    rows, again = map(rollouts, both)
     assert sorted(rows) == [1, 2, 3]
     for step in rows:
         assert len(rows[step]) > PROMPTS * SESSIONS
         assert len({name for name, *_ in rows[step]}) == len(rows[step])
         assert {name[0] for name, *_ in rows[step]} == {(step, place) for place in range(PROMPTS)}
     assert len({output for step in rows for _, _, output, _ in rows[step]}) > 50, "responses that differ"
-    assert rollouts(again) == rows
+    assert again == rows
 
 
-def test_each_metric_of_each_step_is_the_same_to_the_last_bit(first: JobFacts, again: JobFacts) -> None:
-    metrics = repeating_metrics(first)
+def test_each_metric_of_each_step_is_the_same_to_the_last_bit(both) -> None:
+    metrics, again = map(repeating_metrics, both)
     assert sorted(metrics) == [1, 2, 3]
     assert all(len(values) > 60 for values in metrics.values())
     assert any(name.startswith("val-") for name in metrics[3])
     assert any(name.startswith("rollout_corr/") for name in metrics[1])
-    for step, values in repeating_metrics(again).items():
+    for step, values in again.items():
         for name, value in values.items():
             # verl adds up what validation has earned in the order in which its sessions ended.
             same = pytest.approx(metrics[step][name], rel=1e-12) if name.startswith("val-") else metrics[step][name]
@@ -90,17 +85,15 @@ def test_each_metric_of_each_step_is_the_same_to_the_last_bit(first: JobFacts, a
         assert values.keys() == metrics[step].keys()
 
 
-def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set_whichever_session_ended_first(
-    first: JobFacts, again: JobFacts
-) -> None:
-    trained = [[row_name(key) for key in batch["keys"]] for batch in first.batches]
+def names_of(batches: list[dict]) -> list[list[tuple]]:
+    return [[row_name(key) for key in batch["keys"]] for batch in batches]
+
+
+def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set_whichever_session_ended_first(both) -> None:
+    trained, again = (names_of(facts.batches) for facts in both)
     assert len(trained) == STEPS
-    assert trained == [sorted(names) for names in trained]
-    assert [[row_name(key) for key in batch["keys"]] for batch in again.batches] == trained
-    came = [
-        [[row_name(key) for key in batch["keys"]] for batch in facts.sampled if batch["partition"] == "train"]
-        for facts in (first, again)
-    ]
-    for step in range(STEPS):
-        assert sorted(came[0][step]) == sorted(came[1][step]) == trained[step]
-        assert came[0][step] != came[1][step], "they ended in the same order: nothing was asked of the trainer"
+    assert trained == again == [sorted(names) for names in trained]
+    came = [names_of([each for each in facts.sampled if each["partition"] == "train"]) for facts in both]
+    for of_first, of_again, want in zip(*came, trained, strict=True):
+        assert sorted(of_first) == sorted(of_again) == want
+        assert of_first != of_again, "they ended in the same order: nothing was asked of the trainer"

@@ -1,4 +1,4 @@
-"""Workers that several files train; tests/conftest.py has one process of tests run these files."""
+"""Workers that several files train."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

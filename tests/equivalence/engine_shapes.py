@@ -120,22 +120,15 @@ def overrides_of(shape: Shape) -> list[str]:
     return found + shape.settings
 
 
-def start(shape: Shape, model: Path, *more: str) -> RayWorkerGroup:
-    """Workers of a shape; ``model`` is one of :func:`with_shared_heads`, with a value head for critics of FSDP2."""
-    if shape.lora:
-        adapter = make_adapter(model, model.parent / f"{model.name}_adapter")
-        more += (
-            f"actor_rollout_ref.model.lora_rank={LORA_RANK}",
-            f"+actor_rollout_ref.model.lora_adapter_path={adapter}",
-        )
-    starts = start_critic if shape.update == "critic" else start_actor
-    return starts(model, shape.ranks, *overrides_of(shape), *more)
-
-
 @contextmanager
 def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
-    """Workers that see real rows alone, and are ended with the block."""
-    workers = start(shape, model, *more)
+    """Workers that see real rows alone, and are ended with the block; ``model`` is that of ``model_of``."""
+    if shape.lora:
+        adapter = make_adapter(model, model.parent / f"{model.name}_adapter")
+        of_adapter = f"+actor_rollout_ref.model.lora_adapter_path={adapter}"
+        more += (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", of_adapter)
+    starts = start_critic if shape.update == "critic" else start_actor
+    workers = starts(model, shape.ranks, *overrides_of(shape), *more)
     try:
         if shape.ranks > 1:
             workers.execute_with_func_generator(wrap_worker_loss("rows"))

@@ -56,12 +56,6 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
     assert_updates_agree(*actors, packer, mode="token-mean", micro_batch_rows=2)
 
 
-@pytest.mark.slow
-@EACH_PACKER
-def test_so_do_ranks_of_which_one_holds_pads_alone(packer, actors):
-    assert_updates_agree(*actors, packer, few=True)
-
-
 @EACH_PACKER
 def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_has_them(packer, actors):
     """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""

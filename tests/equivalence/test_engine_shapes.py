@@ -1,17 +1,30 @@
 """Zero effect on each engine in each shape: padded ranks end with the weights of one rank that never saw a pad."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
 from tests.equivalence.test_shared_prefixes import assert_sharing_agrees, batch_and_plan
-from tests.equivalence.updates import BUDGET, EACH_CUT, PAD_TOKENS, assert_updates_agree
+from tests.equivalence.updates import (
+    BUDGET,
+    EACH_CUT,
+    PAD_TOKENS,
+    assert_metrics_agree,
+    assert_updates_agree,
+    plan_of,
+    put_trained_rows,
+    update_both,
+)
 from tests.support.fsdp2_workers import start_over
+from tests.support.rows_in_queue import put_columns
+from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.worker.plan_packer import install
 
 pytestmark = [
     pytest.mark.ray,
@@ -19,11 +32,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("transfer_queue"),
 ]
-
-
-def test_pads_are_as_long_as_each_shape_asks():
-    asked = {name: shape.planned["template"].length for name, shape in SHAPES.items() if not shape.marks}
-    assert asked == dict.fromkeys(asked, PAD_TOKENS)
 
 
 @pytest.mark.megatron
@@ -41,20 +49,7 @@ def shape_and_both(request, model_of, one_rank_of) -> Iterator[tuple[Shape, RayW
     """A shape, its padded ranks, and one rank that does not see a pad."""
     shape: Shape = request.param
     with started(shape, model_of(shape)) as padded_ranks:
-        if shape.engine == "megatron" and shape.kind == "qwen3_moe" and shape.tensor > 1:
-            padded_ranks.execute_with_func_generator(assert_cuts_rows_and_experts(shape))
         yield shape, padded_ranks, one_rank_of(shape)
-
-
-def assert_cuts_rows_and_experts(shape: Shape) -> Callable[[Any], DataProto]:
-    def check(worker: Any) -> DataProto:
-        config = getattr(worker, "actor", worker).engine.tf_config
-        assert config.sequence_parallel
-        assert config.expert_model_parallel_size == shape.expert
-        assert config.expert_tensor_parallel_size == (1 if shape.expert > 1 else shape.tensor)
-        return DataProto()
-
-    return check
 
 
 @EACH_CUT
@@ -73,6 +68,52 @@ def test_so_do_ranks_of_fsdp2_that_share_prefixes(shape_and_both):
         start_over(workers, "token-mean")
     sizes = {"dp_size": shape.dp_size, "token_budget": BUDGET * shape.ranks_of_row}
     assert_sharing_agrees(*both, *batch_and_plan(shape.update, **sizes), shape.update)
+
+
+def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):
+    shape = Shape()
+    update = Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=2, padded_to="micro_batch")
+    job = Job(
+        strategy="prompt", prompts=6, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer="plan"
+    )
+    with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
+        padded_ranks.execute_with_func_generator(install())
+        both = padded_ranks, one_rank_of(shape)
+        for workers in both:
+            start_over(workers, "token-mean")
+        batch = put_trained_rows()
+        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
+        assert_metrics_agree(update_both(*both, batch, plan))
+
+
+TOP_K = 5
+
+
+def test_ranks_that_distill_end_with_the_weights_of_one_rank_without_pads(transfer_queue, model_of):
+    """verl's engine asks a top-k loss for its values token by token, pads and all, before the loss sums them up."""
+    shape, teacher = Shape(), "distillation.teacher_models.teacher_model"
+    distilling = (
+        "distillation.enabled=true",
+        "distillation.n_gpus_per_node=2",
+        "distillation.nnodes=1",
+        f"{teacher}.inference.name=vllm",  # is not started here
+        f"{teacher}.model_path={model_of(shape)}",
+        f"{teacher}.num_replicas=1",
+        "distillation.distillation_loss.loss_mode=forward_kl_topk",
+        f"distillation.distillation_loss.topk={TOP_K}",
+        "distillation.distillation_loss.use_policy_gradient=false",
+    )
+    batch, draw = put_trained_rows(), torch.Generator().manual_seed(3)
+    lengths = [tag["seq_len"] for tag in batch.tags]
+    top = [torch.randn(length, 256, generator=draw).log_softmax(-1).topk(TOP_K) for length in lengths]
+    columns = {"teacher_logprobs": [row.values for row in top], "teacher_ids": [row.indices for row in top]}
+    batch, model = put_columns(batch, **columns), model_of(shape)
+    with started(shape, model, *distilling) as padded_ranks, started(shape.reference, model, *distilling) as one_rank:
+        said = {"distillation_use_topk": True}
+        both = update_both(padded_ranks, one_rank, batch, plan_of(batch, "verl"), said=said)
+    names = ("distillation/loss", "actor/pg_loss", "grad_norm", "distillation/student_mass")
+    assert_metrics_agree(both, names=names)
+    assert min(np.ravel(step["distillation/loss"])[0] for step in both.plain) > 0
 
 
 def _names_of_weights(worker: Any) -> DataProto:

@@ -7,25 +7,18 @@ verl's own methods on the real TransferQueue, the update from verl's engine in t
 import json
 import math
 from collections import Counter
-from contextlib import nullcontext
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import pytest
 import torch
 from tensordict import TensorDict
-from transformers import Qwen2Config, Qwen2ForCausalLM
-from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
-from verl.workers.engine.fsdp import transformer_impl
 
 from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
 from benchmarks.zero_effect import error_of_loss, measure_estimator
-from tests.support.engine_in_process import COMMON, Actor, micro_batch_of, start_engine, trained_rows
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import put_rows
-from tests.support.sessions_that_grow import grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.pads.tags import PAD_UID_PREFIX
@@ -84,60 +77,6 @@ def test_actor_and_critic_of_different_mini_batches_take_steps_without_a_real_ro
     actor, critic = real_rows_of_steps(pads_D, 8), real_rows_of_steps(pads_D, 12)
     assert sum(actor) == sum(critic) == 25
     assert_still(0 in actor and 0 in critic, f"25 rows make steps of {actor} and {critic} real rows")
-
-
-def pads_of_verl(row: dict, n: int) -> list[dict]:
-    """Pads of verl as an update has them: with what passes and advantages have made of their one token."""
-    computed = ("old_log_probs", "ref_log_prob", "advantages", "values", "returns")
-    rollout = {name: value for name, value in row.items() if name not in computed}
-    pad, _ = construct_minimal_padding_template(rollout, {}, EOS)
-    return [{name: pad[name] for name in rollout} | {name: row[name][:1] for name in computed} for _ in range(n)]
-
-
-@pytest.fixture
-def one_rank():
-    """A process group of this process alone: verl's engine counts the tokens of a mini-batch over all ranks."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_a_step_of_pads_alone_moves_the_weights(one_rank, monkeypatch):
-    rows = list(trained_rows(grown_sessions([3, 2], prompts=2)).values())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = Qwen2Config(
-            vocab_size=256,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
-        engine = start_engine(Actor, Qwen2ForCausalLM(config), sharing=False)
-    engine.optimizer = torch.optim.AdamW(engine.module.parameters(), lr=1e-3, weight_decay=0.0)
-    engine.optimizer_config, engine._qat_enabled = SimpleNamespace(clip_grad=1.0), False
-    engine.ulysses_sequence_parallel_size, engine.get_data_parallel_size = 1, lambda: 1
-    engine._gradient_sync_context, engine.is_mp_src_rank_with_outputs = (lambda **_: nullcontext()), lambda: True
-    monkeypatch.setattr(transformer_impl, "get_device_id", lambda: "cpu")
-
-    moves, norms, losses = [], [], []
-    for step in (rows, pads_of_verl(rows[0], len(rows))):
-        before = torch.cat([weight.detach().clone().flatten() for weight in engine.module.parameters()])
-        data = micro_batch_of(step)
-        sizes = {"global_batch_size": len(rows), "use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(step)}
-        tu.assign_non_tensor(data, **COMMON | sizes)
-        output = engine.train_batch(data, policy_loss("token-mean"))
-        losses.append(sum(output["loss"]))
-        norms.append(float(output["metrics"]["grad_norm"]))
-        after = torch.cat([weight.detach().flatten() for weight in engine.module.parameters()])
-        moves.append(float((after - before).norm()))
-    assert moves[0] > 0
-    assert norms[0] > 0
-    assert math.isfinite(losses[0])
-    share = moves[1] / moves[0]
-    assert_still(norms[1] == 0 and share > 0.5, f"a step without a real row moves weights by {share:.0%} of the last")
-    assert_still(math.isnan(losses[1]), "the loss that a step without a real row logs is NaN")
 
 
 def test_the_seq_mean_modes_divide_by_rows_that_are_not_there():

@@ -6,7 +6,6 @@ engine's mode for evaluation and without gradients, then the update, with verl's
 
 import pytest
 import torch
-from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
@@ -142,16 +141,3 @@ def test_with_the_default_packer_the_ratio_is_one_but_for_rounding(dtype, rows):
     metrics = metrics_of_an_update(engine, with_log_probs(rows, old, old), plan)
     assert 0.0 < abs(metrics["actor/ppo_kl"]) < ROUNDING[dtype]
     assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0
-
-
-def test_an_adapter_that_adds_nothing_yet_is_its_own_reference(rows):
-    from peft import LoraConfig, get_peft_model
-
-    plan, engine = planned(rows, "off"), engine_of("float32", "off")
-    engine.module = adapted = get_peft_model(
-        engine.module, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
-    )
-    assert isinstance(adapted, nn.Module)
-    with adapted.disable_adapter():
-        found = log_probs_of_a_pass(engine, rows, plan, TAKEN)
-    assert metrics_of_an_update(engine, with_log_probs(rows, found, found), plan)["kl_loss"] == 0.0

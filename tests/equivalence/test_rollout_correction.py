@@ -7,7 +7,6 @@ the actor's loss does, of each micro-batch.
 import inspect
 
 import pytest
-import torch
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
@@ -16,8 +15,7 @@ from tests.equivalence.loss_comparisons import (
     assert_metrics_are_those_of_the_rows_that_train,
     metrics_where_gradients_agree,
 )
-from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, policy_loss, run_as_verl_does
-from verl_padding.worker.losses import RealRowsLoss
+from tests.support.losses_on_rows import LAYOUTS, MODES, policy_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -93,15 +91,3 @@ def test_what_a_bypass_tells_of_its_correction_is_that_of_all_real_rows_at_once(
     loss = policy_loss("token-mean", "bypass_mode", rollout_correction=correction)
     metrics = metrics_where_gradients_agree(loss, layout)
     assert_metrics_are_those_of_the_rows_that_train(loss, metrics, but=(*of_the_rest, *ambiguous))
-
-
-def test_a_bypass_without_a_correction_has_the_loss_that_corrects_for_nothing():
-    """Why ``bypass_mode=true`` alone is no fault: the policy loss of the name would do the same."""
-    none = {"rollout_correction": {"rollout_is": None, "loss_type": "ppo_clip"}}
-    losses = policy_loss("token-mean"), policy_loss("token-mean", "bypass_mode", **none)
-    plain, bypass = (run_as_verl_does(RealRowsLoss(loss, "rows"), Rows(), SPREAD, "log_probs")[0] for loss in losses)
-    assert all(torch.equal(a, b) for a, b in zip(plain, bypass, strict=True))
-    reinforce = {"rollout_correction": {"loss_type": "reinforce"}}
-    other = RealRowsLoss(policy_loss("token-mean", "bypass_mode", **reinforce), "rows")
-    corrected, _ = run_as_verl_does(other, Rows(), SPREAD, "log_probs")
-    assert not all(torch.equal(a, b) for a, b in zip(plain, corrected, strict=True))

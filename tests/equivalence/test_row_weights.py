@@ -122,23 +122,18 @@ NORMALIZED = {
 """Settings with which a bypass is no sum over rows."""
 
 
-@cache
-def normalized_bypass(mode):
-    return losses_on_rows.policy_loss(mode, "bypass_mode", **NORMALIZED)
-
-
 @SETTING
 @pytest.mark.parametrize("by_session", [False, True], ids=["rows", "sessions"])
 @pytest.mark.parametrize("name", [*POLICY_LOSSES, "normalized bypass"])
 def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(name, by_session, mode, denominator):
-    loss, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
-    refused = refusal(loss, mode, by_session=by_session, **settings)
+    named, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
+    loss = policy_loss(mode, name) if name in POLICY_LOSSES else losses_on_rows.policy_loss(mode, named, **settings)
+    refused = refusal(named, mode, by_session=by_session, **settings)
     rows = WeightedRows(weighing(mode, denominator, by_session=by_session))
     weight_R, count_R = parts_of_sessions(mode, WEIGHTS) if by_session else (WEIGHTS, WEIGHTS)
     if by_session and name in MEANS_OVER_ROWS:  # the session's mean, whatever the mode says: parts of it count as such
         weight_R = count_R
     with pytest.raises(AssertionError, match="not close") if refused else nullcontext():
-        loss = policy_loss(mode, name) if name in POLICY_LOSSES else normalized_bypass(mode)
         assert_weighed(loss, "log_probs", SPREAD, rows, weight_R, mode, denominator, count_R)
 
 

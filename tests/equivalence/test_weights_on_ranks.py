@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.updates import MODES, TEMPLATE, call, plan_of, put_trained_rows, update_both
+from tests.equivalence.updates import MODES, TEMPLATE, call, plan_of, put_trained_rows
 from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32

@@ -64,7 +64,6 @@ BUDGETS = (
     f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
     f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
 )
-CRITIC_TERMS = (f"+critic.optim.{ADAM_EPS}", "critic.cliprange_value=0.5")
 BUDGET_OF_CRITICS = "+critic.ppo_infer_max_token_len_per_gpu"
 BUDGETS_OF_CRITICS = {"padded": [f"{BUDGET_OF_CRITICS}={BUDGET}"], "plain": [f"{BUDGET_OF_CRITICS}=4096"]}
 """Of padded critics and of the one, as ``padded_and_plain`` takes them."""
@@ -218,7 +217,11 @@ def assert_updates_agree(
     plan = plan_of(batch, packer, update=update, **cut, **shape)
     both = update_both(padded_ranks, one_rank, batch, plan, template=template, update=update)
     assert_metrics_agree(both, update)
-    assert_cut_as_told(both, packer, micro_batch_rows, update)
+    if micro_batch_rows is not None:
+        of_step = both.layout.rows_per_cell / micro_batch_rows
+        assert both.padded[MICRO_BATCHES] == [of_step] * EPOCHS * both.layout.n_mini_batches
+    elif packer == "plan":  # verl's own packer cuts as it likes
+        assert_packed_as_planned(both, update)
     return both
 
 
@@ -277,17 +280,6 @@ def assert_metrics_agree(both: BothUpdates, update: str = "actor", names: Sequen
         np.testing.assert_allclose(both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
     if update == "critic":
         assert max(np.ravel(step["critic/vf_clipfrac"])[0] for step in both.plain) > 0
-
-
-def assert_cut_as_told(
-    both: BothUpdates, packer: str, micro_batch_rows: int | None = None, update: str = "actor"
-) -> None:
-    """Each step had micro-batches of as many rows, or those of the plan; verl's own packer cuts as it likes."""
-    if micro_batch_rows is not None:
-        of_step = both.layout.rows_per_cell / micro_batch_rows
-        assert both.padded[MICRO_BATCHES] == [of_step] * EPOCHS * both.layout.n_mini_batches
-    elif packer == "plan":
-        assert_packed_as_planned(both, update)
 
 
 def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:

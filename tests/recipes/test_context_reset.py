@@ -50,29 +50,24 @@ def test_each_turn_is_a_row_in_a_context_of_its_own():
     assert outputs[-1].extra_fields["reward_extra_info"] == {"acc": 1.0, "walked": 1.0, "turns": 2.0}
 
 
-def test_a_wrong_reply_ends_the_session():
-    outputs, server = play(["3", "1"])
-    assert len(outputs) == len(server.requests) == 1
-    assert outputs[-1].reward_score == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("replies", "settings", "lengths", "requests", "reward"),
+    [
+        pytest.param(["3", "1"], {}, [1], 1, 0.1, id="a wrong reply ends the session"),
+        pytest.param(["2abc", "1"], {}, [2, 1], 2, 0.9 + 0.1, id="replies are cut"),
+        pytest.param(["2", "1"], {"max_turns": 1}, [1], 1, 0.9 / 2 + 0.1, id="turns are limited"),
+        pytest.param(["2", ""], {}, [1], 2, 0.9 / 2 + 0.1, id="an empty reply ends the session"),
+    ],
+)
+def test_sessions_end(replies, settings, lengths, requests, reward):
+    outputs, server = play(replies, **settings)
+    assert [len(output.response_ids) for output in outputs] == lengths
+    assert len(server.requests) == requests
+    assert outputs[-1].reward_score == pytest.approx(reward)
 
 
-def test_replies_are_cut_to_the_response_length():
-    outputs, _ = play(["2abc", "1"])
-    assert [len(output.response_ids) for output in outputs] == [2, 1]
-
-
-def test_turns_are_limited():
-    outputs, _ = play(["2", "1"], max_turns=1)
-    assert len(outputs) == 1
-    assert outputs[-1].reward_score == pytest.approx(0.9 / 2 + 0.1)
-
-
-def test_an_empty_reply_ends_the_session():
+def test_a_session_without_a_reply_has_no_row():
     assert play([""])[0] == []
-    outputs, server = play(["2", ""])
-    assert len(outputs) == 1
-    assert len(server.requests) == 2
-    assert outputs[-1].reward_score == pytest.approx(0.9 / 2 + 0.1)
 
 
 def test_a_first_context_that_is_too_long_is_refused_by_name():

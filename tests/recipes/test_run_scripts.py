@@ -28,8 +28,8 @@ FLAG = r"\$\{PADDING-\+padding=prompt( padding\.packer=plan padding\.sharing=cha
 
 
 def test_there_are_scripts_for_each_recipe_and_both_kinds_of_machine():
-    assert sorted({path.parent.name for path in SCRIPTS}) == RECIPE_NAMES
-    assert sorted({path.parent.name for path in GPU_SCRIPTS}) == RECIPE_NAMES
+    for scripts in (SCRIPTS, GPU_SCRIPTS):
+        assert sorted({path.parent.name for path in scripts}) == RECIPE_NAMES
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.sh")), ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -83,16 +83,11 @@ def test_there_are_no_more_sub_agents_than_the_limit_says():
     assert len(server.requests) == 3
 
 
-def test_a_session_whose_lead_is_not_answered_has_no_row():
+def test_a_session_whose_lead_is_not_answered_has_no_row_and_one_that_asks_nobody_has_one():
     rows, server = play([("#|#", "")])
-    assert rows == []
-    assert len(server.requests) == 1
-
-
-def test_a_lead_that_asks_nobody_is_a_session_of_one_row():
-    rows, _ = play([("#|#", "x")])
-    assert len(rows) == 1
-    assert rows[0].reward_score == 0
+    assert (rows, len(server.requests)) == ([], 1)
+    (row,) = play([("#|#", "x")])[0]
+    assert row.reward_score == 0
 
 
 def test_a_task_that_is_too_long_is_refused_by_name_and_a_sub_agents_is_its_failure():

@@ -10,7 +10,6 @@ import yaml
 
 AGENT = "actor_rollout_ref.rollout.agent"
 TURNS = "actor_rollout_ref.rollout.multi_turn"
-MESSAGES = [{"role": "user", "content": "one and one"}]
 LOOP = """
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 

@@ -95,7 +95,6 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
     "a template that renders nothing": (with_template("hello"), ("template",)),
     "a template that refuses a role": (with_template(REFUSING), ("no such role: user",)),
     "a loop of another name": (with_loop(name="yours"), ("mine", "not registered")),
-    "a class that is not there": (with_loop("class Mine", "class Yours"), ("Mine",)),
     "a loop that imports what is not there": (with_loop("\n", "\nimport nobodys_module\n"), ("nobodys_module",)),
     "a misspelt attribute": (
         with_loop("self.server_manager", "self.server_manger"),
@@ -106,7 +105,6 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         ("KeyError", f"loop_of_mine.py:{line_of(LOOP, RETURNED)}", AGENT),
     ),
     "a run that yields": (with_loop(RETURNED, "yield outputs"), ("async_generator",)),
-    "a loop that returns a dict": (with_loop(RETURNED, "return {'response_ids': [1]}"), ("sessions",)),
     "a loop that returns nothing": (with_loop(RETURNED, "return []"), ("no row",)),
     "a mask shorter than its response": (
         with_loop("response_mask=[1] * len(reply.token_ids)", "response_mask=[1]"),
@@ -131,13 +129,11 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         with_reward(REWARD.replace("return 1.0 if", "return extra_info['answer'] if")),
         ("KeyError: 'answer'", f"reward_of_mine.py:{line_of(REWARD, SCORE)}", "reward.custom_reward_function.path"),
     ),
-    "a reward of another name": (with_reward(REWARD.replace("compute_score", "score")), ("compute_score",)),
     "a reward of other arguments": (
         with_reward("def compute_score(prompt, answer):\n    return 1.0\n"),
         ("unexpected keyword argument",),
     ),
     "a reward that is not Python": (with_reward("def compute_score(\n"), ("reward_of_mine.py",)),
-    "a tool that is not Python": (lambda own: [*own.tool("def add(\n"), *own.reward()], ("tool_of_mine.py",)),
     "a tool class that is not there": (
         with_tool_config("tools:\n  - class_name: nowhere.Tool\n    config: {type: native}\n    tool_schema: {}\n"),
         ("tool_config_path",),
@@ -146,7 +142,6 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         with_data_set(DATA_SET),
         ("KeyError: 'question'", f"data_of_mine.py:{line_of(DATA_SET, 'question')}", "data.custom_cls.path"),
     ),
-    "a data set class that is not there": (with_data_set(""), ("Mine",)),
 }
 """What makes a job wrong, and words of what is said of it."""
 

@@ -44,32 +44,14 @@ def nested(parts):
     return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
 
 
-_NESTED: dict[tuple[int, ...], tuple[tuple[torch.Tensor, ...], torch.Tensor]] = {}
-"""Columns by the ids of their rows, which are kept beside them."""
-
-
-def column(parts):
-    """A column of rows that nobody writes to, which takes a third of a loss to make: the same for the same rows."""
-    parts = tuple(parts)
-    ids = tuple(map(id, parts))
-    if ids not in _NESTED:
-        _NESTED[ids] = parts, nested(parts)
-    return _NESTED[ids][1]
-
-
 class Rows:
     """Five real rows and any number of pads, with everything that verl's losses read, in float64."""
 
     def __init__(self, seed=0):
         self.lengths = [(3, 4), (5, 1), (2, 6), (4, 2), (1, 3)]
-        self.fields = [dict(row) for row in self._drawn(seed, *self.lengths)]
-        self.n_real = len(self.fields)
-
-    @classmethod
-    @cache
-    def _drawn(cls, seed, *lengths):
         gen = torch.Generator().manual_seed(seed)
-        return [cls._row(prompt, response, gen) for prompt, response in lengths]
+        self.fields = [self._row(prompt, response, gen) for prompt, response in self.lengths]
+        self.n_real = len(self.fields)
 
     @staticmethod
     def _row(prompt, response, gen):
@@ -116,7 +98,7 @@ class Rows:
             for name, row in zip(rows, picked, strict=True)
         ]
         names = [name for name in picked[0] if name != "output"]
-        data = TensorDict({name: column(row[name] for row in picked) for name in names}, batch_size=len(rows))
+        data = TensorDict({name: nested(row[name] for row in picked) for name in names}, batch_size=len(rows))
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[REAL_ROWS] = torch.full((len(rows),), real_rows)
         data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
@@ -172,12 +154,6 @@ def critic_loss(mode):
         strategy="fsdp2", use_dynamic_bsz=True, loss_agg_mode=mode, loss_scale_factor=8, cliprange_value=0.5
     )
     return partial(value_loss, config=config)
-
-
-def without_pads(layout):
-    """The same micro-batches with the pads taken out, and none that is empty then."""
-    ranks = [[[row for row in micro if row is not PAD] for micro in rank] for rank in layout]
-    return [[micro for micro in rank if micro] for rank in ranks]
 
 
 def run_as_verl_does(loss, rows, layout, output_name, nominal=7):

@@ -23,7 +23,12 @@ def make_vision_model(family: str, folder: Path) -> Path:
     names = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
     tokenizer.add_tokens(names, special_tokens=True)
     start, image, end, video = tokenizer.convert_tokens_to_ids(names)
-    text: dict[str, Any] = {
+    special = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    text: dict[str, Any] = special | {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -31,21 +36,12 @@ def make_vision_model(family: str, folder: Path) -> Path:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 1024,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
     }
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    ids: dict[str, Any] = {
-        "image_token_id": image,
-        "video_token_id": video,
-        "vision_start_token_id": start,
-        "vision_end_token_id": end,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": False,
-    }
+    ids: dict[str, Any] = special | {"tie_word_embeddings": False}
+    if family != "gemma3":
+        ids |= {"image_token_id": image, "video_token_id": video}
+        ids |= {"vision_start_token_id": start, "vision_end_token_id": end}
     vision: dict[str, Any]
     match family:
         case "qwen2_vl":
@@ -68,8 +64,6 @@ def make_vision_model(family: str, folder: Path) -> Path:
             ids |= {"image_token_index": image}
             # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's embedding twice.
             ids["tie_word_embeddings"] = True
-            for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
-                del ids[name]
             kinds = transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration
     if family != "gemma3":
         vision |= {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}

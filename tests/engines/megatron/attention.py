@@ -11,26 +11,11 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
-PLAIN = {
-    "window_size": None,
-    "softmax_type": "vanilla",
-    "attention_dropout": 0.0,
-    "normalization": "RMSNorm",
-    "layernorm_zero_centered_gamma": False,
-    "apply_query_key_layer_scaling": False,
-    "fp8": None,
-    "fp4": None,
-}
-"""Setting of Megatron's ``TransformerConfig`` -> what this attention, and the layers around it, have."""
-
 
 class PackedAttention(DotProductAttention):
     """In the place of ``TEDotProductAttention``: causal attention inside each packed row."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        assert {name: getattr(config, name) or None for name in PLAIN} == {
-            name: value or None for name, value in PLAIN.items()
-        }
         # Megatron-Core's own attention refuses context parallelism, which is done below.
         ranks, config.context_parallel_size = config.context_parallel_size, 1
         super().__init__(config, *args, **kwargs)
