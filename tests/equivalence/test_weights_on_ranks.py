@@ -64,22 +64,3 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     after, reference = weights_of(padded_ranks), weights_of(one_rank)
     assert (reference - before).norm() > 0.1, "the update was meant to move the weights"
     assert (after - reference).norm() <= RELATIVE_FLOAT32 * reference.norm()
-
-
-def test_rows_without_a_weight_train_as_if_no_earlier_update_had_weighed_them(actors):
-    padded_ranks, one_rank = actors
-    mode = "token-mean"
-    for workers in actors:
-        start_over(workers, mode)
-    batch = put_trained_rows()
-    batch.fields = None  # as verl samples it: workers read all that the rows of a rank have
-    heavy, rest = batch.select_keys(batch.keys[:1]), batch.select_keys(batch.keys[1:])
-    weights = TensorDict({"loss_weight": torch.tensor([4.0])}, batch_size=1)
-    tq.kv_batch_put(keys=heavy.keys, partition_id=PARTITION, fields=weights)
-    padded = PaddedBatch(batch, plan_of(batch, "plan"), TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
-    padded.put_pads()
-    group = PaddedWorkerGroup(padded_ranks, lambda: padded)
-    group.update_actor(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1))
-    strip(padded.pads)
-    start_over(padded_ranks, mode)
-    update_both(padded_ranks, one_rank, rest, plan_of(rest, "plan"))
