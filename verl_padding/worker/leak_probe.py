@@ -28,6 +28,8 @@ ROUNDING = 16
 """Machine epsilons of the outputs that a difference by rounding has at most: experts get other numbers of tokens."""
 LEAK = 0.02
 """Part of the effect of a row's first token that a difference by rounding has at most."""
+LEAK_OF_EXPERTS = 0.05
+"""The same, where a token may get other experts by rounding."""
 OUTPUTS = ("log_probs", "values")
 
 
@@ -80,10 +82,9 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     one, beside_others, changed = outputs
     epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
     own = _distance(one[1], changed[1])
-    size = epsilon * float(one[1].abs().mean())
-    rounding = min(ROUNDING * size, LEAK * own)
-    if any(getattr(text, name, None) for name in EXPERTS):  # by rounding, a token may get other experts
-        rounding = max(rounding, size)
+    has_experts = any(getattr(text, name, None) for name in EXPERTS)
+    leak_of_own = LEAK_OF_EXPERTS if has_experts else LEAK
+    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), leak_of_own * own)
     attention = getattr(text, "_attn_implementation", None)
     model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
     leak = _distance(one[1], beside_others[1])
@@ -95,7 +96,7 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
         )
     beginning = _distance(one[1], one[3][: len(one[1])])
     # At another place, the row is computed in another order.
-    if sharing != "off" and not beginning <= max(rounding, LEAK * own):
+    if sharing != "off" and not beginning <= max(rounding, leak_of_own * own):
         raise PaddingConfigError(
             f"padding.sharing={sharing!r}: in the {role}, a row's outputs are not those of a longer row's beginning "
             f"({model}: they differ by {beginning:.2g}, the row's own first token changes {own:.2g}). Set "
