@@ -36,7 +36,7 @@ def register_engines(transformer_impl: Any) -> None:
 
 
 class _OnCpu:
-    """Mixin before one of verl's FSDP engines that refuses Ulysses.
+    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one.
 
     verl exchanges the tokens of shared rows around flash attention alone, which has no CPU kernels: each rank would
     silently attend to its own part of a row.
@@ -48,12 +48,17 @@ class _OnCpu:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+        from verl_padding.local.row_attention import attend_row_by_row
+
         super().__init__(*args, **kwargs)
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, attend_row_by_row):
+            return
         ranks = self.engine_config.ulysses_sequence_parallel_size
-        if ranks > 1 and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
+        if ranks > 1:
             raise PaddingConfigError(
                 f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
             )
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", attend_row_by_row)
 
 
 def honour_attention_of_value_models(model: Any) -> None:
