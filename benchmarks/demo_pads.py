@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.results import AsJson, Keep, show, tell
+from benchmarks.results import AsJson, Keep, report, show
 from verl_padding.job.metric_names import PAD_TOKENS_TOTAL
 from verl_padding.runs.curves import CONFIG, RunCurves
 from verl_padding.runs.report import read_metrics
@@ -58,7 +58,7 @@ def main(
             for name, of in figures.items()
         ],
     )
-    tell({"real_rows": curves.real_rows} | figures, benchmark=__file__, keep=keep, as_json=as_json)
+    report({"real_rows": curves.real_rows} | figures, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
-from benchmarks.results import AsJson, Keep, busy_cores, tell
+from benchmarks.results import AsJson, Keep, busy_cores, report
 from verl_padding.cli.demo import demo_job
 from verl_padding.recipes.context_reset.job import GOAL
 
@@ -41,8 +41,8 @@ def main(
             runs[folder.name] = run_of(job, folder, recipe=RECIPE, steps=steps, goal=GOAL)
         figures[trainer] = spread_of([run for name, run in runs.items() if name.startswith(trainer)])
     show_runs(f"verl-padding demo, {steps} steps: mean reward of a session", runs, GOAL)
-    told = {"recipe": recipe_of(RECIPE), "overrides": overrides or [], "steps": steps}
-    tell(told | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    record = {"recipe": recipe_of(RECIPE), "overrides": overrides or [], "steps": steps}
+    report(record | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 def _job(folder: Path, *, stock: bool, seed: int, overrides: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
-from benchmarks.results import AsJson, Keep, busy_cores, console, kept, tell
+from benchmarks.results import AsJson, Keep, busy_cores, console, kept, report
 from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.every_call.job import GOAL, tiny_job
 from verl_padding.runs.charts import OURS, OURS_LIGHT, new_figure, save_chart, start_at_zero
@@ -58,8 +58,8 @@ def main(
     show_runs(f"recipes/every_call, {steps} steps: mean reward of a session", runs, GOAL)
     for name, run in runs.items():
         console.print(f"{name}: {run['update_s']:.2f} s an update, {run['log_prob_s']:.2f} s a pass")
-    told = {"recipe": recipe_of(RECIPE), "steps": steps}
-    tell(told | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    record = {"recipe": recipe_of(RECIPE), "steps": steps}
+    report(record | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Batches to plan: the five that figures are always told of, and random ones."""
+"""Batches to plan: the five that figures are always given for, and random ones."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 Time is counted by verl's cost of a row (24576 L + L^2), pads included, in two ways: per mini-batch, the slowest rank of
 each, for ranks that meet once an optimizer step; per micro-batch, the slowest rank of each, for ranks that meet there,
-as FSDP's do. Both are told over the lower bound of ``layouts.lower_bound``, which no layout can beat.
+as FSDP's do. Both are given relative to the lower bound of ``layouts.lower_bound``, which no layout can beat.
 
 The plan comes twice: ``plan`` cuts the micro-batches (``padding.packer=plan``), ``plan+verl`` balances mini-batches and
 leaves the micro-batches to verl's packer (``padding.packer=verl``).
@@ -26,7 +26,7 @@ from rich.progress import track
 
 from benchmarks import layouts
 from benchmarks.jobs import BatchJob, five_jobs, random_jobs
-from benchmarks.results import AsJson, Keep, console, show, tell
+from benchmarks.results import AsJson, Keep, console, report, show
 
 QUANTILES = {"least": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "most": 1.0}
 NAMES = ("verl", "least loaded", "first fit", "plan+verl", "plan")
@@ -104,24 +104,24 @@ def summary(figures: list[dict[str, Any]]) -> dict[str, Any]:
 
     Ranks that meet at each micro-batch get the plan's micro-batches; those that meet once a mini-batch need none.
     """
-    told: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for measure_of, ours in (("per_mini_batch", "plan+verl"), ("per_micro_batch", "plan")):
         over = {name: np.array([it[measure_of][name] for it in figures]) for name in figures[0][measure_of]}
         gain = over["verl"] / over[ours]
-        told[measure_of] = {
+        record[measure_of] = {
             "over_lower_bound": {name: _quantiles(values) for name, values in over.items()},
             f"verl_over_{ours}": _quantiles(gain),
             f"{ours}_worse_than_verl": int((gain < 1).sum()),
         }
-    return told
+    return record
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
     return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
 
 
-def show_summary(title: str, told: dict[str, Any]) -> None:
-    for measure_of, it in told.items():
+def show_summary(title: str, record: dict[str, Any]) -> None:
+    for measure_of, it in record.items():
         gain = next(name for name in it if name.startswith("verl_over_"))
         rows = [[name, *values.values()] for name, values in it["over_lower_bound"].items()]
         rows.append([gain.replace("_", " "), *it[gain].values()])
@@ -156,8 +156,8 @@ def main(
         measured = [function(job) for job in track(chance, title, console=console)]
         figures[title], summaries[title] = gains(measured), summary(measured)
         show_summary(f"{jobs} random jobs, {title}", summaries[title])
-    told = {"five": five, "random": figures, "summary": summaries}
-    tell(told, benchmark=__file__, keep=keep, as_json=as_json)
+    record = {"five": five, "random": figures, "summary": summaries}
+    report(record, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":

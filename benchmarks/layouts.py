@@ -40,7 +40,7 @@ class Laid:
     def of(cls, bins_MD: Sequence[Sequence[Bins]], *, pads: int) -> Laid:
         for bins_D in bins_MD:
             assert len(set(map(len, bins_D))) == 1, "ranks with different numbers of micro-batches hang"
-        # Pads are told by their tokens too: all that is laid out counts as rows here.
+        # Pads are counted by their tokens too: all that is laid out counts as rows here.
         number = count()
         rows_MDK = [[[[next(number) for _ in rows] for rows in bins] for bins in bins_D] for bins_D in bins_MD]
         tokens = [length for bins_D in bins_MD for bins in bins_D for rows in bins for length in rows]

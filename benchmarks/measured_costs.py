@@ -31,7 +31,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
+from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
 from benchmarks.train_step import (
     RANKS,
     Side,
@@ -140,7 +140,7 @@ def main(
 ) -> None:
     """Measures all sides of each mix, after the updates that the last side learns from."""
     busy = busy_cores()
-    told: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    record: dict[str, dict[str, list[dict[str, Any]]]] = {}
     costs: dict[str, Any] = {}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         import verl_padding.local.cpu_platform  # noqa: F401  (the clock asks for it, here as in workers)
@@ -161,16 +161,18 @@ def main(
             for number in track(range(repeats), mix, console=console):
                 for side in SIDES if number % 2 else SIDES[::-1]:
                     sides[side.name].append(_update(workers, put(), side, learned, LEARNING + number))
-            told[mix] = sides
+            record[mix] = sides
             costs[mix] = {name: getattr(cost, name) for name in COEFFICIENTS} if (cost := _cost(learned)) else None
         stop(workers)
     clock_s = clock_seconds()
-    for mix, sides in told.items():
+    for mix, sides in record.items():
         _show(mix, sides, costs[mix])
         timed = sides[MEASURED.name]
         share = clock_s * timed[-1]["micro_batches"] / statistics.median(took["update"] for took in timed)
         console.print(f"the clock's own seconds: {share:.3%} of an update")
-    tell({"mixes": told, "costs": costs, "clock_s": clock_s}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    report(
+        {"mixes": record, "costs": costs, "clock_s": clock_s}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy
+    )
 
 
 COEFFICIENTS = ("handling_s", "per_token_s", "per_square_s", "per_pair_s")

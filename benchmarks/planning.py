@@ -26,7 +26,7 @@ from verl.utils.seqlen_balancing import (
     rearrange_micro_batches,
 )
 
-from benchmarks.results import AsJson, Keep, busy_cores, console, seconds_of, show, spread, tell
+from benchmarks.results import AsJson, Keep, busy_cores, console, report, seconds_of, show, spread
 from verl_padding.plan import BatchPlan, Job, Packer, Pass, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import row_key
 
@@ -152,7 +152,7 @@ def main(
         batches.append(a_batch(131072, 512, 3))
     cells = [a_cell(1024, 0.6), a_cell(1024, 1.0)]
     figures = {"batches": batches, "cells": cells, "growth": growth()}
-    tell(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    report(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 if __name__ == "__main__":

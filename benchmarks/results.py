@@ -62,7 +62,7 @@ def busy_cores() -> float:
     return round(psutil.cpu_percent(interval=2.0) / 100 * (psutil.cpu_count() or 1), 2)
 
 
-def tell(figures: dict[str, Any], *, benchmark: str, keep: bool, as_json: bool, busy: float | None = None) -> None:
+def report(figures: dict[str, Any], *, benchmark: str, keep: bool, as_json: bool, busy: float | None = None) -> None:
     """Prints and keeps the figures, with the machine and the versions that they are of.
 
     Args:
@@ -70,7 +70,7 @@ def tell(figures: dict[str, Any], *, benchmark: str, keep: bool, as_json: bool, 
         benchmark: its file, ``__file__``.
         keep: write them beside it.
         as_json: print them on standard output.
-        busy: :func:`busy_cores` before it began, where seconds are told.
+        busy: :func:`busy_cores` before it began, where seconds are kept.
     """
     measured = {
         "benchmark": Path(benchmark).stem,

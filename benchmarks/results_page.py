@@ -58,12 +58,12 @@ def ratios(side: list[dict[str, Any]], other: list[dict[str, Any]], name: str = 
 
 def measured(benchmark: str) -> str:
     """When, where and with which versions a benchmark was run."""
-    told = json.loads(kept_file(benchmark).read_text())
-    machine, versions = told["machine"], told["versions"]
+    record = json.loads(kept_file(benchmark).read_text())
+    machine, versions = record["machine"], record["versions"]
     busy = machine.get("cores_busy_with_other_work", 0)
     beside = f", {busy:.1f} of them busy with other work" if busy >= 0.1 else ""
     return (
-        f"`python -m benchmarks.{benchmark}`, {told['measured']}: {machine['cores']} cores ({machine['processor']})"
+        f"`python -m benchmarks.{benchmark}`, {record['measured']}: {machine['cores']} cores ({machine['processor']})"
         f"{beside}, Python {machine['python']}, verl {versions['verl']}, torch {versions['torch']}"
     )
 

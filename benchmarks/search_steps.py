@@ -18,7 +18,7 @@ from unittest import mock
 import typer
 
 from benchmarks.jobs import random_jobs
-from benchmarks.results import AsJson, Keep, show, tell
+from benchmarks.results import AsJson, Keep, report, show
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.packing import balance, by_level, cell_size, fitting, levels, pads
@@ -127,7 +127,7 @@ def main(
         ["step", "median", "mean", "worst", "best", "plans changed", "planning time"],
         [[line[key] for key in line] for line in figures],
     )
-    tell({"jobs": jobs, "steps": figures}, benchmark=__file__, keep=keep, as_json=as_json)
+    report({"jobs": jobs, "steps": figures}, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":

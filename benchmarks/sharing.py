@@ -7,7 +7,7 @@ average (long-tailed), as many as have ``DISTINCT_TOKENS``. A Qwen2 of two layer
 stock verl with its trainer's own balancing and pads, ``+padding=prompt padding.packer=plan``, and the same with
 ``padding.sharing=chains``. The sides take turns, in one order and the other, each from the model's weights, on the same
 rows, put anew. What comes before the update (finding out which rows extend each other, planning or balancing, pads) is
-told beside it, and ratios are of both together. Memory is the largest resident set of a rank during the update.
+given beside it, and ratios are of both together. Memory is the largest resident set of a rank during the update.
 
 The model is wide and its micro-batches are short, so that most of what a token takes is linear layers, as with large
 models. torch's attention on a CPU computes all pairs of tokens of a micro-batch, and with a narrow model and long
@@ -41,7 +41,7 @@ import typer
 from rich.progress import track
 from transfer_queue import KVBatchMeta
 
-from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
+from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
 from benchmarks.train_step import (
     RANKS,
     Side,
@@ -142,7 +142,7 @@ def _rounds(repeats: int) -> Iterator[int]:
 
 def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What each round of each side took, by turns."""
-    told: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
+    record: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.support.fsdp2_workers import start_actor, stop
         from verl_padding.worker.losses import wrap_worker_loss
@@ -169,9 +169,9 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
                     took["rows"], took["sessions"] = len(rows), PROMPTS * size.sessions
                     took["tokens"] = sum(len(prompt) + len(answer) for _, prompt, answer in rows)
                     if number:  # the first round warms up
-                        told[str(turns)][side.name].append(took)
+                        record[str(turns)][side.name].append(took)
         stop(workers)
-    return told
+    return record
 
 
 def random_batch(draw: random.Random) -> tuple[Rows, int, int, int, int]:
@@ -219,7 +219,7 @@ def job_of(prompts: int, sessions: int, ranks: int, budget: int, sharing: Sharin
 def measure_plans(batches: int) -> dict[str, list[float]]:
     """Figures of the plans, batch by batch."""
     draw = random.Random(0)
-    told: dict[str, list[float]] = {}
+    record: dict[str, list[float]] = {}
     for _ in track(range(batches), "plans", console=console):
         rows, prompts, sessions, ranks, budget = random_batch(draw)
         chains = plan_batch(rows, job_of(prompts, sessions, ranks, budget, "chains"))
@@ -246,8 +246,8 @@ def measure_plans(batches: int) -> dict[str, list[float]]:
             "blind_pads": blind.figures["actor"].pads,
         }
         for name, figure in figures.items():
-            told.setdefault(name, []).append(figure)
-    return told
+            record.setdefault(name, []).append(figure)
+    return record
 
 
 def seconds_of_many() -> dict[str, float]:
@@ -269,7 +269,7 @@ def seconds_of_many() -> dict[str, float]:
 
 def measure_lineage(repeats: int) -> dict[str, Any]:
     """Seconds to find out which rows extend each other, round by round."""
-    told: dict[str, Any] = {"rows": SEARCHED_ROWS, "searched": [], "said": []}
+    record: dict[str, Any] = {"rows": SEARCHED_ROWS, "searched": [], "said": []}
     with ray_and_queue(object_store_bytes=2_000_000_000):
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -292,15 +292,15 @@ def measure_lineage(repeats: int) -> dict[str, Any]:
                 tq.kv_batch_put(of_session, PARTITION, fields=list_of_dict_to_tensordict(rows), tags=[{}] * len(rows))
                 keys += of_session
             batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id=PARTITION, fields=None, extra_info={})
-            told["tokens"] = sum(tokens_R)
-            told["repeated_tokens"] = sum(n for row, n in enumerate(tokens_R) if (row + 1) % SEARCHED_TURNS)
+            record["tokens"] = sum(tokens_R)
+            record["repeated_tokens"] = sum(n for row, n in enumerate(tokens_R) if (row + 1) % SEARCHED_TURNS)
             for _ in range(repeats):
                 started = time.perf_counter()
                 extends_R = find_extensions(batch, tokens_R)
-                told[name].append(time.perf_counter() - started)
+                record[name].append(time.perf_counter() - started)
                 assert extends_R == [row - 1 if row % SEARCHED_TURNS else None for row in range(SEARCHED_ROWS)]
             tq.kv_clear(keys=keys, partition_id=PARTITION)
-    return told
+    return record
 
 
 def _seconds(took: list[dict[str, Any]]) -> list[float]:
@@ -378,7 +378,7 @@ def main(
         f"an update is spared {lineage['spared_s']:.0f} s"
     )
     figures = {"sides": sides, "ratios": ratios, "plans": plans, "many": many, "lineage": lineage}
-    tell(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    report(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 if __name__ == "__main__":

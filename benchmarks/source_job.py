@@ -26,7 +26,7 @@ from unittest import mock
 import typer
 
 from benchmarks.recipe_runs import RESULT, recipe_of, run_of, show_runs, spread_of
-from benchmarks.results import AsJson, Keep, busy_cores, kept, show, tell
+from benchmarks.results import AsJson, Keep, busy_cores, kept, report, show
 from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.context_reset.job import tiny_job
 from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, new_figure, save_chart, start_at_zero
@@ -97,17 +97,17 @@ def main(
         [
             [
                 kind,
-                told["last"]["median"],
-                " to ".join(map(str, told["optimizer_steps"])),
-                told["fewest_real_rows"],
-                told["pads_per_row"],
-                told["grad_norm"],
+                record["last"]["median"],
+                " to ".join(map(str, record["optimizer_steps"])),
+                record["fewest_real_rows"],
+                record["pads_per_row"],
+                record["grad_norm"],
             ]
-            for kind, told in figures.items()
+            for kind, record in figures.items()
         ],
     )
-    told = {"recipe": recipe_of(RECIPE), "job": list(JOB), "estimators": ESTIMATORS, "steps": steps, "seeds": seeds}
-    tell(told | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    record = {"recipe": recipe_of(RECIPE), "job": list(JOB), "estimators": ESTIMATORS, "steps": steps, "seeds": seeds}
+    report(record | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 def watched_run(folder: Path, *, estimator: str, side: str, seed: int, steps: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
-from benchmarks.results import AsJson, Keep, busy_cores, tell
+from benchmarks.results import AsJson, Keep, busy_cores, report
 from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.subagents.job import GOAL, tiny_job
 
@@ -40,8 +40,8 @@ def main(
             )
     figures = {trainer: spread_of([run for name, run in runs.items() if name.startswith(trainer)]) for trainer in FLAGS}
     show_runs(f"recipes/subagents, {steps} steps: mean reward of a session", runs, GOAL)
-    told = {"recipe": recipe_of(RECIPE), "steps": steps}
-    tell(told | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    record = {"recipe": recipe_of(RECIPE), "steps": steps}
+    report(record | figures | {"runs": runs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 def _job(folder: Path, *, seed: int, flag: str | None) -> list[str]:

@@ -36,7 +36,7 @@ from rich.progress import track
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from benchmarks.results import AsJson, Keep, busy_cores, console, show, spread, tell
+from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Packer, Sharing
 from verl_padding.plan.cost import CostModel
@@ -354,7 +354,7 @@ def main(
 ) -> None:
     """Measures all sides, after a round to warm up."""
     busy = busy_cores()
-    told: dict[str, list[dict[str, Any]]] = {side.name: [] for side in SIDES}
+    record: dict[str, list[dict[str, Any]]] = {side.name: [] for side in SIDES}
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.support.fsdp2_workers import start_actor, stop
         from verl_padding.worker.losses import wrap_worker_loss
@@ -377,10 +377,10 @@ def main(
                     else planned_update(workers, batch, side, SIZE)
                 )
                 took["peak_bytes"] = peak_of(workers)
-                told[side.name].append(took)
+                record[side.name].append(took)
         stop(workers)
-    told = {name: took[1:] for name, took in told.items()}
-    stock = [took["update"] for took in told[SIDES[0].name]]
+    record = {name: took[1:] for name, took in record.items()}
+    stock = [took["update"] for took in record[SIDES[0].name]]
     show(
         "seconds of an update, median (least-most); ratios round by round",
         ["side", "steps", "pads", "wasted tokens", "peak MiB", "plan and pads", "update", "stock verl / side"],
@@ -395,10 +395,10 @@ def main(
                 spread([it["update"] for it in took], 2),
                 spread([theirs / it["update"] for theirs, it in zip(stock, took, strict=True)]),
             ]
-            for name, took in told.items()
+            for name, took in record.items()
         ],
     )
-    tell({"sides": told}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
+    report({"sides": record}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 import typer
 
 from benchmarks.relative_errors import Outcome, shown, worst
-from benchmarks.results import AsJson, Keep, show, tell
+from benchmarks.results import AsJson, Keep, report, show
 from benchmarks.two_paddings import (
     ALL_BUT_ONE,
     HALF,
@@ -168,7 +168,7 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
         want = gradient(loss, reference, read(reference, columns=False), with_pads=False, output_name="log_probs")
     finally:
         clear_queue()
-    told: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for make, label in zip((pad_as_verl, pad_as_we_do), SIDES, strict=True):
         try:
             side = make(name, n_rows)
@@ -176,12 +176,12 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
             data = read(side, columns=side.wraps_loss)
             got = gradient(wrapped, side, data, with_pads=True, output_name="log_probs")
         except Exception as error:  # because of the pads: it ran without them
-            told[label] = {"gradient": type(error).__name__}
+            record[label] = {"gradient": type(error).__name__}
             continue
         finally:
             clear_queue()
         corrected = {key: value for key, value in reference.metrics.items() if key.startswith("rollout_corr/")}
-        told[label] = {
+        record[label] = {
             "gradient": relative_error(got, want),
             "kl_coefficient": abs(side.trainer.kl_ctrl_in_reward.value / reference.trainer.kl_ctrl_in_reward.value - 1),
             # Sums of float32 in another order of the rows are off by their rounding.
@@ -190,7 +190,7 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
             ),
             "rollout_corr_metrics": len(corrected),
         }
-    return told
+    return record
 
 
 def main(keep: Keep = False, as_json: AsJson = False) -> None:
@@ -228,7 +228,7 @@ def main(keep: Keep = False, as_json: AsJson = False) -> None:
             ],
         ],
     )
-    tell({"losses": losses, "estimators": estimators}, benchmark=__file__, keep=keep, as_json=as_json)
+    report({"losses": losses, "estimators": estimators}, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":
