@@ -31,7 +31,7 @@ CONFIGS = {
 @pytest.fixture
 def row_by_row(monkeypatch):
     """Numbers of rows that attention was called with, one after the other."""
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", attend_row_by_row)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attend_row_by_row)
     called = []
 
     def counted(module, query, *args, **kwargs):
@@ -58,7 +58,7 @@ def test_packed_rows_have_the_outputs_and_gradients_of_the_mask_over_all_pairs(k
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]).double()
     ours = logits_and_gradients(model)
     assert row_by_row == LENGTHS * 2  # each layer, row by row
-    ALL_ATTENTION_FUNCTIONS._global_mapping["sdpa"] = sdpa_attention_forward
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention_forward
     theirs = logits_and_gradients(model)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 

@@ -58,7 +58,7 @@ class _OnCpu:
             raise PaddingConfigError(
                 f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
             )
-        ALL_ATTENTION_FUNCTIONS.register("sdpa", attend_row_by_row)
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = attend_row_by_row
 
 
 def honour_attention_of_value_models(model: Any) -> None:
