@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from verl_padding.job.known_verl import KNOWN_VERL, is_known, refuse_unknown_ver
 from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
 from verl_padding.job.model_refusals import refuse_model
 from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES, stock_mode
-from verl_padding.job.pad_length import pad_length
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     ACTOR_SECTION,
@@ -189,8 +189,26 @@ class JobReader:
         return bool(OmegaConf.select(self._config, "distillation.enabled", default=False))
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
-        """Tokens of a pad, no fewer than ``at_least``; see :func:`~verl_padding.job.pad_length.pad_length`."""
-        return pad_length(self.padding, self.engines.values(), at_least)
+        """Tokens of a pad: what the job says, or the fewest that no engine rounds up.
+
+        A shorter pad would cost the same and count as less.
+
+        Args:
+            at_least: tokens that a pad needs for what it shows the model.
+
+        Raises:
+            PaddingConfigError: the job's length is too short, or an engine would round it up.
+        """
+        multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
+        shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
+        length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
+        if length < shortest or length % multiple:
+            fitting = -(-max(length, shortest) // multiple) * multiple
+            raise PaddingConfigError(
+                f"padding.pad_length={length}: the job's engines take rows in multiples of {multiple} tokens, and a "
+                f"pad has at least {shortest}. Set padding.pad_length=auto, or {fitting}."
+            )
+        return length
 
     def step_job(
         self,

@@ -5,7 +5,7 @@ What to look at first when verl has a new version:
 * ``pytest tests/worker tests/local``: what is replaced in verl is still there; tests/worker also say when it can go.
 * ``pytest tests/equivalence tests/worker/test_losses.py``: estimators and losses, as verl registers them; whether verl
   weighs rows by itself, by the field that is read here.
-* ``job/pad_length.py`` and ``job/role_engine.py``: what engines round up and how they share out ranks.
+* ``job/role_engine.py``: what engines round up and how they share out ranks.
 * ``pytest tests/end_to_end``: whole jobs.
 """
 

@@ -37,13 +37,6 @@ PARALLEL_SIZES = {
 }
 """Backend -> what the field knows a parallel size by -> its setting in the engine's config. By the first one, verl
 multiplies the token budget of a GPU."""
-CLASS_OF_STRATEGY = {
-    **dict.fromkeys(("fsdp", "fsdp2", "fsdp_turbo"), "FSDPEngineConfig"),
-    "megatron": "McoreEngineConfig",
-    "veomni": "VeOmniEngineConfig",
-    "torchtitan": "TorchtitanEngineConfig",
-}
-"""verl's class of the engine's section; verl's config groups choose the section, and ``strategy`` the engine."""
 FP8_ROW_MULTIPLE = 16
 """What Megatron rounds rows up to in FP8."""
 
@@ -263,13 +256,13 @@ def ref_as_actor(config: DictConfig) -> dict[str, Any]:
 
 def _role_engine(config: DictConfig, section: str, settings: dict[str, str], engine: Any) -> RoleEngine:
     model = config.critic.model if section == "critic" else config.actor_rollout_ref.model
-    # verl looks at the role's strategy for some things, and at its engine's for others.
-    for strategy in (str(OmegaConf.select(config, f"{section}.strategy")), engine.strategy):
-        if CLASS_OF_STRATEGY.get(strategy) not in [each.__name__ for each in type(engine).__mro__]:
-            raise PaddingConfigError(
-                f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose both by "
-                "verl's config group model_engine: dp, megatron, veomni or torchtitan."
-            )
+    strategy = str(OmegaConf.select(config, f"{section}.strategy"))
+    # The name in the class is that of its section; FSDP's has several engines, whose names begin with it.
+    if not strategy.startswith(type(engine).strategy) or engine.strategy not in PARALLEL_SIZES:
+        raise PaddingConfigError(
+            f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose both by "
+            "verl's config group model_engine: dp, megatron, veomni or torchtitan."
+        )
     # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
