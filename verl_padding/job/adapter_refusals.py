@@ -30,8 +30,18 @@ def refuse_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]
         PaddingConfigError: a model is to have an adapter, and its engine makes none, or the rollout does not get it.
     """
     for engine in engines:
-        if engine.section != REF_SECTION and engine.strategy in READS:
-            _refuse_unmade(config, engine)
+        if engine.section == REF_SECTION or engine.strategy not in READS:
+            continue
+        section, reads = engine.model_section, READS[engine.strategy]
+        asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in (PATH, "lora_rank", "lora.rank")}
+        asked = {name: value for name, value in asked.items() if value not in (0, None)}
+        if asked and (reads not in asked or (engine.strategy == "megatron" and PATH in asked)):
+            name = next(name for name in asked if name != reads)
+            fix = f" and set {section}.{reads} to the adapter's rank" if reads else ""
+            raise PaddingConfigError(
+                f"{section}.{name}={asked[name]}: verl's {engine.strategy} engine makes no adapter of it, and would "
+                f"train the whole model. Leave it out{fix}."
+            )
     if not is_lora(config) or (merges := OmegaConf.select(config, MERGE)):
         return
     if mode == SEPARATE_ASYNC:
@@ -42,16 +52,3 @@ def refuse_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]
     else:
         return
     raise PaddingConfigError(f"{MERGE}={merges}: {why}. Set it to True.")
-
-
-def _refuse_unmade(config: DictConfig, engine: RoleEngine) -> None:
-    section, reads = engine.model_section, READS[engine.strategy]
-    asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in ("lora_rank", "lora.rank", PATH)}
-    asked = {name: value for name, value in asked.items() if value not in (0, None)}
-    if reads in asked and not (engine.strategy == "megatron" and PATH in asked):
-        return
-    for name, value in sorted(asked.items(), key=lambda each: each[0] == reads):
-        raise PaddingConfigError(
-            f"{section}.{name}={value}: verl's {engine.strategy} engine makes no adapter of it, and would train the "
-            f"whole model. {f'Set {section}.{reads} to its rank' if reads and reads not in asked else 'Leave it out'}."
-        )

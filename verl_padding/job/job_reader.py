@@ -22,11 +22,9 @@ from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.adapter_refusals import refuse_adapters
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.correction_refusals import refuse_lost_correction
-from verl_padding.job.engine_refusals import refuse_engines
+from verl_padding.job.engine_refusals import refuse_engines, refuse_model
 from verl_padding.job.known_verl import KNOWN_VERL, is_known, refuse_unknown_verl
 from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
-from verl_padding.job.model_refusals import refuse_model
 from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES, stock_mode
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
@@ -38,7 +36,7 @@ from verl_padding.job.role_engine import (
     worker_engine,
 )
 from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
-from verl_padding.job.weighings import refuse_equal_sessions
+from verl_padding.job.weighings import refuse_equal_sessions, refuse_lost_correction
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
