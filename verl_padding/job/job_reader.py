@@ -7,9 +7,8 @@ config are named where they are used.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import cached_property
 from math import lcm
 from pathlib import Path
@@ -170,8 +169,8 @@ class JobReader:
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
         for section, model in models.items():
-            engines = [engine for engine in self.engines.values() if engine.model_section == section]
-            engines.reverse()  # the actor's first, whose sizes its reference takes where it has none of its own
+            # The actor's first, whose sizes its reference takes where it has none of its own.
+            engines = [engine for engine in reversed(self.engines.values()) if engine.model_section == section]
             refuse_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
@@ -211,6 +210,7 @@ class JobReader:
     def step_job(
         self,
         *,
+        calls: Iterable[str] | None = None,
         dp_sizes: Mapping[str, int] | None = None,
         updates_actor: bool = True,
         seed: int | None = None,
@@ -219,6 +219,7 @@ class JobReader:
         """The planner's job of one local update.
 
         Args:
+            calls: names of the worker calls that are planned; None for all that the update makes.
             dp_sizes: data-parallel size of each worker call, by the names of ``job/calls.py``; None for those that the
                 config says.
             updates_actor: False while ``trainer.critic_warmup`` lasts.
@@ -226,22 +227,28 @@ class JobReader:
             pad_tokens: tokens of a pad; None for the length of a pad without an image.
 
         Raises:
-            PaddingConfigError: a size does not divide another.
+            PaddingConfigError: a size does not divide another, or the job has no worker for a call.
         """
-        config, roles = self._config, self._config.actor_rollout_ref
+        config = self._config
         sizes = dp_sizes or self.configured_dp_sizes()
         updates, inference = {}, {}
-        if updates_actor:
-            updates[ACTOR] = self._update(ACTOR, ACTOR_SECTION, sizes)
-        if "critic" in self.engines:
-            updates[CRITIC] = self._update(CRITIC, "critic", sizes)
-            inference[VALUES] = Pass(**self._pass_fields(VALUES, sizes))
-        # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
-        bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode", default=False)
-        if not bypass or (has_reference(config) and "ref" not in self.engines):
-            inference[LOG_PROB] = self._log_prob_pass(LOG_PROB, sizes)
-        if "ref" in self.engines:
-            inference[REF] = self._log_prob_pass(REF, sizes)
+        for name in self._calls_of_step(updates_actor) if calls is None else calls:
+            call = CALL_BY_NAME[name]
+            if (engine := self.engines.get(call.role)) is None:
+                raise PaddingConfigError(f"worker call {name!r}: this job has no worker for it. Leave it out.")
+            fields = engine.pass_fields(sizes[name], training=call.trains)
+            fields["cost_model"] = self._model_costs.get(engine.model_section)
+            if call.trains:
+                role = OmegaConf.select(config, engine.section)
+                updates[name] = Update(
+                    prompts_per_mini_batch=role.ppo_mini_batch_size,
+                    mini_batch_setting=f"{engine.section}.ppo_mini_batch_size",
+                    shuffle=bool(role.shuffle),
+                    **fields,
+                )
+            else:
+                follows = name != VALUES and self.padding.log_prob_micro_batches == "update"
+                inference[name] = Pass(as_update=ACTOR if follows else None, **fields)
         # Local updates per global step, which share its prompts; the colocated modes have one.
         sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         try:
@@ -250,7 +257,7 @@ class JobReader:
                 prompts=config.data.train_batch_size // sync_step,
                 prompts_setting="data.train_batch_size"
                 + (f" / trainer.v1.{self.mode}.parameter_sync_step" if sync_step > 1 else ""),
-                sessions_per_prompt=roles.rollout.n,
+                sessions_per_prompt=config.actor_rollout_ref.rollout.n,
                 sessions_setting="actor_rollout_ref.rollout.n",
                 updates=updates,
                 inference=inference,
@@ -266,39 +273,18 @@ class JobReader:
         except PlanError as refusal:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
-    def call_job(self, call: str, *, dp_sizes: Mapping[str, int], seed: int, pad_tokens: int) -> Job:
-        """The planner's job of one worker call by itself, with the arguments of :meth:`step_job`.
-
-        Raises:
-            PaddingConfigError: no worker of this job can make the call.
-        """
-        job = self.step_job(dp_sizes=dp_sizes, seed=seed, pad_tokens=pad_tokens)
-        updates = {name: update for name, update in job.updates.items() if name == call}
-        inference = {name: one_pass for name, one_pass in job.inference.items() if name == call}
-        if call == LOG_PROB:  # the actor can always make it, though a step may do without
-            inference = {LOG_PROB: self._log_prob_pass(LOG_PROB, dp_sizes)}
-        if not updates and not inference:
-            raise PaddingConfigError(f"worker call {call!r}: this job has no worker for it. Leave it out.")
-        return replace(job, updates=updates, inference=inference)
-
-    def _update(self, call: str, section: str, dp_sizes: Mapping[str, int]) -> Update:
-        role = OmegaConf.select(self._config, section)
-        return Update(
-            prompts_per_mini_batch=role.ppo_mini_batch_size,
-            mini_batch_setting=f"{section}.ppo_mini_batch_size",
-            shuffle=bool(role.shuffle),
-            **self._pass_fields(call, dp_sizes),
-        )
-
-    def _log_prob_pass(self, call: str, dp_sizes: Mapping[str, int]) -> Pass:
-        as_update = ACTOR if self.padding.log_prob_micro_batches == "update" else None
-        return Pass(as_update=as_update, **self._pass_fields(call, dp_sizes))
-
-    def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
-        known = CALL_BY_NAME[call]
-        engine = self.engines[known.role]
-        fields = engine.pass_fields(dp_sizes[call], training=known.trains)
-        return fields | {"cost_model": self._model_costs.get(engine.model_section)}
+    def _calls_of_step(self, updates_actor: bool) -> list[str]:
+        bypass = OmegaConf.select(self._config, "algorithm.rollout_correction.bypass_mode", default=False)
+        # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
+        is_own_reference = has_reference(self._config) and "ref" not in self.engines
+        made = {
+            ACTOR: updates_actor,
+            CRITIC: "critic" in self.engines,
+            VALUES: "critic" in self.engines,
+            LOG_PROB: not bypass or is_own_reference,
+            REF: "ref" in self.engines,
+        }
+        return [call for call, is_made in made.items() if is_made]
 
     @cached_property
     def _model_costs(self) -> dict[str, TransformerCost]:
