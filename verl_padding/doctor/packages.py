@@ -42,14 +42,11 @@ def packages_of_job(config: DictConfig) -> Iterator[Finding]:
     for setting, chosen in values.items():
         for value in [chosen] if isinstance(chosen, str) else chosen or ():
             missing = [module for module in MODULES.get(value, ()) if not _is_there(module)]
-            yield (
-                ok(setting, value)
-                if not missing
-                else wrong(
-                    setting,
-                    f"{value}: {missing[0]} is not installed here. pip install {INSTALLED_AS.get(missing[0], missing[0])}",
-                )
-            )
+            if missing:
+                name = INSTALLED_AS.get(missing[0], missing[0])
+                yield wrong(setting, f"{value}: {missing[0]} is not installed here. pip install {name}")
+            else:
+                yield ok(setting, value)
 
 
 def _is_there(module: str) -> bool:
