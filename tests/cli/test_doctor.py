@@ -56,7 +56,7 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
     monkeypatch.setattr(installation, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0"))
     found = {finding.subject: finding for finding in installation.versions()}
     assert found["verl"].verdict == "wrong"
-    assert ">=0.9.1,<0.10" in found["verl"].message
+    assert "pip install 'verl<0.10,>=0.9.1'" in found["verl"].message
     assert found["ray"].message.startswith("missing")
     assert found["wrapt"].verdict == "wrong", "a package that is not always shown is, where it does not fit"
 

@@ -31,13 +31,11 @@ def versions() -> Iterator[Finding]:
     else:
         yield wrong("Python", f"{python}, but {wanted} is needed. Use one of these.")
     for requirement in map(Requirement, requires(PACKAGE) or []):
-        name, wanted, installed = requirement.name, str(requirement.specifier), _installed(requirement.name)
+        name, installed = requirement.name, _installed(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if installed is None or not requirement.specifier.contains(installed, prereleases=True):
-            yield wrong(
-                name, f"{installed or 'missing'}, but {wanted or 'a version'} is needed: pip install '{requirement}'"
-            )
+            yield wrong(name, f"{installed or 'missing'}, but this is needed: pip install '{requirement}'")
         elif name in STACK:
             yield ok(name, installed)
     for name in OPTIONAL:

@@ -27,7 +27,7 @@ def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
     """
     try:
         config = compose_job(arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         settings = Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
     else:
         settings = Check.run("settings", settings_of_job(config))

@@ -19,8 +19,8 @@ from uuid import uuid4
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.local.scripted_replies import Replies
-from verl_padding.rehearsal.failure import Failure, RehearsalError
-from verl_padding.rehearsal.reduced_job import TOOLS, without_servers
+from verl_padding.rehearsal.failure import Failure, RehearsalError, count_failure
+from verl_padding.rehearsal.reduced_job import TOOLS, validates, without_servers
 
 TRAIN, VAL = "train", "val"
 ALREADY_SHOWN = "Error in _run_prompt"
@@ -82,8 +82,7 @@ def play_sessions(
         played.left_out = without_servers(config)
         for setting in TOOLS if not with_tools else ():
             OmegaConf.update(config, setting, None)
-    handler = _Count(played.logged)
-    verls = logging.getLogger("verl")
+    handler, verls = _Count(played.logged), logging.getLogger("verl")
     level = verls.level
     logging.getLogger().addHandler(handler)
     verls.setLevel(logging.WARNING)
@@ -114,14 +113,13 @@ async def _play(
             try:
                 return await super()._run_agent_loop(*args, **kwargs)
             except Exception as error:
-                failure = Failure.of(error)
-                known = played.failures.setdefault(failure.key, failure)
-                known.count += known is not failure
+                count_failure(Failure.of(error), played.failures)
                 raise
 
     model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     played.tokenizer = model.tokenizer
-    rewards = _RewardsHandle(RewardLoopWorker(config).compute_score if with_rewards else _no_reward)
+    compute_score = RewardLoopWorker(config).compute_score if with_rewards else _no_reward
+    rewards = SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))  # called as Ray's workers are
     with mock.patch.object(agent_loop_tq, "tq", _Queue(played)):
         server = _ScriptedServer(model, config, played, replies)
         worker = Worker(config, server, None, [rewards])
@@ -155,7 +153,7 @@ def _batch(config: DictConfig, model: Any, setting: str, prompts: int, *, is_tra
     if not len(data):
         message = f"{setting}: no prompt is left of the first {8 * prompts}. Look at its filter."
         raise RehearsalError(message, stage="data")
-    if not is_train and not (config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0):
+    if not is_train and not validates(config):
         return None
     columns = next(iter(DataLoader(data, batch_size=min(prompts, len(data)), collate_fn=collate_fn)))
     columns["uid"] = np.array([str(uuid4()) for _ in columns["raw_prompt"]], dtype=object)
@@ -178,14 +176,11 @@ class _Queue:
     async def async_kv_put(self, **_: Any) -> None: ...
 
     async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
+        from verl.utils.tensordict_utils import unwrap_non_tensor_data
+
         for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            row = {name: fields[name][place] for name in fields.keys()}  # noqa: SIM118  (a TensorDict)
-            bare = {name: getattr(value, "data", value) if _is_wrapped(value) else value for name, value in row.items()}
-            self._played.rows.append(PlayedRow(key, bare, tag, partition_id))
-
-
-def _is_wrapped(value: Any) -> bool:
-    return type(value).__name__ == "NonTensorData"
+            row = {name: unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
+            self._played.rows.append(PlayedRow(key, row, tag, partition_id))
 
 
 class _ScriptedServer:
@@ -220,13 +215,6 @@ class _ScriptedServer:
             num_preempted=0,
             extra_fields=steps,
         )
-
-
-class _RewardsHandle:
-    """A reward worker of this process, called as Ray's are."""
-
-    def __init__(self, compute_score: Any):
-        self.compute_score = SimpleNamespace(remote=compute_score)
 
 
 async def _no_reward(_: Any) -> dict[str, Any]:
