@@ -207,7 +207,7 @@ def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
         ),
         (
             ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
-            r"^actor_rollout_ref.actor.loss_scale_factor=None: .*Set actor_rollout_ref.actor.loss_scale_factor",
+            r"^actor_rollout_ref.actor.loss_scale_factor=None: .*Set it to a constant",
         ),
         (
             ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null"],
@@ -485,8 +485,7 @@ def test_the_summary_describes_each_engine_and_what_it_asks_of_pads_and_micro_ba
     config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *sizes)
     words = described(config)
     assert words["engine of the actor"] == (
-        "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks; micro-batches in "
-        "multiples of 2, for the virtual pipeline; rows rounded up to multiples of 2 tokens"
+        "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks"
     )
     assert words["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
     config = compose_job("+padding=prompt", *DYNAMIC, "actor_rollout_ref.actor.use_kl_loss=true")

@@ -8,14 +8,18 @@ fix.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.megatron_refusals import refuse_megatron, refuse_megatron_model
 from verl_padding.job.model_cost import rope_by_length
-from verl_padding.job.role_engine import RoleEngine
+from verl_padding.job.modes import SEPARATE_ASYNC
+from verl_padding.job.role_engine import REF_SECTION, RoleEngine
+from verl_padding.job.roles_of_job import is_lora
 
 FSDP = ("fsdp", "fsdp2")
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
@@ -28,6 +32,12 @@ EXCHANGE_THEMSELVES = ("deepseek_v4",)
 """Types of models whose eager attention exchanges tokens for heads between ranks, in VeOmni's code of the model."""
 CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
 """Types of models that choose the tokens to attend to among all that are computed -> their setting of how many."""
+
+READS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
+"""Strategy -> the setting of a model by which the engine makes an adapter; None for an engine that makes none."""
+PATH = "lora_adapter_path"
+"""Setting of an adapter to start from, which Megatron's engine does not read."""
+MERGE = "actor_rollout_ref.model.lora.merge"
 
 
 def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
@@ -155,3 +165,31 @@ def _refuse_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> N
             f"real rows see. Set {' and '.join(settings)} to {size // ranks} at most, "
             f"with dynamic batch sizes, or {engine.model_section}.use_remove_padding=False."
         )
+
+
+def refuse_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
+    """Refuses an adapter (LoRA) that a role's engine does not make, training the whole model instead, or that never
+    reaches the rollout in this mode of verl's."""
+    for engine in engines:
+        if engine.section == REF_SECTION or engine.strategy not in READS:
+            continue
+        section, reads = engine.model_section, READS[engine.strategy]
+        asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in (PATH, "lora_rank", "lora.rank")}
+        asked = {name: value for name, value in asked.items() if value not in (0, None)}
+        if asked and (reads not in asked or (engine.strategy == "megatron" and PATH in asked)):
+            name = next(name for name in asked if name != reads)
+            fix = f" and set {section}.{reads} to the adapter's rank" if reads else ""
+            raise PaddingConfigError(
+                f"{section}.{name}={asked[name]}: verl's {engine.strategy} engine makes no adapter of it, and would "
+                f"train the whole model. Leave it out{fix}."
+            )
+    if not is_lora(config) or (merges := OmegaConf.select(config, MERGE)):
+        return
+    if mode == SEPARATE_ASYNC:
+        # Its rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
+        why = f"in {mode}, verl sends the rollout the base model's weights alone, without what is trained"
+    elif config.trainer.device == "cpu":
+        why = "rollouts on a CPU take whole weights, no adapters"
+    else:
+        return
+    raise PaddingConfigError(f"{MERGE}={merges}: {why}. Set it to True.")

@@ -19,12 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.adapter_refusals import refuse_adapters
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.engine_refusals import refuse_engines, refuse_model
+from verl_padding.job.engine_refusals import refuse_adapters, refuse_engines, refuse_model
 from verl_padding.job.known_verl import KNOWN_VERL, is_known, refuse_unknown_verl
 from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
-from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES, stock_mode
+from verl_padding.job.modes import MODE_PREFIX, stock_mode
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     ACTOR_SECTION,
@@ -55,9 +54,6 @@ def translate_plan_error(refusal: PlanError) -> str:
 def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     """Refuses, before any worker starts, a job that cannot run; returns the reader of its config.
 
-    Args:
-        mode: the verl mode that the job's trainer extends, if it is a trainer under a name of its own.
-
     Raises:
         PaddingConfigError: one message with the setting, its value and the fix.
     """
@@ -65,9 +61,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
         raise PaddingConfigError(
-            f"trainer.use_v1={config.trainer.use_v1}: the padded trainers extend verl's v1 trainers, not the older one "
-            "nor the fully asynchronous one (async_training). Start verl.trainer.main_ppo with trainer.use_v1=True and "
-            f"a trainer.v1.trainer_mode ({', '.join(STOCK_MODES)}), or leave +padding out."
+            f"trainer.use_v1={config.trainer.use_v1}: the padded trainers extend verl's v1 trainers, not the older nor "
+            "the fully asynchronous one (async_training). Set trainer.use_v1=True and a trainer.v1.trainer_mode."
         )
     if padding.packer == "plan" and not is_known(verl.__version__):
         raise PaddingConfigError(
@@ -84,9 +79,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
         role = OmegaConf.select(config, section)
         if role.loss_agg_mode == "seq-mean-token-sum-norm" and role.loss_scale_factor is None:
             raise PaddingConfigError(
-                f"{section}.loss_scale_factor=None: with {section}.loss_agg_mode={role.loss_agg_mode} verl divides by "
-                "the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
-                f"{section}.loss_scale_factor to a constant, such as data.max_response_length."
+                f"{section}.loss_scale_factor=None: with loss_agg_mode={role.loss_agg_mode} verl divides by the "
+                "padded width of each micro-batch. Set it to a constant, such as data.max_response_length."
             )
     reader.step_job()
     refuse_adapters(config, reader.mode, reader.engines.values())

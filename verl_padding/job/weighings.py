@@ -18,7 +18,7 @@ MEANS_OVER_ROWS = ("geo_mean", "sapo")
 NO_SUMS = ("clip_cov", "kl_cov")
 """Policy losses of verl that choose tokens among all of a micro-batch, and so are no sum over rows or tokens."""
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
-BYPASS, CORRECTION = "bypass_mode", "actor_rollout_ref.actor.policy_loss.rollout_correction"
+BYPASS, CORRECTION = "bypass_mode", f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
 """The policy loss that corrects for the rollout by itself, and the section that it reads, which no YAML of verl has."""
 
 
@@ -41,10 +41,7 @@ def weighings(config: DictConfig, padding: PaddingConfig) -> list[Weighing]:
 
 
 def refuse_equal_sessions(config: DictConfig, padding: PaddingConfig) -> None:
-    """
-    Raises:
-        PaddingConfigError: sessions are to weigh the same in a loss that cannot weigh rows.
-    """
+    """Refuses sessions that are to weigh the same in a loss that cannot weigh rows."""
     for weighing in weighings(config, padding):
         if weighing.by_session and (refusal := weighing.refusal):
             raise PaddingConfigError(f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}")
@@ -75,11 +72,8 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
 
 def refuse_lost_correction(config: DictConfig) -> None:
     """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the actor's loss. But
-    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads.
-
-    Raises:
-        PaddingConfigError: a setting of the correction that is not verl's default would reach no loss.
-    """
+    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads: a
+    setting of the correction that is not verl's default would reach no loss."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
