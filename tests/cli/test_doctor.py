@@ -19,7 +19,6 @@ from verl_padding.doctor.job import checks_of_job
 from verl_padding.job.composition import JobArguments
 
 FLAG = "+padding=prompt"
-AGENT = "actor_rollout_ref.rollout.agent"
 
 
 @pytest.fixture(autouse=True)
@@ -116,22 +115,17 @@ def test_a_config_of_ones_own_is_found_as_hydra_finds_it(job, tmp_path):
 
 WRONG = {
     "actor_rollout_ref.rollout.m=4": "overrides",
-    "data.train_batchsize=8": "overrides",
     "padding.strateggy=rows": "overrides",
     "actor_rollout_ref.rollout.name=???": "actor_rollout_ref.rollout.name",
     "trainer.logger=[clearml]": "trainer.logger",
     "actor_rollout_ref.model.path=/nowhere/model": "actor_rollout_ref.model.path",
     "data.train_files=/nowhere/train.parquet": "data.train_files",
-    f"{AGENT}.agent_loop_config_path=/nowhere/agent.yaml": f"{AGENT}.agent_loop_config_path",
     "reward.custom_reward_function.path=/nowhere/reward.py": "reward.custom_reward_function.path",
     "data.custom_cls.path=pkg://nowhere.data": "data.custom_cls.path",
     "ray_kwargs.ray_init.num_cpus=2": "ray_kwargs.ray_init.num_cpus",
     "padding.strategy=promt": "padding",
-    "trainer.v1.trainer_mode=mine": "padding",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16": "padding",
-    "data.train_batch_size=0": "padding",
     "algorithm.adv_estimator=grop": "verl's estimators and losses",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=clip-cov": "verl's estimators and losses",
     "actor_rollout_ref.rollout.mode=sync": "verl's typed configs",
 }
 """An override with which a job cannot start -> what is shown to be wrong."""
