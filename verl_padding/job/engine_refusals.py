@@ -53,8 +53,7 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
         if engine.padded_to != "row" and padding.packer == "verl" and config.use_dynamic_bsz:
             raise PaddingConfigError(
                 f"{engine.model_section}.use_remove_padding=False: each row of {engine.section} is then padded to the "
-                "longest row beside it, but verl's packer counts only the rows' own tokens, so it fills micro-batches "
-                "to several times their token budget. Set it to True, or padding.packer=plan, which counts the padding."
+                "longest row beside it, which verl's packer does not count. Set it to True, or padding.packer=plan."
             )
         shares = engine.strategy in FSDP and config.use_remove_padding and config.use_dynamic_bsz
         if padding.sharing != "off" and not shares:
@@ -79,8 +78,7 @@ def _refuse_unequal_groups(first: RoleEngine, other: RoleEngine) -> None:
         if size != sizes[name]:
             raise PaddingConfigError(
                 f"{other.section}.{other.strategy}.{name}={size}: differs from {first.section}.{first.strategy}.{name}="
-                f"{sizes[name]}. The {first.strategy} engines of a job share their process groups. Set both to the "
-                "same value."
+                f"{sizes[name]}, but the engines share their process groups. Set both to the same value."
             )
 
 
@@ -117,9 +115,9 @@ def _refuse_attention(engine: RoleEngine, model_type: str | None = None) -> None
     if not exchanges:
         section = f"{engine.section}.veomni" if is_veomni else f"{engine.model_section}.override_config"
         raise PaddingConfigError(
-            f"{section}.attn_implementation={attention}: does not support Ulysses: each of the {ranks} "
-            f"sequence-parallel ranks of {engine.section} would attend to its own part of a row only. Set it to "
-            f"{'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the engine's Ulysses size to 1."
+            f"{section}.attn_implementation={attention}: does not support Ulysses: each of {ranks} sequence-parallel "
+            f"ranks of {engine.section} would attend to its own part of a row only. Set it to "
+            f"{'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the Ulysses size to 1."
         )
 
 

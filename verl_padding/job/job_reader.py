@@ -1,8 +1,4 @@
-"""Reads the shape of a job from a verl config: what the planner must respect, and what cannot be run.
-
-Everything here runs on the driver, before any worker starts. Facts of verl 0.9.1 that are not plain in its
-config are named where they are used.
-"""
+"""Reads the shape of a job from a verl config, on the driver: what the planner must respect, and what cannot be run."""
 
 from __future__ import annotations
 
@@ -148,16 +144,13 @@ class JobReader:
         return has_tower(self.model_config)
 
     def refuse_models(self, *, fetched: bool = True) -> None:
-        """Refuses an actor or critic that pads or shared prefixes would change, or that an engine does not compute.
-
-        With a vision tower, it must be known what pads must show it; and rows share only what depends on the tokens up
-        to it.
+        """Refuses an actor or critic that pads or shared prefixes would change, or whose images pads cannot have.
 
         Args:
             fetched: whether a critic may be fetched; else one that is not in a folder here passes.
 
         Raises:
-            PaddingConfigError: one is refused, it is not known, or a model's config cannot be read.
+            PaddingConfigError: one is refused, or a model's config cannot be read.
         """
         models = {ACTOR_MODEL: self.model_config}
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):

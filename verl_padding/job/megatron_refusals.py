@@ -23,9 +23,8 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
     section = f"{engine.section}.megatron"
     if engine.has_scheduler and (padding.packer == "plan" or padding.is_timed):
         raise PaddingConfigError(
-            f"{section}.dynamic_context_parallel=True: verl then cuts micro-batches by a scheduler of its own, which "
-            "neither follows a plan nor is timed. Set it to False, or padding.packer=verl, padding.timing=false and "
-            "another padding.cost_model than measured."
+            f"{section}.dynamic_context_parallel=True: verl's scheduler then cuts micro-batches, which neither follows "
+            "a plan nor is timed. Set it to False, or padding.packer=verl without timing and measured costs."
         )
     _refuse_uneven_buckets(engine)
     trains = engine.section != REF_SECTION
@@ -36,9 +35,8 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         )
     if trains and engine.trains_mtp:
         raise PaddingConfigError(
-            f"{engine.model_section}.mtp.enable_train=True: Megatron takes the mean of this loss over each micro-batch "
-            "and then over all micro-batches, those of pads alone among them, so pads would make it smaller. Set it to "
-            "False."
+            f"{engine.model_section}.mtp.enable_train=True: Megatron takes the mean of this loss over all "
+            "micro-batches, those of pads alone among them, so pads would make it smaller. Set it to False."
         )
 
 
@@ -61,8 +59,7 @@ def _refuse_uneven_buckets(engine: RoleEngine) -> None:
     if bucket % multiple:
         raise PaddingConfigError(
             f"{engine.section}.megatron.pad_to_length_bucket={bucket}: context and tensor parallel ranks take lengths "
-            f"in multiples of {multiple}, and rows that are rounded up to this may have others. Set it to "
-            f"{-(-bucket // multiple) * multiple}."
+            f"in multiples of {multiple}. Set it to {-(-bucket // multiple) * multiple}."
         )
 
 
@@ -104,6 +101,5 @@ def refuse_megatron_model(engine: RoleEngine, model: Mapping[str, Any]) -> None:
     if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor):
         raise PaddingConfigError(  # ``allreduce`` of a weight, in Megatron-Core's layers
             f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}: with expert_model_parallel_size=1, "
-            "Megatron adds gradients of experts up over the ranks that share other weights "
-            f"(tensor_model_parallel_size={tensor}), and not over those that share experts. Set it to {tensor}."
+            f"Megatron adds up gradients of experts over tensor_model_parallel_size={tensor} ranks. Set it to {tensor}."
         )
