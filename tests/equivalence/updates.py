@@ -23,9 +23,8 @@ from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
-from verl_padding.config import PaddingConfig
+from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
-from verl_padding.job.pad_length import pad_length
 from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
@@ -107,7 +106,7 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
 
 def pad_tokens_of(*overrides: str) -> int:
     """Tokens of a pad as the engine of an actor asks for them."""
-    return pad_length(PaddingConfig(), [worker_engine(compose_job(*overrides), ACTOR_SECTION)])
+    return max(MIN_PAD_LENGTH, worker_engine(compose_job(*overrides), ACTOR_SECTION).row_multiple)
 
 
 def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:

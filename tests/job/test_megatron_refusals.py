@@ -55,12 +55,6 @@ def test_routes_that_depend_on_the_other_tokens_of_a_micro_batch_are_refused(sec
         check(*WITH_ALL, f"+{setting}=sinkhorn")
 
 
-def test_so_is_that_of_a_critic():
-    setting = f"{CRITIC}.megatron.override_transformer_config.moe_z_loss_coeff"
-    with pytest.raises(PaddingConfigError, match=rf"^{setting}=0.001: routers would count"):
-        check(*WITH_ALL, f"+{setting}=0.001")
-
-
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -1,9 +1,11 @@
 """The engine of a role on the driver is the one that verl's own code makes in a worker."""
 
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import verl
 from verl.trainer.ppo.v1 import trainer_base
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -271,12 +273,12 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
         (
             ("model_engine=megatron", f"{CRITIC}.megatron.tensor_model_parallel_size=2"),
             "verl",
-            r"^actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2\.",
+            r"^actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2,",
         ),
         (
             ("model_engine=veomni", f"{CRITIC}.veomni.ulysses_parallel_size=2"),
             "verl",
-            r"^actor_rollout_ref.ref.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2\.",
+            r"^actor_rollout_ref.ref.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2,",
         ),
         (
             (*TWO_TO_A_ROW, "trainer.device=cpu"),
@@ -317,7 +319,7 @@ def of_all_roles(strategy, *settings):
 
 
 def test_veomnis_engines_share_the_ranks_that_share_weights():
-    with pytest.raises(PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4\."):
+    with pytest.raises(PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4,"):
         engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=4")
     engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
 
@@ -331,3 +333,58 @@ def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
         "ranks_meet": "micro_batch",
         "padded_to": "micro_batch",
     }
+
+
+def with_engines(pad_length, *configs) -> JobReader:
+    """A reader of a job with these engines, each a strategy and its settings."""
+    reader = JobReader(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
+    rest = {"section": "", "settings": {}, "n_gpus": 8, "attention": None, "device": "cuda", "trains_mtp": False}
+    reader.engines = {str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)}
+    return reader
+
+
+def megatron(tensor=1, context=1, fp8=None):
+    sizes = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
+    return SimpleNamespace(strategy="megatron", **sizes, override_transformer_config={"fp8": fp8})
+
+
+FSDP2 = SimpleNamespace(strategy="fsdp2", ulysses_sequence_parallel_size=8)
+
+
+@pytest.mark.parametrize(
+    ("engine", "multiple"),
+    [
+        (FSDP2, 1),  # Ulysses rounds the packed micro-batch up, not each row
+        (SimpleNamespace(strategy="veomni", ulysses_parallel_size=4), 1),
+        (megatron(), 1),
+        (megatron(tensor=4), 4),
+        (megatron(tensor=2, context=2), 8),
+        (megatron(context=4), 8),
+        (megatron(fp8="hybrid"), 16),
+        (megatron(tensor=3, fp8="e4m3"), 48),
+    ],
+)
+def test_rows_are_rounded_up_as_verls_engines_do(engine, multiple):
+    fits = max(2, multiple)
+    assert with_engines("auto", engine).pad_length() == fits
+    assert with_engines(3 * fits, engine).pad_length() == 3 * fits
+
+
+def test_a_pad_is_as_long_as_the_hungriest_role_and_its_picture_need():
+    reader = with_engines("auto", megatron(tensor=4), megatron(context=3))
+    assert (reader.pad_length(), reader.pad_length(at_least=13)) == (12, 24)
+    assert with_engines("auto", FSDP2).pad_length(at_least=5) == 5
+
+
+@pytest.mark.parametrize(("length", "fitting"), [(6, 8), (2, 4), (9, 12)])
+def test_a_length_that_an_engine_would_round_up_is_refused_with_one_that_fits(length, fitting):
+    message = rf"^padding\.pad_length={length}: .* multiples of 4 .*auto, or {fitting}\.$"
+    with pytest.raises(PaddingConfigError, match=message):
+        with_engines(length, megatron(tensor=4)).pad_length()
+
+
+def test_the_multiple_is_the_one_that_verl_computes():
+    # The rule is that of functions which need Megatron to be imported: this says when they have changed.
+    source = (Path(verl.__file__).parent / "models" / "mcore" / "util.py").read_text()
+    assert "align_size = tp_size * cp_size * 2 if cp_size > 1 else tp_size" in source
+    assert "return math.lcm(16, align_size), align_size * 128" in source

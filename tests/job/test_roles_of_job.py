@@ -5,7 +5,6 @@ import sys
 import warnings
 from itertools import product
 
-import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -14,21 +13,16 @@ from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.job.roles_of_job import has_critic, has_reference
 
 
-@pytest.mark.parametrize("estimator", sorted(map(str, ADV_ESTIMATOR_REGISTRY)))
-@pytest.mark.parametrize("enable", ["null", "true", "false"])
-def test_there_is_a_critic_where_verl_makes_one(estimator, enable):
-    config = compose_job(*DYNAMIC, f"algorithm.adv_estimator={estimator}", f"critic.enable={enable}")
+def test_a_critic_and_a_reference_are_where_verl_needs_them():
+    config = compose_job(*DYNAMIC)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's, that there is no critic
-        assert has_critic(config) == need_critic(config)
-
-
-@pytest.mark.parametrize(("in_reward", "in_loss"), list(product(["true", "false"], repeat=2)))
-def test_there_is_a_reference_where_verl_needs_one(in_reward, in_loss):
-    config = compose_job(
-        *DYNAMIC, f"algorithm.use_kl_in_reward={in_reward}", f"actor_rollout_ref.actor.use_kl_loss={in_loss}"
-    )
-    assert has_reference(config) == need_reference_policy(config)
+        for estimator, enable in product(map(str, ADV_ESTIMATOR_REGISTRY), (None, True, False)):
+            config.algorithm.adv_estimator, config.critic.enable = estimator, enable
+            assert has_critic(config) == need_critic(config)
+    for in_reward, in_loss in product([True, False], repeat=2):
+        config.algorithm.use_kl_in_reward, config.actor_rollout_ref.actor.use_kl_loss = in_reward, in_loss
+        assert has_reference(config) == need_reference_policy(config)
 
 
 def test_a_run_is_read_without_verl(tmp_path):

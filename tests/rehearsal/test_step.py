@@ -100,9 +100,10 @@ def test_an_error_that_the_users_code_raises_while_it_handles_another_is_the_one
     assert failures[0].key == failures[1].key
 
 
-def test_the_first_exception_of_a_log_is_the_users_own_and_not_rays():
-    found = FailuresOfLog()
-    for line in """\
+def test_the_first_exception_of_a_log_is_the_users_own_and_not_rays(tmp_path):
+    found, mine = FailuresOfLog(), tmp_path / "loss.py"
+    mine.write_text("\n" * 6 + "    return wrong\n")
+    for line in f"""\
 (TaskRunner pid=1) Traceback (most recent call last):
 (TaskRunner pid=1)   File "/lib/site-packages/verl/trainer/a.py", line 3, in fit
 (TaskRunner pid=1)     step()
@@ -114,14 +115,14 @@ ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunner.run()
 (WorkerDict pid=2) Traceback (most recent call last):
 (WorkerDict pid=2)   File "/lib/site-packages/verl/workers/b.py", line 5, in update
 (WorkerDict pid=2)     loss()
-(WorkerDict pid=2)   File "/home/me/loss.py", line 7, in mine
+(WorkerDict pid=2)   File "{mine}", line 7, in mine
 (WorkerDict pid=2)     return wrong
 (WorkerDict pid=2) NameError: name 'wrong' is not defined""".splitlines():
         found.read(line)
     first, second = found.failures()
     assert (first.kind, second.kind) == ("NameError", "RuntimeError")
-    lines = list(first.lines({"/home/me/loss.py": "actor_rollout_ref.model.external_lib"}))
-    assert lines[1] == "  /home/me/loss.py:7 in mine: return wrong"
+    lines = list(first.lines({str(mine): "actor_rollout_ref.model.external_lib"}))
+    assert lines[1] == f"  {mine}:7 in mine: return wrong"
     assert "actor_rollout_ref.model.external_lib" in " ".join(lines)
 
 

@@ -34,9 +34,9 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
         as_json: print all findings as JSON, and nothing else.
     """
     with _as_a_job_would_start(), console.status("checking"):
-        checks = [Check.run("versions", versions)]
+        checks = [Check.run("versions", versions())]
         platform = choose_platform()
-        checks.append(Check.run("plug-in", plug_in))
+        checks.append(Check.run("plug-in", plug_in()))
         if arguments is not None:
             checks.extend(checks_of_job(arguments, platform))
     findings = [finding for check in checks for finding in check.findings]

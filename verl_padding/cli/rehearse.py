@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import faulthandler
-import gc
 import os
 import signal
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,11 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.rehearsal.failure import Failure, Frame, RehearsalError
+from verl_padding.rehearsal.failure import Failure, RehearsalError
 from verl_padding.rehearsal.own_files import own_files
-
-GRACE_S = 5
-"""Seconds after the time limit in which a process ends itself in words."""
+from verl_padding.rehearsal.time_limit import time_limit
 
 
 def rehearse(
@@ -57,19 +51,19 @@ def rehearse(
         config = compose_job(arguments)
     except Exception as error:
         return _show(RehearsalError(str(error), stage="settings", failures=[Failure.of(error)]), {}, console)
-    files = own_files(config)
+    show = partial(_show, files=own_files(config), console=console)
     code = {"with_tools": with_tools, "with_rewards": with_rewards}
     longest_row = 0
     try:
         if only != "step":
             # What verl and its libraries print of each prompt is kept out of the report.
             disable_progress_bars()
-            with _time_limit(timeout_s, console, files), catch_warnings(action="ignore"), redirect_stdout(StringIO()):
+            with time_limit(timeout_s, show), catch_warnings(action="ignore"), redirect_stdout(StringIO()):
                 longest_row = _sessions(config.copy(), console, replies=replies, **code)
         if only != "sessions":
             _step(config, console, replies=replies, timeout_s=timeout_s, longest_row=longest_row, **code)
     except RehearsalError as failure:
-        return _show(failure, files, console)
+        return show(failure)
     console.print(Text("The rehearsal went well.", style="green"))
     return 0
 
@@ -120,38 +114,3 @@ def _show(failure: RehearsalError, files: Mapping[str, str], console: Console) -
         for line in each.lines(files):
             console.print(Text(line), soft_wrap=True)
     return 1
-
-
-@contextmanager
-def _time_limit(timeout_s: float, console: Console, files: Mapping[str, str]) -> Iterator[None]:
-    """Ends this process where the user's code hangs, and shows where it does."""
-
-    def end() -> None:
-        hung = Failure("Timeout", f"still running after {timeout_s:.0f} s", list(_frames_now()))
-        _show(RehearsalError("the job's own code does not end", stage="sessions", failures=[hung]), files, console)
-        if not hung.own:
-            faulthandler.dump_traceback(file=sys.stderr)
-        sys.stdout.flush()
-        os._exit(1)  # a thread that hangs would keep the process
-
-    timer = threading.Timer(timeout_s, end)
-    timer.daemon = True
-    timer.start()
-    # Code that never gives the interpreter's lock away, such as a regular expression, stops the timer, too.
-    faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True, file=2)
-    try:
-        yield
-    finally:
-        timer.cancel()
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _frames_now() -> Iterator[Frame]:
-    """Frames of all threads, and of all tasks that wait, the user's own among them."""
-    for top in sys._current_frames().values():
-        yield from (Frame(at.f_code.co_filename, line, at.f_code.co_name) for at, line in traceback.walk_stack(top))
-    for task in [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]:
-        waiting: Any = task.get_coro()
-        while (frame := getattr(waiting, "cr_frame", None)) is not None:
-            yield Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            waiting = waiting.cr_await

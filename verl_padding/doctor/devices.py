@@ -26,18 +26,13 @@ def choose_platform() -> str:
     A torch without accelerators can import them on the platform "cpu" only, so there it is set.
     """
     chosen = os.environ.get(PLATFORM, "").strip().lower()
-    if not _has_accelerator():
-        os.environ[PLATFORM] = CPU
-    return chosen
-
-
-def _has_accelerator() -> bool:
-    """Whether torch was built for one."""
     try:
         import torch
     except ImportError:  # reported as a version that is missing
-        return False
-    return bool(torch.version.cuda or torch.version.hip or find_spec("torch_npu"))
+        return chosen
+    if not (torch.version.cuda or torch.version.hip or find_spec("torch_npu")):
+        os.environ[PLATFORM] = CPU
+    return chosen
 
 
 def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
@@ -46,22 +41,17 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
     Args:
         platform: the one that the environment names, "" for none.
     """
-    device = config.trainer.device
+    device, named = config.trainer.device, platform or "not set"
     if (device == CPU) == (platform == CPU):
-        yield ok(PLATFORM, platform or f"not set, for trainer.device={device}")
+        yield ok(PLATFORM, named)
     elif device == CPU:
-        yield wrong(
-            PLATFORM,
-            f"{platform or 'not set'}, but trainer.device=cpu: verl looks for accelerators. export {PLATFORM}={CPU}",
-        )
+        yield wrong(PLATFORM, f"{named}, but trainer.device=cpu: verl looks for accelerators. export {PLATFORM}={CPU}")
     else:
-        yield warning(
-            PLATFORM, f"cpu, but trainer.device={device}: the job trains on the CPU. +local=cpu has settings for that."
-        )
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
-    ranks = config.trainer.n_gpus_per_node
+        message = f"cpu, but trainer.device={device}: the job trains on the CPU. +local=cpu has settings for that."
+        yield warning(PLATFORM, message)
+    ranks, given = config.trainer.n_gpus_per_node, OmegaConf.select(config, "ray_kwargs.ray_init.num_cpus")
     needed = CPUS_A_RANK * ranks + 1  # and one for the trainer's own process
-    given = OmegaConf.select(config, "ray_kwargs.ray_init.num_cpus")
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         yield not_checked("trainer.n_gpus_per_node", f"the devices are those of the Ray cluster {address}")
     elif config.trainer.nnodes == 1 and given is not None and given < needed:

@@ -11,70 +11,46 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, not_checked, ok, wrong
-from verl_padding.doctor.settings import verls_own
 from verl_padding.job.roles_of_job import has_critic
+from verl_padding.rehearsal.own_files import FILES, LISTS
 
 MODEL = "actor_rollout_ref.model.path"
 DATA = ("data.train_files", "data.val_files")
-CODE = (
-    "reward.custom_reward_function.path",
-    "reward.reward_manager.module.path",
-    "data.custom_cls.path",
-    "trainer.v1.sampler.custom_sampler.path",
-    "actor_rollout_ref.rollout.agent.agent_loop_config_path",
-    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
-    "actor_rollout_ref.rollout.multi_turn.function_tool_path",
-)
-"""Settings with a file of the user's own, or with ``pkg://`` and a module."""
 
 
 def files_of_job(config: DictConfig) -> Iterator[Finding]:
     """Whether each is there; ``verl-padding rehearse`` runs them."""
-    for setting in _models(config):
-        yield _model(setting, str(OmegaConf.select(config, setting)))
-    for setting in DATA:
+    models = [MODEL]
+    models += ["critic.model.path"] if has_critic(config) else []
+    models += ["reward.reward_model.model_path"] if config.reward.reward_model.enable else []
+    for setting in (*models, *DATA, *FILES, *LISTS):
         value = OmegaConf.select(config, setting)
         for name in value if isinstance(value, ListConfig) else [value]:
-            yield _data(setting, str(name))
-    for setting in CODE:
-        if path := OmegaConf.select(config, setting):
-            yield _code(setting, str(path))
+            if setting in (*models, *DATA):
+                yield _model_or_data(setting, str(name), is_model=setting in models)
+            elif name:
+                yield _found(setting, str(name), is_there=_is_code(str(name)))
     yield from _checkpoint(config)
 
 
-def _models(config: DictConfig) -> Iterator[str]:
-    yield MODEL
-    if has_critic(config):
-        yield "critic.model.path"
-    if config.reward.reward_model.enable:
-        yield "reward.reward_model.model_path"
+def _model_or_data(setting: str, name: str, *, is_model: bool) -> Finding:
+    there = Path(name).is_dir() if is_model else bool(glob(os.path.expanduser(name)))
+    if not there and ("://" in name or (is_model and not name.startswith((".", "/")))):
+        return not_checked(setting, f"{name}: not here; verl fetches it when the job starts")
+    return _found(setting, name, is_there=there)
 
 
-def _model(setting: str, path: str) -> Finding:
-    if Path(path).is_dir():
-        return ok(setting, path)
-    if path.startswith((".", "/")):
-        return _absent(setting, path)
-    return not_checked(setting, f"{path}: no such folder; verl fetches it when the job starts")
+def _found(setting: str, name: str, *, is_there: bool) -> Finding:
+    if is_there:
+        return ok(setting, name)
+    return wrong(setting, f"{name}: there is no such file, folder or module. Correct it.")
 
 
-def _data(setting: str, name: str) -> Finding:
-    if "://" in name:
-        return not_checked(setting, f"{name}: verl copies it when the job starts")
-    return ok(setting, name) if glob(os.path.expanduser(name)) else _absent(setting, name)
-
-
-def _code(setting: str, path: str) -> Finding:
-    if path.startswith("pkg://"):
-        there = find_spec(path.removeprefix("pkg://").replace("/", ".").split(".")[0]) is not None
-    else:
-        there = Path(path.removeprefix("file://")).is_file()
-    return ok(setting, path) if there else _absent(setting, path)
-
-
-def _absent(setting: str, path: str) -> Finding:
-    of_verl = " It is the value of verl's own config." if OmegaConf.select(verls_own(), setting) == path else ""
-    return wrong(setting, f"{path}: there is no such file, folder or module. Correct it.{of_verl}")
+def _is_code(name: str) -> bool:
+    path = Path(name.removeprefix("file://"))
+    if path.suffix in (".py", ".yaml", ".yml", ".json"):
+        return path.is_file()
+    return find_spec(name.removeprefix("pkg://").replace("/", ".").split(".")[0]) is not None
 
 
 def _checkpoint(config: DictConfig) -> Iterator[Finding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import traceback
-from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, entry_points, metadata, requires, version
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -30,25 +30,17 @@ def versions() -> Iterator[Finding]:
         yield ok("Python", python)
     else:
         yield wrong("Python", f"{python}, but {wanted} is needed. Use one of these.")
-    requirements = [Requirement(line) for line in requires(PACKAGE) or []]
-    needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
-    for requirement in sorted(needed, key=lambda each: [*STACK, each.name].index(each.name)):
-        finding = _version(requirement)
-        if requirement.name in STACK or finding.verdict != "ok":
-            yield finding
+    for requirement in map(Requirement, requires(PACKAGE) or []):
+        name, installed = requirement.name, _installed(requirement.name)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+            yield wrong(name, f"{installed or 'missing'}, but this is needed: pip install '{requirement}'")
+        elif name in STACK:
+            yield ok(name, installed)
     for name in OPTIONAL:
         if installed := _installed(name):
             yield ok(name, installed)
-
-
-def _version(requirement: Requirement) -> Finding:
-    name, installed = requirement.name, _installed(requirement.name)
-    wanted = ",".join(sorted(map(str, requirement.specifier), reverse=True))
-    if installed is None or not requirement.specifier.contains(installed, prereleases=True):
-        return wrong(
-            name, f"{installed or 'missing'}, but {wanted or 'a version'} is needed: pip install '{requirement}'"
-        )
-    return ok(name, installed)
 
 
 def _installed(name: str) -> str | None:
@@ -72,23 +64,22 @@ def plug_in() -> Iterator[Finding]:
             f"{len(found)} of them, but one is needed. Install {PACKAGE} once, in the environment that verl is in.",
         )
         return
-    yield _tried("entry point", found[0].value, lambda: _load(found[0]))
-    yield _tried("trainers", "registered", _look_up_trainers)
-    yield _tried("config groups", "found by Hydra", _look_up_config_groups)
+    for subject, message, attempt in (
+        ("entry point", found[0].value, _load_entry_point),
+        ("trainers", "registered", _look_up_trainers),
+        ("config groups", "found by Hydra", _look_up_config_groups),
+    ):
+        try:
+            attempt()
+        except (Exception, SystemExit):
+            yield wrong(subject, "failed", details=traceback.format_exc())
+        else:
+            yield ok(subject, message)
 
 
-def _tried(subject: str, message: str, attempt: Callable[[], object]) -> Finding:
-    try:
-        attempt()
-    except (Exception, SystemExit):
-        return wrong(subject, "failed", details=traceback.format_exc())
-    return ok(subject, message)
-
-
-def _load(entry: EntryPoint) -> None:
-    entry.load()
-    # The entry point itself only logs what goes wrong in this module.
-    import verl_padding.entry.import_hooks  # noqa: F401
+def _load_entry_point() -> None:
+    import verl_padding.entry.import_hooks
+    import verl_padding.plugin  # noqa: F401  (which only logs what goes wrong in the other one)
 
 
 def _look_up_trainers() -> None:

@@ -11,7 +11,7 @@ from verl_padding.doctor.files import MODEL, files_of_job
 from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
 from verl_padding.doctor.packages import packages_of_job
 from verl_padding.doctor.settings import settings_of_job
-from verl_padding.job.composition import JobArguments
+from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.plan import Job
 
 NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
@@ -25,19 +25,23 @@ def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
     Args:
         platform: the value of VERL_PLATFORM that the job will have, "" for none.
     """
-    composed: list[DictConfig] = []
-    yield Check.run("settings", lambda: settings_of_job(arguments, composed))
-    if not composed:
-        yield Check(title="job", findings=(not_checked("the rest of the job", "the settings above come first"),))
+    try:
+        config = compose_job(arguments)
+    except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
+        settings = Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
+    else:
+        settings = Check.run("settings", settings_of_job(config))
+    yield settings
+    if any(finding.verdict == "wrong" for finding in settings.findings):
+        yield Check("job", (not_checked("the rest of the job", "the settings above come first"),))
         return
-    (config,) = composed
-    yield Check.run("packages", lambda: packages_of_job(config))
-    yield Check.run("devices", lambda: devices_of_job(config, platform))
-    files = Check.run("files", lambda: files_of_job(config))
+    yield Check.run("packages", packages_of_job(config))
+    yield Check.run("devices", devices_of_job(config, platform))
+    files = Check.run("files", files_of_job(config))
     yield files
-    yield Check.run("plan", lambda: _plan(config))
+    yield Check.run("plan", _plan(config))
     has_model = not any(finding.verdict == "wrong" and finding.subject == MODEL for finding in files.findings)
-    yield Check.run("verl's own checks", lambda: _refusals_of_verl(config, has_model=has_model))
+    yield Check.run("verl's own checks", _refusals_of_verl(config, has_model=has_model))
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
@@ -78,19 +82,12 @@ def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
     for setting, budget in budgets.items():
         if budget < longest:
             ranks = max(budget // int(OmegaConf.select(config, setting.lstrip("+")) or budget), 1)
-            shared = f" on each of {ranks} sequence-parallel ranks" if ranks > 1 else ""
-            yield warning(
-                setting,
-                f"{budget // ranks}{shared}: below {source} = {longest}. A row that is longer than the budget ends the "
-                f"job. Raise it to {-(-longest // ranks)}.",
-            )
+            message = f"a budget of {budget} tokens is below {source} = {longest}, and a longer row would end the job"
+            yield warning(setting, f"{budget // ranks}: {message}. Raise it to {-(-longest // ranks)}.")
 
 
 def _refusals_of_verl(config: DictConfig, *, has_model: bool) -> Iterator[Finding]:
-    """
-    Args:
-        has_model: the actor's model can be loaded; if not, that is reported already.
-    """
+    """Without the actor's model, which is reported already, what loads it cannot be checked."""
     from verl_padding.entry.verl_refusals import CHECKS, verl_refusals
 
     refusals = dict(verl_refusals(config))

@@ -249,8 +249,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _plan_single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
         template = self._template(batch)
-        job = self._job_reader.call_job(
-            call, dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
+        job = self._job_reader.step_job(
+            calls=[call], dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
         )
         plan = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), job, {})
         padded = PaddedBatch(batch, plan, template, weighings=self._weighings)

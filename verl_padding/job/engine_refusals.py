@@ -1,32 +1,27 @@
-"""Refuses what an engine would do in silence: plan other than it computes, or share rows wrongly.
+"""Refuses what an engine would do in silence: plan other than it computes, share rows wrongly, or let pads change rows.
 
-What verl, Megatron or VeOmni refuse by themselves is theirs to say.
+What verl, Megatron or VeOmni refuse by themselves is theirs to say, and what a short row shows, that of the probe
+(``worker/leak_probe.py``). Each function raises a PaddingConfigError: one message with the setting, its value and the
+fix.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.megatron_refusals import refuse_megatron
+from verl_padding.job.megatron_refusals import refuse_megatron, refuse_megatron_model
+from verl_padding.job.model_cost import rope_by_length
+from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine
+from verl_padding.job.roles_of_job import is_lora
 
-SHARED_SIZES = {
-    "megatron": (
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "dynamic_context_parallel",
-    ),
-    "veomni": ("ulysses_parallel_size", "expert_parallel_size", "fsdp_size"),
-}
-"""Strategy -> settings of its process groups, which the engines of one process share."""
+FSDP = ("fsdp", "fsdp2")
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
 """Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub, unless one
 of their functions is named (``:name``)."""
@@ -35,27 +30,38 @@ EXCHANGED_BY_VEOMNI = re.compile(r"veomni_\w+_with_sp|flex_attention|magi_attent
 other as transformers has it."""
 EXCHANGE_THEMSELVES = ("deepseek_v4",)
 """Types of models whose eager attention exchanges tokens for heads between ranks, in VeOmni's code of the model."""
-FSDP = ("fsdp", "fsdp2")
+CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
+"""Types of models that choose the tokens to attend to among all that are computed -> their setting of how many."""
+
+READS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
+"""Strategy -> the setting of a model by which the engine makes an adapter; None for an engine that makes none."""
+PATH = "lora_adapter_path"
+"""Setting of an adapter to start from, which Megatron's engine does not read."""
+MERGE = "actor_rollout_ref.model.lora.merge"
 
 
 def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
-    """
-    Raises:
-        PaddingConfigError: one message with the setting, its value and the fix.
-    """
-    _refuse_unequal_groups(engines)
+    """Refuses what the settings of engines show."""
+    first_of: dict[str, RoleEngine] = {}
     for engine in engines:
+        if engine.strategy in ("megatron", "veomni"):
+            _refuse_unequal_groups(first_of.setdefault(engine.strategy, engine), engine)
         if engine.strategy == "megatron":
             refuse_megatron(engine, padding)
-        refuse_attention(engine)
-        if engine.padded_to != "row" and padding.packer == "verl" and engine.config.use_dynamic_bsz:
+        _refuse_attention(engine)
+        config = engine.config
+        if engine.padded_to != "row" and padding.packer == "verl" and config.use_dynamic_bsz:
             raise PaddingConfigError(
                 f"{engine.model_section}.use_remove_padding=False: each row of {engine.section} is then padded to the "
-                "longest row beside it, but verl's packer counts only the rows' own tokens, so it fills micro-batches "
-                "to several times their token budget. Set it to True, or padding.packer=plan, which counts the padding."
+                "longest row beside it, which verl's packer does not count. Set it to True, or padding.packer=plan."
             )
-        if padding.sharing != "off":
-            _refuse_sharing(engine, padding)
+        shares = engine.strategy in FSDP and config.use_remove_padding and config.use_dynamic_bsz
+        if padding.sharing != "off" and not shares:
+            raise PaddingConfigError(
+                f"padding.sharing={padding.sharing!r}: only FSDP's engines share prefixes, with packed rows and "
+                f"dynamic batch sizes, but {engine.section} has strategy={engine.strategy}, use_remove_padding="
+                f"{config.use_remove_padding}, dynamic sizes={config.use_dynamic_bsz}. Set padding.sharing=off."
+            )
         if padding.cost_model == "measured" and (engine.padded_to != "row" or engine.size("pipeline") > 1):
             raise PaddingConfigError(
                 f"padding.cost_model='measured', {engine.section}: where rows are padded or go through a pipeline, the "
@@ -63,32 +69,31 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
             )
 
 
-def _refuse_unequal_groups(engines: Sequence[RoleEngine]) -> None:
-    """Both engines make their groups once a process, with the sizes of the one that starts first, and all roles of a
-    job share their processes (verl's ``MegatronEngine._init_device_mesh``, VeOmni's ``init_parallel_state``)."""
-    for strategy, sizes in SHARED_SIZES.items():
-        alike = [engine for engine in engines if engine.strategy == strategy]
-        for engine in alike[1:]:
-            for name in sizes:
-                first, other = _size_of_group(alike[0], name), _size_of_group(engine, name)
-                if first != other:
-                    raise PaddingConfigError(
-                        f"{engine.section}.{strategy}.{name}={other}: differs from {alike[0].section}.{strategy}."
-                        f"{name}={first}. The {strategy} engines of a job share their process groups. Set both to the "
-                        "same value."
-                    )
+def _refuse_unequal_groups(first: RoleEngine, other: RoleEngine) -> None:
+    """Megatron and VeOmni make their groups once a process, with the sizes of the engine that starts first, and all
+    roles of a job share their processes (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
+    ``init_parallel_state``)."""
+    sizes = _sizes_of_groups(first)
+    for name, size in _sizes_of_groups(other).items():
+        if size != sizes[name]:
+            raise PaddingConfigError(
+                f"{other.section}.{other.strategy}.{name}={size}: differs from {first.section}.{first.strategy}.{name}="
+                f"{sizes[name]}, but the engines share their process groups. Set both to the same value."
+            )
 
 
-def _size_of_group(engine: RoleEngine, name: str) -> Any:
-    size = getattr(engine.config, name)
-    if name == "expert_tensor_parallel_size" and size is None:  # as Megatron-Core (parallel_state.py)
-        return engine.config.tensor_model_parallel_size
-    if name == "fsdp_size" and not 0 <= size < engine.dp_size:  # as verl's VeOmniEngine
-        return engine.dp_size
-    return size
+def _sizes_of_groups(engine: RoleEngine) -> dict[str, Any]:
+    config = engine.config
+    sizes = {name: size for name, size in vars(config).items() if name.endswith("parallel_size")}
+    if engine.strategy == "megatron":
+        if sizes["expert_tensor_parallel_size"] is None:  # as Megatron-Core (parallel_state.py)
+            sizes["expert_tensor_parallel_size"] = config.tensor_model_parallel_size
+        return sizes | {"dynamic_context_parallel": config.dynamic_context_parallel}
+    is_part = 0 <= config.fsdp_size < engine.dp_size  # as verl's VeOmniEngine
+    return sizes | {"fsdp_size": config.fsdp_size if is_part else engine.dp_size}
 
 
-def refuse_attention(engine: RoleEngine, model_type: str | None = None) -> None:
+def _refuse_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some attentions pass by.
 
     verl and VeOmni exchange around flash attention, each for its own engines (verl's ``monkey_patch.py``, VeOmni's
@@ -96,9 +101,6 @@ def refuse_attention(engine: RoleEngine, model_type: str | None = None) -> None:
 
     Args:
         model_type: of the model, which decides about VeOmni's eager attention; None where it is not known yet.
-
-    Raises:
-        PaddingConfigError: the attention does not support Ulysses.
     """
     attention, ranks, is_veomni = engine.attention, engine.size("Ulysses"), engine.strategy == "veomni"
     if ranks == 1 or engine.strategy not in (*FSDP, "veomni"):
@@ -113,22 +115,79 @@ def refuse_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     if not exchanges:
         section = f"{engine.section}.veomni" if is_veomni else f"{engine.model_section}.override_config"
         raise PaddingConfigError(
-            f"{section}.attn_implementation={attention}: does not support Ulysses: each of the {ranks} "
-            f"sequence-parallel ranks of {engine.section} would attend to its own part of a row only. Set it to "
-            f"{'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the engine's Ulysses size to 1."
+            f"{section}.attn_implementation={attention}: does not support Ulysses: each of {ranks} sequence-parallel "
+            f"ranks of {engine.section} would attend to its own part of a row only. Set it to "
+            f"{'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the Ulysses size to 1."
         )
 
 
-def _refuse_sharing(engine: RoleEngine, padding: PaddingConfig) -> None:
-    dynamic = "log_prob_use_dynamic_bsz" if engine.section == REF_SECTION else "use_dynamic_bsz"
-    needs = {
-        f"{engine.section}.strategy={engine.strategy}": engine.strategy in FSDP,
-        f"{engine.model_section}.use_remove_padding=False": engine.config.use_remove_padding,
-        f"{engine.section}.{dynamic}=False": engine.config.use_dynamic_bsz,
-    }
-    for setting, holds in needs.items():
-        if not holds:
+def refuse_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
+    """Refuses a model whose outputs pads or shared prefixes would change in longer rows than those of the probe.
+
+    Args:
+        named: the setting of its path and the path, for messages.
+        model: its Hugging Face config, with the job's overrides.
+        engines: those that compute it.
+    """
+    if padding.sharing != "off" and (rope := rope_by_length(model)):
+        raise PaddingConfigError(
+            f"padding.sharing={padding.sharing!r}: {named} turns positions by the length of all that it gets ({rope}), "
+            "so a row's outputs are not those of a longer row's beginning. Set padding.sharing=off."
+        )
+    text = model.get("text_config") or model
+    for engine in engines:
+        if engine.strategy == "megatron":
+            refuse_megatron_model(engine, model)
+            continue
+        for part in (model, text):
+            if key := CHOOSES_AMONG_ALL.get(str(part.get("model_type"))):
+                raise PaddingConfigError(
+                    f"{named}: this model chooses what a token attends to among all that is computed beside it "
+                    f"({key}={text.get(key)}), so pads would change what real rows see. Choose another model."
+                )
+        _refuse_chunks(engine, text, named)
+        _refuse_attention(engine, str(model.get("model_type")))
+
+
+def _refuse_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> None:
+    """Attention in chunks of all packed tokens, and not of a row's, once a micro-batch is longer than a chunk."""
+    size = text.get("attention_chunk_size")
+    if not isinstance(size, int) or "chunked_attention" not in (text.get("layer_types") or ()):
+        return
+    ranks, budgets = engine.sequence_parallel_size, [name for name in engine.settings if "max_token_len" in name]
+    longest = max(int(getattr(engine.config, name) or 0) for name in budgets) * ranks
+    if engine.config.use_remove_padding and (not engine.config.use_dynamic_bsz or longest > size):
+        settings = dict.fromkeys(engine.settings[name] for name in budgets)
+        raise PaddingConfigError(
+            f"{named}: attention_chunk_size={size} cuts attention over all that is packed, so pads would change what "
+            f"real rows see. Set {' and '.join(settings)} to {size // ranks} at most, "
+            f"with dynamic batch sizes, or {engine.model_section}.use_remove_padding=False."
+        )
+
+
+def refuse_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
+    """Refuses an adapter (LoRA) that a role's engine does not make, training the whole model instead, or that never
+    reaches the rollout in this mode of verl's."""
+    for engine in engines:
+        if engine.section == REF_SECTION or engine.strategy not in READS:
+            continue
+        section, reads = engine.model_section, READS[engine.strategy]
+        asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in (PATH, "lora_rank", "lora.rank")}
+        asked = {name: value for name, value in asked.items() if value not in (0, None)}
+        if asked and (reads not in asked or (engine.strategy == "megatron" and PATH in asked)):
+            name = next(name for name in asked if name != reads)
+            fix = f" and set {section}.{reads} to the adapter's rank" if reads else ""
             raise PaddingConfigError(
-                f"padding.sharing={padding.sharing!r}: {setting}, but only FSDP's engines share prefixes, with packed "
-                "rows and dynamic batch sizes. Change it, or set padding.sharing=off."
+                f"{section}.{name}={asked[name]}: verl's {engine.strategy} engine makes no adapter of it, and would "
+                f"train the whole model. Leave it out{fix}."
             )
+    if not is_lora(config) or (merges := OmegaConf.select(config, MERGE)):
+        return
+    if mode == SEPARATE_ASYNC:
+        # Its rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
+        why = f"in {mode}, verl sends the rollout the base model's weights alone, without what is trained"
+    elif config.trainer.device == "cpu":
+        why = "rollouts on a CPU take whole weights, no adapters"
+    else:
+        return
+    raise PaddingConfigError(f"{MERGE}={merges}: {why}. Set it to True.")

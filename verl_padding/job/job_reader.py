@@ -1,16 +1,12 @@
-"""Reads the shape of a job from a verl config: what the planner must respect, and what cannot be run.
-
-Everything here runs on the driver, before any worker starts. Facts of verl 0.9.1 that are not plain in its
-config are named where they are used.
-"""
+"""Reads the shape of a job from a verl config, on the driver: what the planner must respect, and what cannot be run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.adapter_refusals import refuse_adapters
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.correction_refusals import refuse_lost_correction
-from verl_padding.job.engine_refusals import refuse_engines
+from verl_padding.job.engine_refusals import refuse_adapters, refuse_engines, refuse_model
 from verl_padding.job.known_verl import KNOWN_VERL, is_known, refuse_unknown_verl
 from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
-from verl_padding.job.model_refusals import refuse_model
-from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES, stock_mode
-from verl_padding.job.pad_length import pad_length
+from verl_padding.job.modes import MODE_PREFIX, stock_mode
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     ACTOR_SECTION,
@@ -38,7 +30,7 @@ from verl_padding.job.role_engine import (
     worker_engine,
 )
 from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
-from verl_padding.job.weighings import refuse_equal_sessions
+from verl_padding.job.weighings import refuse_equal_sessions, refuse_lost_correction
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
@@ -58,9 +50,6 @@ def translate_plan_error(refusal: PlanError) -> str:
 def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     """Refuses, before any worker starts, a job that cannot run; returns the reader of its config.
 
-    Args:
-        mode: the verl mode that the job's trainer extends, if it is a trainer under a name of its own.
-
     Raises:
         PaddingConfigError: one message with the setting, its value and the fix.
     """
@@ -68,9 +57,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
         raise PaddingConfigError(
-            f"trainer.use_v1={config.trainer.use_v1}: the padded trainers extend verl's v1 trainers, not the older one "
-            "nor the fully asynchronous one (async_training). Start verl.trainer.main_ppo with trainer.use_v1=True and "
-            f"a trainer.v1.trainer_mode ({', '.join(STOCK_MODES)}), or leave +padding out."
+            f"trainer.use_v1={config.trainer.use_v1}: the padded trainers extend verl's v1 trainers, not the older nor "
+            "the fully asynchronous one (async_training). Set trainer.use_v1=True and a trainer.v1.trainer_mode."
         )
     if padding.packer == "plan" and not is_known(verl.__version__):
         raise PaddingConfigError(
@@ -87,9 +75,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
         role = OmegaConf.select(config, section)
         if role.loss_agg_mode == "seq-mean-token-sum-norm" and role.loss_scale_factor is None:
             raise PaddingConfigError(
-                f"{section}.loss_scale_factor=None: with {section}.loss_agg_mode={role.loss_agg_mode} verl divides by "
-                "the padded width of each micro-batch, which changes with the rows it happens to hold. Set "
-                f"{section}.loss_scale_factor to a constant, such as data.max_response_length."
+                f"{section}.loss_scale_factor=None: with loss_agg_mode={role.loss_agg_mode} verl divides by the "
+                "padded width of each micro-batch. Set it to a constant, such as data.max_response_length."
             )
     reader.step_job()
     refuse_adapters(config, reader.mode, reader.engines.values())
@@ -157,23 +144,20 @@ class JobReader:
         return has_tower(self.model_config)
 
     def refuse_models(self, *, fetched: bool = True) -> None:
-        """Refuses an actor or critic that pads or shared prefixes would change, or that an engine does not compute.
-
-        With a vision tower, it must be known what pads must show it; and rows share only what depends on the tokens up
-        to it.
+        """Refuses an actor or critic that pads or shared prefixes would change, or whose images pads cannot have.
 
         Args:
             fetched: whether a critic may be fetched; else one that is not in a folder here passes.
 
         Raises:
-            PaddingConfigError: one is refused, it is not known, or a model's config cannot be read.
+            PaddingConfigError: one is refused, or a model's config cannot be read.
         """
         models = {ACTOR_MODEL: self.model_config}
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
         for section, model in models.items():
-            engines = [engine for engine in self.engines.values() if engine.model_section == section]
-            engines.reverse()  # the actor's first, whose sizes its reference takes where it has none of its own
+            # The actor's first, whose sizes its reference takes where it has none of its own.
+            engines = [engine for engine in reversed(self.engines.values()) if engine.model_section == section]
             refuse_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
@@ -189,12 +173,31 @@ class JobReader:
         return bool(OmegaConf.select(self._config, "distillation.enabled", default=False))
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
-        """Tokens of a pad, no fewer than ``at_least``; see :func:`~verl_padding.job.pad_length.pad_length`."""
-        return pad_length(self.padding, self.engines.values(), at_least)
+        """Tokens of a pad: what the job says, or the fewest that no engine rounds up.
+
+        A shorter pad would cost the same and count as less.
+
+        Args:
+            at_least: tokens that a pad needs for what it shows the model.
+
+        Raises:
+            PaddingConfigError: the job's length is too short, or an engine would round it up.
+        """
+        multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
+        shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
+        length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
+        if length < shortest or length % multiple:
+            fitting = -(-max(length, shortest) // multiple) * multiple
+            raise PaddingConfigError(
+                f"padding.pad_length={length}: the job's engines take rows in multiples of {multiple} tokens, and a "
+                f"pad has at least {shortest}. Set padding.pad_length=auto, or {fitting}."
+            )
+        return length
 
     def step_job(
         self,
         *,
+        calls: Iterable[str] | None = None,
         dp_sizes: Mapping[str, int] | None = None,
         updates_actor: bool = True,
         seed: int | None = None,
@@ -203,6 +206,7 @@ class JobReader:
         """The planner's job of one local update.
 
         Args:
+            calls: names of the worker calls that are planned; None for all that the update makes.
             dp_sizes: data-parallel size of each worker call, by the names of ``job/calls.py``; None for those that the
                 config says.
             updates_actor: False while ``trainer.critic_warmup`` lasts.
@@ -210,22 +214,28 @@ class JobReader:
             pad_tokens: tokens of a pad; None for the length of a pad without an image.
 
         Raises:
-            PaddingConfigError: a size does not divide another.
+            PaddingConfigError: a size does not divide another, or the job has no worker for a call.
         """
-        config, roles = self._config, self._config.actor_rollout_ref
+        config = self._config
         sizes = dp_sizes or self.configured_dp_sizes()
         updates, inference = {}, {}
-        if updates_actor:
-            updates[ACTOR] = self._update(ACTOR, ACTOR_SECTION, sizes)
-        if "critic" in self.engines:
-            updates[CRITIC] = self._update(CRITIC, "critic", sizes)
-            inference[VALUES] = Pass(**self._pass_fields(VALUES, sizes))
-        # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
-        bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode", default=False)
-        if not bypass or (has_reference(config) and "ref" not in self.engines):
-            inference[LOG_PROB] = self._log_prob_pass(LOG_PROB, sizes)
-        if "ref" in self.engines:
-            inference[REF] = self._log_prob_pass(REF, sizes)
+        for name in self._calls_of_step(updates_actor) if calls is None else calls:
+            call = CALL_BY_NAME[name]
+            if (engine := self.engines.get(call.role)) is None:
+                raise PaddingConfigError(f"worker call {name!r}: this job has no worker for it. Leave it out.")
+            fields = engine.pass_fields(sizes[name], training=call.trains)
+            fields["cost_model"] = self._model_costs.get(engine.model_section)
+            if call.trains:
+                role = OmegaConf.select(config, engine.section)
+                updates[name] = Update(
+                    prompts_per_mini_batch=role.ppo_mini_batch_size,
+                    mini_batch_setting=f"{engine.section}.ppo_mini_batch_size",
+                    shuffle=bool(role.shuffle),
+                    **fields,
+                )
+            else:
+                follows = name != VALUES and self.padding.log_prob_micro_batches == "update"
+                inference[name] = Pass(as_update=ACTOR if follows else None, **fields)
         # Local updates per global step, which share its prompts; the colocated modes have one.
         sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         try:
@@ -234,7 +244,7 @@ class JobReader:
                 prompts=config.data.train_batch_size // sync_step,
                 prompts_setting="data.train_batch_size"
                 + (f" / trainer.v1.{self.mode}.parameter_sync_step" if sync_step > 1 else ""),
-                sessions_per_prompt=roles.rollout.n,
+                sessions_per_prompt=config.actor_rollout_ref.rollout.n,
                 sessions_setting="actor_rollout_ref.rollout.n",
                 updates=updates,
                 inference=inference,
@@ -250,39 +260,18 @@ class JobReader:
         except PlanError as refusal:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
-    def call_job(self, call: str, *, dp_sizes: Mapping[str, int], seed: int, pad_tokens: int) -> Job:
-        """The planner's job of one worker call by itself, with the arguments of :meth:`step_job`.
-
-        Raises:
-            PaddingConfigError: no worker of this job can make the call.
-        """
-        job = self.step_job(dp_sizes=dp_sizes, seed=seed, pad_tokens=pad_tokens)
-        updates = {name: update for name, update in job.updates.items() if name == call}
-        inference = {name: one_pass for name, one_pass in job.inference.items() if name == call}
-        if call == LOG_PROB:  # the actor can always make it, though a step may do without
-            inference = {LOG_PROB: self._log_prob_pass(LOG_PROB, dp_sizes)}
-        if not updates and not inference:
-            raise PaddingConfigError(f"worker call {call!r}: this job has no worker for it. Leave it out.")
-        return replace(job, updates=updates, inference=inference)
-
-    def _update(self, call: str, section: str, dp_sizes: Mapping[str, int]) -> Update:
-        role = OmegaConf.select(self._config, section)
-        return Update(
-            prompts_per_mini_batch=role.ppo_mini_batch_size,
-            mini_batch_setting=f"{section}.ppo_mini_batch_size",
-            shuffle=bool(role.shuffle),
-            **self._pass_fields(call, dp_sizes),
-        )
-
-    def _log_prob_pass(self, call: str, dp_sizes: Mapping[str, int]) -> Pass:
-        as_update = ACTOR if self.padding.log_prob_micro_batches == "update" else None
-        return Pass(as_update=as_update, **self._pass_fields(call, dp_sizes))
-
-    def _pass_fields(self, call: str, dp_sizes: Mapping[str, int]) -> dict[str, Any]:
-        known = CALL_BY_NAME[call]
-        engine = self.engines[known.role]
-        fields = engine.pass_fields(dp_sizes[call], training=known.trains)
-        return fields | {"cost_model": self._model_costs.get(engine.model_section)}
+    def _calls_of_step(self, updates_actor: bool) -> list[str]:
+        bypass = OmegaConf.select(self._config, "algorithm.rollout_correction.bypass_mode", default=False)
+        # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
+        is_own_reference = has_reference(self._config) and "ref" not in self.engines
+        made = {
+            ACTOR: updates_actor,
+            CRITIC: "critic" in self.engines,
+            VALUES: "critic" in self.engines,
+            LOG_PROB: not bypass or is_own_reference,
+            REF: "ref" in self.engines,
+        }
+        return [call for call, is_made in made.items() if is_made]
 
     @cached_property
     def _model_costs(self) -> dict[str, TransformerCost]:

@@ -3,9 +3,7 @@
 What to look at first when verl has a new version:
 
 * ``pytest tests/worker tests/local``: what is replaced in verl is still there; tests/worker also say when it can go.
-* ``pytest tests/equivalence tests/worker/test_losses.py``: estimators and losses, as verl registers them; whether verl
-  weighs rows by itself, by the field that is read here.
-* ``job/pad_length.py`` and ``job/role_engine.py``: what engines round up and how they share out ranks.
+* ``pytest tests/job tests/equivalence``: what engines, estimators and losses do.
 * ``pytest tests/end_to_end``: whole jobs.
 """
 
@@ -20,7 +18,7 @@ from verl_padding.errors import PaddingConfigError
 KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""
 LOSS_WEIGHT = "loss_weight"
-"""Our field for what a row weighs; this module is imported with verl, so it imports nothing of ours that is heavy."""
+"""Our field for what a row weighs."""
 
 
 def is_known(version: str) -> bool:

@@ -11,21 +11,20 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.model_cost import n_routed_experts
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine
 
+BALANCING, BIAS, BIAS_RATE = (
+    f"moe_router_{name}" for name in ("load_balancing_type", "enable_expert_bias", "bias_update_rate")
+)
 FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
 """Whether a bridge is the vanilla one -> types of models whose experts it gives biases that follow their tokens."""
 
 
 def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
-    """
-    Raises:
-        PaddingConfigError: Megatron would not compute the plan, or pads would count.
-    """
+    """Refuses settings with which Megatron would not compute the plan, or pads would count."""
     section = f"{engine.section}.megatron"
     if engine.has_scheduler and (padding.packer == "plan" or padding.is_timed):
         raise PaddingConfigError(
-            f"{section}.dynamic_context_parallel=True: verl then cuts micro-batches by a scheduler of its own, which "
-            "neither follows a plan nor is timed. Set it to False, or padding.packer=verl, padding.timing=false and "
-            "another padding.cost_model than measured."
+            f"{section}.dynamic_context_parallel=True: verl's scheduler then cuts micro-batches, which neither follows "
+            "a plan nor is timed. Set it to False, or padding.packer=verl without timing and measured costs."
         )
     _refuse_uneven_buckets(engine)
     trains = engine.section != REF_SECTION
@@ -36,9 +35,8 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         )
     if trains and engine.trains_mtp:
         raise PaddingConfigError(
-            f"{engine.model_section}.mtp.enable_train=True: Megatron takes the mean of this loss over each micro-batch "
-            "and then over all micro-batches, those of pads alone among them, so pads would make it smaller. Set it to "
-            "False."
+            f"{engine.model_section}.mtp.enable_train=True: Megatron takes the mean of this loss over all "
+            "micro-batches, those of pads alone among them, so pads would make it smaller. Set it to False."
         )
 
 
@@ -61,33 +59,25 @@ def _refuse_uneven_buckets(engine: RoleEngine) -> None:
     if bucket % multiple:
         raise PaddingConfigError(
             f"{engine.section}.megatron.pad_to_length_bucket={bucket}: context and tensor parallel ranks take lengths "
-            f"in multiples of {multiple}, and rows that are rounded up to this may have others. Set it to "
-            f"{-(-bucket // multiple) * multiple}."
+            f"in multiples of {multiple}. Set it to {-(-bucket // multiple) * multiple}."
         )
 
 
 def _settings_that_count_pads(override: Mapping[str, Any], *, trains: bool) -> Iterator[str]:
     """Settings by which routers count tokens that have no loss, too (Megatron-Core's ``router.py``)."""
-    capacity = override.get("moe_expert_capacity_factor")  # experts take so many tokens of a micro-batch
-    if capacity is not None and capacity >= 0:
+    if (override.get("moe_expert_capacity_factor") or 0) > 0:  # experts take so many tokens of a micro-batch
         yield "moe_expert_capacity_factor"
     if not trains:
         return
-    balancing = {*_listed(override.get("moe_router_load_balancing_type"))} - {"none"}
-    cost = _listed(override.get("moe_aux_loss_coeff"))
-    if "sinkhorn" in balancing or (balancing and (not cost or any(cost))):
-        yield "moe_router_load_balancing_type"
-    if (
-        any(cost) and override.get("moe_router_load_balancing_type") is None
-    ):  # the bridge's type: "none" for most models
-        yield "moe_aux_loss_coeff"
+    kinds, costs = _listed(override.get(BALANCING)), _listed(override.get("moe_aux_loss_coeff"))
+    balances = (kinds or costs) and {*kinds} != {"none"} and (not costs or any(costs))
+    if balances or "sinkhorn" in kinds:
+        yield BALANCING if kinds else "moe_aux_loss_coeff"  # of the type that the bridge has
     if override.get("moe_z_loss_coeff"):
         yield "moe_z_loss_coeff"
-    has_bias, rate = override.get("moe_router_enable_expert_bias"), override.get("moe_router_bias_update_rate")
-    if has_bias and rate != 0:
-        yield "moe_router_enable_expert_bias"
-    if rate and has_bias is not False:
-        yield "moe_router_bias_update_rate"
+    has_bias, rate = override.get(BIAS), override.get(BIAS_RATE)
+    if (has_bias or rate) and has_bias is not False and rate != 0:
+        yield BIAS if has_bias else BIAS_RATE
 
 
 def _listed(value: Any) -> list[Any]:
@@ -97,28 +87,19 @@ def _listed(value: Any) -> list[Any]:
 
 
 def refuse_megatron_model(engine: RoleEngine, model: Mapping[str, Any]) -> None:
-    """
-    Args:
-        model: its Hugging Face config.
-
-    Raises:
-        PaddingConfigError: biases of experts would follow pads, or gradients of copied experts be left out.
-    """
+    """Refuses a model whose experts' biases would follow pads, or whose gradients would be left out."""
     config, override = engine.config, engine.megatron_override
     if engine.section == REF_SECTION or not n_routed_experts(model):
         return
-    rate, kind = override.get("moe_router_bias_update_rate"), model.get("model_type")
-    follows = kind in FOLLOW_TOKENS[bool(config.vanilla_mbridge)]
-    if follows and rate != 0 and override.get("moe_router_enable_expert_bias") is not False:
+    rate, kind = override.get(BIAS_RATE), model.get("model_type")
+    if kind in FOLLOW_TOKENS[bool(config.vanilla_mbridge)] and rate != 0 and override.get(BIAS) is not False:
         raise PaddingConfigError(
-            f"{engine.section}.megatron.override_transformer_config.moe_router_bias_update_rate={rate}: in a model of "
-            f"type {kind}, biases of experts would follow the number of their tokens, those of pads among them. Set it "
-            "to 0."
+            f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}={rate}: in a model of type {kind}, "
+            "biases of experts would follow the number of their tokens, those of pads among them. Set it to 0."
         )
     tensor, of_expert = config.tensor_model_parallel_size, config.expert_tensor_parallel_size
     if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor):
         raise PaddingConfigError(  # ``allreduce`` of a weight, in Megatron-Core's layers
             f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}: with expert_model_parallel_size=1, "
-            "Megatron adds gradients of experts up over the ranks that share other weights "
-            f"(tensor_model_parallel_size={tensor}), and not over those that share experts. Set it to {tensor}."
+            f"Megatron adds up gradients of experts over tensor_model_parallel_size={tensor} ranks. Set it to {tensor}."
         )

@@ -43,8 +43,6 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
 
 ROPE_BY_LENGTH = ("dynamic", "longrope", "su")
 """Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name of ``longrope``."""
-DYNAMIC_NTK = "use_dynamic_ntk"
-"""Setting with which the remote code of Qwen-1 has such an embedding."""
 
 
 def rope_by_length(config: Mapping[str, Any]) -> str | None:
@@ -52,8 +50,8 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
     for part in _parts(config):  # the parameters of an embedding are a part, too, as are those of each kind of layer
         if (kind := part.get("rope_type") or part.get("type")) in ROPE_BY_LENGTH:
             return f"rope_type={kind!r}"
-        if part.get(DYNAMIC_NTK):
-            return f"{DYNAMIC_NTK}={part[DYNAMIC_NTK]}"
+        if part.get("use_dynamic_ntk"):  # of Qwen-1's remote code
+            return f"use_dynamic_ntk={part['use_dynamic_ntk']}"
     return None
 
 
@@ -69,13 +67,9 @@ def has_tower(config: Mapping[str, Any]) -> bool:
     )
 
 
-EXPERTS_ANYWHERE = (*EXPERTS, "moe_num_experts")
-"""Settings of the experts of a layer that a router chooses from, by whatever name, in whatever part of a config."""
-
-
 def n_routed_experts(model: Mapping[str, Any]) -> int:
     """Experts of a layer that its router chooses from; 0 for a dense model."""
-    found = (part.get(key) for part in _parts(model) for key in EXPERTS_ANYWHERE)
+    found = (part.get(key) for part in _parts(model) for key in (*EXPERTS, "moe_num_experts"))
     return next((experts for experts in found if isinstance(experts, int) and experts > 0), 0)
 
 

@@ -37,13 +37,6 @@ PARALLEL_SIZES = {
 }
 """Backend -> what the field knows a parallel size by -> its setting in the engine's config. By the first one, verl
 multiplies the token budget of a GPU."""
-CLASS_OF_STRATEGY = {
-    **dict.fromkeys(("fsdp", "fsdp2", "fsdp_turbo"), "FSDPEngineConfig"),
-    "megatron": "McoreEngineConfig",
-    "veomni": "VeOmniEngineConfig",
-    "torchtitan": "TorchtitanEngineConfig",
-}
-"""verl's class of the engine's section; verl's config groups choose the section, and ``strategy`` the engine."""
 FP8_ROW_MULTIPLE = 16
 """What Megatron rounds rows up to in FP8."""
 
@@ -198,19 +191,8 @@ class RoleEngine:
         return "micro_batch"
 
 
-SETTINGS = {
-    ACTOR_SECTION: {
-        "max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-        "micro_batch_size_per_gpu": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        "infer_max_token_len_per_gpu": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    },
-    REF_SECTION: {
-        "infer_max_token_len_per_gpu": "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-        "infer_micro_batch_size_per_gpu": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-    },
-}
-"""Section of a role -> field of its engine's config -> setting that verl's ``ActorRolloutRefWorker`` writes into it."""
+SIZES = ("max_token_len_per_gpu", "micro_batch_size_per_gpu")
+"""Fields of an engine's config that bound micro-batches of updates; with ``infer_`` before them, of other passes."""
 
 
 def worker_engine(config: DictConfig, section: str) -> RoleEngine:
@@ -220,34 +202,32 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
         PaddingConfigError: verl's config classes refuse the section, or it is that of another engine than ``strategy``
             names.
     """
-    role = ref_as_actor(config) if section == REF_SECTION else _without_model(config.actor_rollout_ref.actor)
+    is_ref = section == REF_SECTION
+    role = ref_as_actor(config) if is_ref else _without_model(config.actor_rollout_ref.actor)
+    settings = {} if is_ref else {size: f"{section}.ppo_{size}" for size in SIZES}
+    of_passes = section if is_ref else "actor_rollout_ref.rollout"
+    settings |= {f"infer_{size}": f"{of_passes}.log_prob_{size}" for size in SIZES}
     engine = _instantiate(role, section).engine
     engine.use_dynamic_bsz = bool(role["use_dynamic_bsz"])
-    for field, setting in SETTINGS[section].items():
+    for field, setting in settings.items():
         setattr(engine, field, OmegaConf.select(config, setting))
-    return _role_engine(config, section, SETTINGS[section], engine)
+    return _role_engine(config, section, settings, engine)
 
 
 def critic_engine(config: DictConfig) -> RoleEngine:
     """The critic's engine, as ``_setup`` of verl's v1 trainer makes it.
 
     It hands the engine ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so the section of the
-    engine decides the rest.
+    engine decides the rest. verl's YAML has none of these settings, so Hydra needs a + before them.
 
     Raises:
         PaddingConfigError: as for the actor's.
     """
     critic = _instantiate(_without_model(config.critic), "critic")
-    engine = critic.engine
+    engine, budget, rows = critic.engine, *SIZES
     engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-    name = next(name for name in ("fsdp", "megatron", "veomni", "torchtitan") if getattr(critic, name, None) is engine)
-    settings = {
-        # verl's YAML has none of these, so Hydra needs a + before them.
-        "max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
-        "infer_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
-        "micro_batch_size_per_gpu": f"+critic.{name}.micro_batch_size_per_gpu",
-        "infer_micro_batch_size_per_gpu": f"+critic.{name}.infer_micro_batch_size_per_gpu",
-    }
+    settings = dict.fromkeys((budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu")
+    settings |= {name: f"+critic.{type(engine).strategy}.{name}" for name in (rows, f"infer_{rows}")}
     return _role_engine(config, "critic", settings, engine)
 
 
@@ -263,13 +243,13 @@ def ref_as_actor(config: DictConfig) -> dict[str, Any]:
 
 def _role_engine(config: DictConfig, section: str, settings: dict[str, str], engine: Any) -> RoleEngine:
     model = config.critic.model if section == "critic" else config.actor_rollout_ref.model
-    # verl looks at the role's strategy for some things, and at its engine's for others.
-    for strategy in (str(OmegaConf.select(config, f"{section}.strategy")), engine.strategy):
-        if CLASS_OF_STRATEGY.get(strategy) not in [each.__name__ for each in type(engine).__mro__]:
-            raise PaddingConfigError(
-                f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose both by "
-                "verl's config group model_engine: dp, megatron, veomni or torchtitan."
-            )
+    strategy = str(OmegaConf.select(config, f"{section}.strategy"))
+    # The name in the class is that of its section; FSDP's has several engines, whose names begin with it.
+    if not strategy.startswith(type(engine).strategy) or engine.strategy not in PARALLEL_SIZES:
+        raise PaddingConfigError(
+            f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose both by "
+            "verl's config group model_engine: dp, megatron, veomni or torchtitan."
+        )
     # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
@@ -297,11 +277,7 @@ def _without_model(section: DictConfig) -> dict[str, Any]:
 
 
 def _instantiate(values: dict[str, Any], section: str) -> Any:
-    """verl's config object of a role.
-
-    Raises:
-        PaddingConfigError: verl's classes refuse the section.
-    """
+    """verl's config object of a role."""
     from verl.utils.config import omega_conf_to_dataclass
 
     try:

@@ -39,14 +39,8 @@ def summary(reader: JobReader, job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _describe(engine: RoleEngine) -> str:
-    """Backend, ranks, parallel sizes, and what they ask of the plan."""
+    """Backend, ranks and parallel sizes."""
     words = f"{engine.strategy}, {counted(engine.n_gpus, 'rank')}"
     if engine.shape:
         words += f": {engine.shape}, so {counted(engine.dp_size, 'data-parallel rank')}"
-    if engine.micro_batch_multiple > 1:
-        words += f"; micro-batches in multiples of {engine.micro_batch_multiple}, for the virtual pipeline"
-    if engine.row_multiple > 1:
-        words += f"; rows rounded up to multiples of {engine.row_multiple} tokens"
-    if engine.has_scheduler:
-        words += "; Megatron's scheduler cuts the micro-batches of all ranks"
     return words

@@ -1,7 +1,10 @@
-"""How the losses of a job weigh rows, and what they cannot weigh."""
+"""How the losses of a job weigh rows, what they cannot weigh, and corrections for the rollout that none reads."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import verl
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
@@ -15,11 +18,8 @@ MEANS_OVER_ROWS = ("geo_mean", "sapo")
 NO_SUMS = ("clip_cov", "kl_cov")
 """Policy losses of verl that choose tokens among all of a micro-batch, and so are no sum over rows or tokens."""
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
-BYPASS, BATCH_NORMALIZE = (
-    "bypass_mode",
-    "+actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_batch_normalize",
-)
-"""The policy loss that corrects for the rollout by itself, and the setting that it reads, which no YAML of verl has."""
+BYPASS, CORRECTION = "bypass_mode", f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
+"""The policy loss that corrects for the rollout by itself, and the section that it reads, which no YAML of verl has."""
 
 
 def weighings(config: DictConfig, padding: PaddingConfig) -> list[Weighing]:
@@ -41,10 +41,7 @@ def weighings(config: DictConfig, padding: PaddingConfig) -> list[Weighing]:
 
 
 def refuse_equal_sessions(config: DictConfig, padding: PaddingConfig) -> None:
-    """
-    Raises:
-        PaddingConfigError: sessions are to weigh the same in a loss that cannot weigh rows.
-    """
+    """Refuses sessions that are to weigh the same in a loss that cannot weigh rows."""
     for weighing in weighings(config, padding):
         if weighing.by_session and (refusal := weighing.refusal):
             raise PaddingConfigError(f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}")
@@ -65,9 +62,32 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
             f"terms are sums over tokens: they have no denominator in common. Choose {MEAN_OF_TOKENS}, or let all rows "
             "weigh the same."
         )
-    if loss == BYPASS and OmegaConf.select(config, BATCH_NORMALIZE.lstrip("+"), default=False):
+    if loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
         return (
-            f"{BATCH_NORMALIZE}=True divides by the mean over the rows of a micro-batch, however these weigh. Set it "
-            "to False, or let all rows weigh the same."
+            f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a micro-batch, "
+            "however these weigh. Set it to False, or let all rows weigh the same."
         )
     return ""
+
+
+def refuse_lost_correction(config: DictConfig) -> None:
+    """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the actor's loss. But
+    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads: a
+    setting of the correction that is not verl's default would reach no loss."""
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    asked, loss = config.algorithm.get("rollout_correction"), OmegaConf.select(config, LOSS_MODE)
+    is_verls = loss in POLICY_LOSS_REGISTRY and POLICY_LOSS_REGISTRY[loss].__module__.startswith("verl.")
+    if not asked or not asked.get("bypass_mode") or not is_verls:
+        return
+    read = {**vars(RolloutCorrectionConfig()), **(OmegaConf.select(config, CORRECTION) or {})} if loss == BYPASS else {}
+    defaults = OmegaConf.load(Path(verl.__file__).parent / "trainer/config/algorithm/rollout_correction.yaml")
+    for name, value in asked.items():
+        default = defaults.get(name)
+        # As texts: verl takes a threshold as a number or as the text of one.
+        if name != "bypass_mode" and str(value) not in (str(default), str(read.get(name, default))):
+            raise PaddingConfigError(
+                f"algorithm.rollout_correction.{name}={value}: with bypass_mode=True no loss reads it. Set "
+                f"{LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out."
+            )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from verl_padding.errors import PaddingError
 
@@ -20,10 +22,8 @@ HINTS = {
     r"can't assign a (\w+) to a torch": "a reward is a {0}: return a number, or a dict with the key 'score'",
     r"KeyError: 'score'": "a reward function that returns a dict needs the key 'score' in it",
     r"validation errors? for AgentLoopOutput": "what the agent loop returns is no AgentLoopOutput",
-    r"object \w+ can't be used in 'await'": "`run` of an agent loop is an `async def` that returns",
     r"'NoneType' object has no attribute 'loader'": "tool_config_path names a class of a module that is not there",
     r"KeyError: 'reward_extra_info'": "a loop of several rows that scores itself sets it in extra_fields",
-    r"cannot pickle": "a row or a result holds what no process can be sent",
     r"shape mismatch|must match the size of tensor": "an estimator or a loss returns another shape than its rows have",
     r"Could not find (?:agent_loop|\w+ in) registry|not registered": "the name is not in agent_loop_config_path's file",
 }
@@ -35,7 +35,6 @@ class Frame:
     file: str
     line: int
     name: str
-    text: str = ""
 
     @property
     def is_own(self) -> bool:
@@ -43,7 +42,8 @@ class Frame:
         return not any(part in self.file for part in LIBRARIES) and not self.file.startswith(PACKAGE)
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.name}" + (f": {self.text}" if self.text else "")
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{self.file}:{self.line} in {self.name}" + (f": {text}" if text else "")
 
 
 @dataclass
@@ -72,15 +72,15 @@ class Failure:
 
         What was handled when the user's own code raised is no cause of it.
         """
-        frames = _frames(error)
+        frames = frames_of(traceback.walk_tb(error.__traceback__))
         while True:
             handled = error.__suppress_context__ or (frames and frames[-1].is_own)
             cause = error.__cause__ or (None if handled else error.__context__)
             if cause is None:
                 break
-            error, frames = cause, _frames(cause)
+            error, frames = cause, frames_of(traceback.walk_tb(cause.__traceback__))
         if isinstance(error, SyntaxError) and error.filename:
-            frames.append(Frame(error.filename, error.lineno or 0, "the file", (error.text or "").strip()))
+            frames.append(Frame(error.filename, error.lineno or 0, "the file"))
         return cls(type(error).__name__, " ".join(str(error).split()), frames)
 
     def lines(self, files: Mapping[str, str]) -> Iterator[str]:
@@ -105,9 +105,15 @@ class Failure:
             yield f"  {self.count} times" + (f", in {self.process}" if self.process else "")
 
 
-def _frames(error: BaseException) -> list[Frame]:
-    found = traceback.extract_tb(error.__traceback__)
-    return [Frame(each.filename, each.lineno or 0, each.name, each.line or "") for each in found]
+def frames_of(walked: Iterable[tuple[FrameType, int]]) -> list[Frame]:
+    """What :mod:`traceback` walks over."""
+    return [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
+
+
+def count_failure(failure: Failure, found: dict[tuple[object, ...], Failure]) -> None:
+    """Adds a failure to those of a kind, by their key."""
+    known = found.setdefault(failure.key, failure)
+    known.count += known is not failure
 
 
 class RehearsalError(PaddingError):
@@ -146,21 +152,14 @@ class FailuresOfLog:
             process, text = of_ray["process"] or f"process {of_ray['pid']}", line[of_ray.end() :]
         if "Traceback (most recent call last)" in text or text.startswith("ray::"):
             self._open[process] = Failure("", "", process=process)
-            return
-        failure = self._open.get(process)
-        if failure is None:
-            return
-        if frame := FRAME.match(text):
-            failure.frames.append(Frame(frame["file"], int(frame["line"]), frame["name"] or ""))
-        elif failure.frames and text.startswith("    ") and not failure.frames[-1].text and "^" not in text:
-            last = failure.frames[-1]
-            failure.frames[-1] = Frame(last.file, last.line, last.name, text.strip())
-        elif text and not text.startswith(" ") and (raised := RAISED.match(text)):
-            failure.kind, failure.message = raised["kind"].rpartition(".")[2], raised["message"] or ""
-            del self._open[process]
-            if failure.frames and not raised["kind"].startswith(WRAPPERS):
-                known = self._found.setdefault(failure.key, failure)
-                known.count += known is not failure
+        elif failure := self._open.get(process):
+            if frame := FRAME.match(text):
+                failure.frames.append(Frame(frame["file"], int(frame["line"]), frame["name"] or ""))
+            elif raised := RAISED.match(text):
+                failure.kind, failure.message = raised["kind"].rpartition(".")[2], raised["message"] or ""
+                del self._open[process]
+                if failure.frames and not raised["kind"].startswith(WRAPPERS):
+                    count_failure(failure, self._found)
 
     def failures(self) -> list[Failure]:
         """Those with a line of the user's own first, then in the order in which they were raised."""

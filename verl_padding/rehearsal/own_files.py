@@ -25,41 +25,29 @@ LISTS = {
 
 def own_files(config: DictConfig) -> dict[str, str]:
     """File -> the setting that names it, directly or by a YAML file."""
-    return {str(file.resolve()): setting for setting, file in _files(config)}
-
-
-def _files(config: DictConfig) -> Iterator[tuple[str, Path]]:
-    for setting in FILES:
-        if named := OmegaConf.select(config, setting):
-            yield from ((setting, file) for file in _file_of(str(named)))
+    named = [(setting, OmegaConf.select(config, setting)) for setting in FILES]
     for setting, key in LISTS.items():
-        named = OmegaConf.select(config, setting)
-        if named and Path(named).is_file():
-            for target in _values(OmegaConf.to_container(OmegaConf.load(named)), key):
-                yield from ((setting, file) for file in _file_of(target.rpartition(".")[0]))
+        path = OmegaConf.select(config, setting)
+        if path and Path(path).is_file():
+            classes = _values(OmegaConf.to_container(OmegaConf.load(path)), key)
+            named += [(setting, each.rpartition(".")[0]) for each in classes]
+    return {file: setting for setting, name in named if name and (file := _file_of(str(name)))}
 
 
 def _values(held: object, key: str) -> Iterator[str]:
-    if isinstance(held, dict):
-        for name, value in held.items():
-            if name == key and isinstance(value, str):
-                yield value
-            else:
-                yield from _values(value, key)
-    elif isinstance(held, list):
-        for value in held:
-            yield from _values(value, key)
+    """Texts by this name, anywhere in a YAML file."""
+    if isinstance(held, dict) and isinstance(held.get(key), str):
+        yield held[key]
+    for value in held.values() if isinstance(held, dict) else held if isinstance(held, list) else ():
+        yield from _values(value, key)
 
 
-def _file_of(named: str) -> Iterator[Path]:
+def _file_of(name: str) -> str | None:
     """The file of a path, or of a module."""
-    path = Path(named.removeprefix("file://"))
-    if path.suffix == ".py":
-        yield path
-        return
+    if name.endswith(".py"):
+        return str(Path(name.removeprefix("file://")).resolve())
     try:
-        spec = find_spec(named.removeprefix("pkg://").replace("/", "."))
+        spec = find_spec(name.removeprefix("pkg://").replace("/", "."))
     except (ImportError, ValueError):  # which the run itself reports
-        return
-    if spec is not None and spec.origin:
-        yield Path(spec.origin)
+        return None
+    return spec.origin if spec else None

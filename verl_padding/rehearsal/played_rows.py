@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from reprlib import Repr
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from verl_padding.pads.template import PadTemplate
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.rehearsal.sessions import TRAIN, VAL, PlayedRow, Sessions
 
-SHOWN = 160
-"""Characters of a text that are shown."""
+SHORT = Repr()
+SHORT.maxstring = 160
 AROUND = 8
 """Tokens that are shown on each side of the place where two rows part."""
 AS_LONG_AS_RESPONSES = ("response_mask", "rollout_log_probs", "rm_scores")
@@ -47,31 +48,27 @@ def description(played: Sessions) -> Iterator[str]:
     if validated := played.of(VAL):
         yield f"validation: {len(validated)} rows"
     for field in ("prompts", "responses"):
-        text = played.tokenizer.decode(rows[0].fields[field])
-        text = text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} .. {text[-SHOWN // 2 :]}"
-        yield f"first {field[:-1]}: {text!r}"
+        yield f"first {field[:-1]}: {SHORT.repr(played.tokenizer.decode(rows[0].fields[field]))}"
     yield from _partings(rows, played.tokenizer)
 
 
 def _partings(rows: Sequence[PlayedRow], tokenizer: Any) -> Iterator[str]:
     """Where rows of a session that could go on from each other do not, once for each kind of place."""
-    seen: Counter[str] = Counter()
-    example: dict[str, str] = {}
+    examples: dict[str, list[str]] = {}
     for one, other in pairwise(rows):
         if session_of_key(one.key) != session_of_key(other.key):
             continue
         a, b = (row.fields["input_ids"].tolist() for row in (one, other))
         shared = next((place for place, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None)
-        if shared is None:
-            seen["begins with all of the row before it"] += 1
-            continue
-        where = "prompt" if shared < len(one.fields["prompts"]) else "response"
-        kind = f"parts from the row before it in that one's {where}"
-        seen[kind] += 1
-        texts = (repr(tokenizer.decode(ids[max(0, shared - AROUND) : shared + AROUND])) for ids in (a, b))
-        example.setdefault(kind, f" (row {other.key.rpartition('_')[2]}, token {shared}: {' / '.join(texts)})")
-    for kind, count in seen.items():
-        yield f"{count} rows: a row {kind}{example.get(kind, '')}"
+        kind, example = "begins with all of the row before it", ""
+        if shared is not None:
+            where = "prompt" if shared < len(one.fields["prompts"]) else "response"
+            kind = f"parts from the row before it in that one's {where}"
+            texts = (repr(tokenizer.decode(ids[max(0, shared - AROUND) : shared + AROUND])) for ids in (a, b))
+            example = f" (row {other.key.rpartition('_')[2]}, token {shared}: {' / '.join(texts)})"
+        examples.setdefault(kind, []).append(example)
+    for kind, of_kind in examples.items():
+        yield f"{len(of_kind)} rows: a row {kind}{of_kind[0]}"
 
 
 def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
@@ -100,14 +97,15 @@ def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
 
 def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool:
     """Whether the template makes the same of different messages, which nothing else would report."""
-    messages = [row.fields.get("raw_prompt") for row in rows if row.key.endswith("_0")]
-    prompts = {tuple(row.fields["prompts"].tolist()) for row in rows if row.key.endswith("_0")}
-    asked = {str(each) for each in messages}
-    if len(prompts) > 1 or len(asked) < 2 or not tokenizer.chat_template:
+    first = [row.fields for row in rows if row.key.endswith("_0")]
+    messages = {str(fields.get("raw_prompt")): fields.get("raw_prompt") for fields in first}
+    prompts = {tuple(fields["prompts"].tolist()) for fields in first}
+    if len(prompts) > 1 or len(messages) < 2 or not tokenizer.chat_template:
         return False
-    return (
-        len({tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages}) == 1
+    texts = (
+        tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages.values()
     )
+    return len({*texts}) == 1
 
 
 def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:

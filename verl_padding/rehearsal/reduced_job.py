@@ -1,4 +1,4 @@
-"""A job's config, reduced to what a CPU rehearses; all that is not named here stays the user's."""
+"""A job's config, reduced to what a CPU rehearses; all that is not named here or in configs/ stays the user's."""
 
 from __future__ import annotations
 
@@ -11,37 +11,13 @@ from verl_padding import configs
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
 
-CONFIGS = Path(configs.__file__).parent
+ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/rehearsal.yaml")
+"""Configs that are merged into the job's, the last one wins."""
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
-RANKS, PROMPTS, SESSIONS, STEPS, BUDGET = 2, 4, 2, 1, 2048
-"""Sizes of the rehearsed job; the budget is in tokens of a micro-batch."""
-SHORT_RESPONSE = 512
-BUDGETS = (
-    f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{REF}.log_prob_max_token_len_per_gpu",
-    f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
-    "critic.ppo_max_token_len_per_gpu",
-    "+critic.ppo_infer_max_token_len_per_gpu",  # of which no YAML of verl knows
-    "critic.forward_max_token_len_per_gpu",
-)
-ROWS_OF_A_MICRO_BATCH = (
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-    f"{REF}.log_prob_micro_batch_size_per_gpu",
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-    "critic.ppo_micro_batch_size_per_gpu",
-    "critic.forward_micro_batch_size_per_gpu",
-    "+critic.fsdp.micro_batch_size_per_gpu",
-    "+critic.fsdp.infer_micro_batch_size_per_gpu",
-)
-KEPT = (
-    f"{MODEL}.use_remove_padding",
-    "critic.model.use_remove_padding",
-    f"{ACTOR}.use_dynamic_bsz",
-    f"{REF}.log_prob_use_dynamic_bsz",
-    f"{ROLLOUT}.log_prob_use_dynamic_bsz",
-    "critic.use_dynamic_bsz",
-)
-"""What the config of a CPU would change, and the job's value is kept of."""
+PROMPTS, SESSIONS, STEPS = 4, 2, 1
+"""Sizes of the rehearsed job, as configs/shared/rehearsal.yaml has them."""
+BUDGET, SHORT_RESPONSE = 2048, 512
+"""Tokens of a micro-batch, and of a response where none was seen."""
 SERVED = {
     "reward.reward_model.enable": False,
     "distillation.enabled": False,
@@ -57,24 +33,24 @@ SERVED = {
     "trainer.val_only": False,
 }
 """What takes devices or servers that are not here -> its value in the rehearsal; reported where the job asks for it."""
-NO_REWARD = """def compute_score(**_):
-    return 0.0
-"""
+NO_REWARD = "def compute_score(**_):\n    return 0.0\n"
 """A reward function in the place of the job's."""
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
-OF_ENGINES = ("param_offload", "optimizer_offload", "offload_policy", "full_determinism")
-ENGINES = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp")
+
+
+def validates(config: DictConfig) -> bool:
+    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
 
 
 def without_servers(config: DictConfig) -> list[str]:
     """Turns off what takes devices or servers that are not here, and says in words what that is."""
-    asked = {setting: value for setting, value in SERVED.items() if _value(config, setting, value) not in (value, None)}
-    left_out = [f"{setting} ({_value(config, setting)})" for setting in asked]
+    asked = {setting: OmegaConf.select(config, setting) for setting in SERVED}
+    asked = {setting: value for setting, value in asked.items() if value not in (SERVED[setting], None)}
     with read_write(config), open_dict(config):
-        for setting, value in asked.items():
-            OmegaConf.update(config, setting, value)
+        for setting in asked:
+            OmegaConf.update(config, setting, SERVED[setting])
         config.actor_rollout_ref.model.use_shm = False
-    return left_out
+    return [f"{setting} ({value})" for setting, value in asked.items()]
 
 
 def reduced(
@@ -98,139 +74,80 @@ def reduced(
     """
     config = config.copy()
     left_out = without_servers(config)
-    if (critic := _value(config, "critic.model.path")) not in (None, _value(config, f"{MODEL}.path")):
+    if (critic := OmegaConf.select(config, "critic.model.path")) not in (None, config.actor_rollout_ref.model.path):
         left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
-    strategy = str(OmegaConf.select(config, f"{ACTOR}.strategy"))
-    small = config.copy()
-    if strategy not in ("fsdp", "fsdp2"):
-        small = _on_fsdp2(config)
-        left_out.append(f"the engine {strategy}: FSDP2 takes its place")
-    local = OmegaConf.merge(
-        OmegaConf.load(CONFIGS / "shared/engine_on_cpu.yaml"), OmegaConf.load(CONFIGS / "local/cpu.yaml")
-    )
-    assert isinstance(local, DictConfig)
-    del local["defaults"], local.data["val_files"]
-    with read_write(small), open_dict(small):
-        small.merge_with(local)
-        changes = _changes(config, model, folder, attention, longest_row)
-        if not with_tools:
-            changes |= dict.fromkeys(TOOLS)
-            left_out.append("tools")
-        if not with_rewards:
-            (folder / "no_reward.py").write_text(NO_REWARD)
-            changes |= {"reward.custom_reward_function.path": str(folder / "no_reward.py")}
-            changes |= {"reward.custom_reward_function.name": "compute_score"}
-            changes |= {"reward.reward_manager.source": "register", "reward.reward_manager.name": "naive"}
-            left_out.append("rewards: all are 0")
+    changes = _changes(config, folder, longest_row)
+    for section in (MODEL, "critic.model"):
+        changes |= {f"{section}.path": str(model), f"{section}.override_config": {"attn_implementation": attention}}
+    if not with_tools:
+        changes |= dict.fromkeys(TOOLS)
+        left_out.append("tools")
+    if not with_rewards:
+        (folder / "no_reward.py").write_text(NO_REWARD)
+        changes |= {"reward.custom_reward_function.path": str(folder / "no_reward.py")}
+        changes |= {"reward.custom_reward_function.name": "compute_score"}
+        changes |= {"reward.reward_manager.source": "register", "reward.reward_manager.name": "naive"}
+        left_out.append("rewards: all are 0")
+    with read_write(config), open_dict(config):
+        if (strategy := config.actor_rollout_ref.actor.strategy) not in ("fsdp", "fsdp2"):
+            _put_fsdp2(config)
+            left_out.append(f"the engine {strategy}: FSDP2 takes its place")
+        val_files = config.data.val_files
+        for name in ON_A_CPU:
+            on_a_cpu = OmegaConf.load(Path(configs.__file__).parent / name)
+            assert isinstance(on_a_cpu, DictConfig)
+            on_a_cpu.pop("defaults", None)
+            config.merge_with(on_a_cpu)
+        config.data.val_files = val_files
         for setting, value in changes.items():
-            OmegaConf.update(small, setting.lstrip("+"), value, force_add=True)
-        small.ray_kwargs.ray_init.pop("address", None)
-    return small, left_out
+            OmegaConf.update(config, setting, value, force_add=True)
+        config.ray_kwargs.ray_init.pop("address", None)
+    return config, left_out
 
 
-def _changes(config: DictConfig, model: Path, folder: Path, attention: str, longest_row: int) -> dict[str, Any]:
-    """Setting -> its value in the rehearsal."""
-    mini, train = (_value(config, f"{ACTOR}.ppo_mini_batch_size"), config.data.train_batch_size)
-    one_step = mini is None or mini >= train or _mode(config) == SEPARATE_ASYNC
-    mini_batch = PROMPTS if one_step else PROMPTS // 2
-    changes: dict[str, Any] = {
-        "data.train_batch_size": PROMPTS,
-        "data.gen_batch_size": None if _value(config, "data.gen_batch_size") is None else PROMPTS,
-        "data.train_max_samples": PROMPTS * (STEPS + 4),
-        "data.val_max_samples": PROMPTS,
-        "data.val_batch_size": None,
-        "data.filter_overlong_prompts_workers": 1,
+def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, Any]:
+    """Setting -> its value in the rehearsal, where that depends on the job."""
+    mini, train = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.data.train_batch_size
+    mode = str(config.trainer.v1.trainer_mode).removeprefix(MODE_PREFIX)
+    mini_batch = PROMPTS if mini >= train or mode == SEPARATE_ASYNC else PROMPTS // 2
+    changes = {
         f"{ACTOR}.ppo_mini_batch_size": mini_batch,
         "critic.ppo_mini_batch_size": mini_batch,
         f"{ROLLOUT}.n": min(SESSIONS, config.actor_rollout_ref.rollout.n),
-        f"{ROLLOUT}.val_kwargs.n": 1,
-        f"{ROLLOUT}.dtype": "float32",
-        f"{ROLLOUT}.max_num_seqs": 256,
-        f"{ROLLOUT}.n_gpus_per_node": RANKS,
-        f"{ROLLOUT}.tensor_model_parallel_size": RANKS,
-        f"{ROLLOUT}.data_parallel_size": 1,
-        f"{ROLLOUT}.pipeline_model_parallel_size": 1,
-        f"{ROLLOUT}.calculate_log_probs": _value(config, f"{ROLLOUT}.calculate_log_probs", default=True),
-        f"{ROLLOUT}.load_format": "dummy",
-        f"{MODEL}.path": str(model),
-        "critic.model.path": str(model),
-        "trainer.n_gpus_per_node": RANKS,
-        "trainer.total_training_steps": STEPS,
-        "trainer.total_epochs": 1000,
-        "trainer.critic_warmup": 0,
-        "trainer.val_before_train": False,
-        "trainer.test_freq": STEPS if _validates(config) else -1,
-        "trainer.save_freq": -1,
-        "trainer.resume_mode": "disable",
+        "trainer.test_freq": STEPS if validates(config) else -1,
         "trainer.default_local_dir": str(folder / "checkpoints"),
-        "trainer.default_hdfs_dir": None,
         "trainer.rollout_data_dir": str(folder / "rollouts"),
-        "trainer.validation_data_dir": None,
-        "trainer.logger": ["file"],
-        "trainer.log_val_generations": 0,
-        "ray_kwargs.timeline_json_file": None,
-        "ray_kwargs.ray_init.num_gpus": 2 * RANKS,
-        "trainer.v1.separate_async.parameter_sync_step": 1,
-        f"{MODEL}.override_config": {"attn_implementation": attention},
-        "critic.model.override_config": {"attn_implementation": attention},
     }
-    changes |= {f"{MODEL}.{name}": None for name in ("hf_config_path", "tokenizer_path", "lora_adapter_path")}
-    changes["critic.model.tokenizer_path"] = None
+    if config.data.get("gen_batch_size") is not None:
+        changes["data.gen_batch_size"] = PROMPTS
     # Rows of another run are of other lengths; where none was seen, prompts may be as long as they are let be.
-    row = 2 * longest_row or config.data.max_prompt_length + SHORT_RESPONSE
-    for setting in BUDGETS:
-        if (budget := _value(config, setting)) is not None:
-            changes[setting] = min(budget, max(BUDGET, row))
-    for setting in ROWS_OF_A_MICRO_BATCH:
-        if _value(config, setting) is not None:
-            changes[setting] = 1
-    changes |= {setting: value for setting in KEPT if (value := _value(config, setting)) is not None}
-    for section in ENGINES:
-        changes |= {f"{section}.{name}": False for name in OF_ENGINES}
-        changes |= {f"{section}.fsdp_size": -1, f"{section}.ulysses_sequence_parallel_size": 1}
-    changes |= {f"{role}.ulysses_sequence_parallel_size": 1 for role in (ACTOR, REF, "critic")}
-    if (_value(config, f"{MODEL}.lora_rank") or 0) > 0 or (_value(config, f"{MODEL}.lora.rank") or 0) > 0:
+    budget = max(BUDGET, 2 * longest_row or config.data.max_prompt_length + SHORT_RESPONSE)
+    for section in (ACTOR, REF, ROLLOUT, MODEL, "critic", "critic.fsdp", "critic.model"):
+        for name in OmegaConf.select(config, section) or {}:
+            value = OmegaConf.select(config, f"{section}.{name}")
+            if value is not None and name.endswith("max_token_len_per_gpu"):
+                changes[f"{section}.{name}"] = min(value, budget)
+            elif value is not None and name.endswith("micro_batch_size_per_gpu"):
+                changes[f"{section}.{name}"] = 1
+            elif value is not None and name.endswith(("use_dynamic_bsz", "use_remove_padding", "calculate_log_probs")):
+                changes[f"{section}.{name}"] = value  # which the config of a CPU would change
+    lora = (OmegaConf.select(config, f"{MODEL}.{rank}") for rank in ("lora_rank", "lora.rank"))
+    if any(rank and rank > 0 for rank in lora):
         changes[f"{MODEL}.lora.merge"] = True
     if config.get("padding") is not None:
         changes |= {"padding.timing": False, "padding.timing_dir": None}
     return changes
 
 
-def _validates(config: DictConfig) -> bool:
-    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
-
-
-def _mode(config: DictConfig) -> str:
-    return str(config.trainer.v1.trainer_mode).removeprefix(MODE_PREFIX)
-
-
-def _value(config: DictConfig, setting: str, default: Any = None) -> Any:
-    value = OmegaConf.select(config, setting.lstrip("+"))
-    return default if value is None else value
-
-
-def _on_fsdp2(config: DictConfig) -> DictConfig:
-    """The job with the engine of a CPU; what both engines have is the job's."""
+def _put_fsdp2(config: DictConfig) -> None:
+    """Gives a job the engine of a CPU; what sections of both engines have stays the job's."""
     base = compose_job(JobArguments())
-    with read_write(base), open_dict(base):
-        for key in config:
-            engine_differs = key in ("actor_rollout_ref", "critic")
-            base[key] = _common(config[key], base[key]) if engine_differs else config._get_node(key)
-    return base
-
-
-def _common(mine: DictConfig, base: DictConfig) -> DictConfig:
-    out = base.copy()
-    with open_dict(out):
-        for key in mine:
-            node, other = mine._get_node(key), base._get_node(key) if key in base else None
-            if key == "optim":
-                out.optim.lr = mine.optim.lr
-            elif key in ("megatron", "veomni", "torchtitan", "strategy", "_target_"):
-                continue
-            elif isinstance(node, DictConfig) and isinstance(other, DictConfig):
-                out[key] = _common(node, other)
-            elif key in base or not len(base):
-                out._set_item_impl(key, node)
-    return out
+    for section in (ACTOR, REF, "critic"):
+        mine, fsdp2 = OmegaConf.select(config, section), OmegaConf.select(base, section)
+        both = mine.keys() & fsdp2.keys()
+        with read_write(fsdp2), open_dict(fsdp2):
+            fsdp2.merge_with(OmegaConf.masked_copy(mine, [*both - {"strategy", "_target_", "optim", "checkpoint"}]))
+            if "optim" in both:
+                fsdp2.optim.lr = mine.optim.lr
+        OmegaConf.update(config, section, fsdp2, merge=False)

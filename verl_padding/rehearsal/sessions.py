@@ -19,8 +19,8 @@ from uuid import uuid4
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.local.scripted_replies import Replies
-from verl_padding.rehearsal.failure import Failure, RehearsalError
-from verl_padding.rehearsal.reduced_job import TOOLS, without_servers
+from verl_padding.rehearsal.failure import Failure, RehearsalError, count_failure
+from verl_padding.rehearsal.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 
 TRAIN, VAL = "train", "val"
 ALREADY_SHOWN = "Error in _run_prompt"
@@ -59,8 +59,6 @@ def play_sessions(
     config: DictConfig,
     *,
     replies: Sequence[str] = (),
-    prompts: int = 4,
-    n: int = 2,
     with_tools: bool = True,
     with_rewards: bool = True,
 ) -> Sessions:
@@ -69,26 +67,24 @@ def play_sessions(
     Args:
         config: of the job; it is changed.
         replies: texts that the model says, among others.
-        n: sessions of a prompt at most.
 
     Raises:
         RehearsalError: no session can begin.
     """
     played = Sessions()
     with open_dict(config):
-        config.actor_rollout_ref.rollout.n = min(n, config.actor_rollout_ref.rollout.n)
+        config.actor_rollout_ref.rollout.n = min(SESSIONS, config.actor_rollout_ref.rollout.n)
         config.actor_rollout_ref.rollout.val_kwargs.n = 1
         config.data.filter_overlong_prompts_workers = 1
         played.left_out = without_servers(config)
         for setting in TOOLS if not with_tools else ():
             OmegaConf.update(config, setting, None)
-    handler = _Count(played.logged)
-    verls = logging.getLogger("verl")
+    handler, verls = _Count(played.logged), logging.getLogger("verl")
     level = verls.level
     logging.getLogger().addHandler(handler)
     verls.setLevel(logging.WARNING)
     try:
-        asyncio.run(_play(config, played, replies, prompts, with_rewards=with_rewards))
+        asyncio.run(_play(config, played, replies, with_rewards=with_rewards))
     except RehearsalError:
         raise
     except Exception as error:
@@ -100,9 +96,7 @@ def play_sessions(
     return played
 
 
-async def _play(
-    config: DictConfig, played: Sessions, replies: Sequence[str], prompts: int, *, with_rewards: bool
-) -> None:
+async def _play(config: DictConfig, played: Sessions, replies: Sequence[str], *, with_rewards: bool) -> None:
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
     from verl.trainer.ppo.v1 import agent_loop_tq
     from verl.utils.config import omega_conf_to_dataclass
@@ -114,19 +108,18 @@ async def _play(
             try:
                 return await super()._run_agent_loop(*args, **kwargs)
             except Exception as error:
-                failure = Failure.of(error)
-                known = played.failures.setdefault(failure.key, failure)
-                known.count += known is not failure
+                count_failure(Failure.of(error), played.failures)
                 raise
 
     model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     played.tokenizer = model.tokenizer
-    rewards = _RewardsHandle(RewardLoopWorker(config).compute_score if with_rewards else _no_reward)
+    compute_score = RewardLoopWorker(config).compute_score if with_rewards else _no_reward
+    rewards = SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))  # called as Ray's workers are
     with mock.patch.object(agent_loop_tq, "tq", _Queue(played)):
         server = _ScriptedServer(model, config, played, replies)
         worker = Worker(config, server, None, [rewards])
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
-            batch = _batch(config, model, setting, prompts, is_train=is_train)
+            batch = _batch(config, model, setting, is_train=is_train)
             if batch is not None:
                 await worker.generate_sequences(batch)
                 await asyncio.gather(*worker.background_tasks)
@@ -139,7 +132,7 @@ async def _play(
         )
 
 
-def _batch(config: DictConfig, model: Any, setting: str, prompts: int, *, is_train: bool) -> Any:
+def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> Any:
     """Prompts as verl's trainer hands them to its agent loop workers; None for a validation that the job has not."""
     import numpy as np
     from ray import cloudpickle
@@ -150,14 +143,14 @@ def _batch(config: DictConfig, model: Any, setting: str, prompts: int, *, is_tra
 
     files = config.data.train_files if is_train else config.data.val_files
     data = create_rl_dataset(
-        files, config.data, model.tokenizer, model.processor, is_train=is_train, max_samples=8 * prompts
+        files, config.data, model.tokenizer, model.processor, is_train=is_train, max_samples=8 * PROMPTS
     )
     if not len(data):
-        message = f"{setting}: no prompt is left of the first {8 * prompts}. Look at its filter."
+        message = f"{setting}: no prompt is left of the first {8 * PROMPTS}. Look at its filter."
         raise RehearsalError(message, stage="data")
-    if not is_train and not (config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0):
+    if not is_train and not validates(config):
         return None
-    columns = next(iter(DataLoader(data, batch_size=min(prompts, len(data)), collate_fn=collate_fn)))
+    columns = next(iter(DataLoader(data, batch_size=min(PROMPTS, len(data)), collate_fn=collate_fn)))
     columns["uid"] = np.array([str(uuid4()) for _ in columns["raw_prompt"]], dtype=object)
     batch = tu.get_tensordict(columns)
     tu.assign_non_tensor_data(batch, "global_steps", 1)
@@ -178,14 +171,11 @@ class _Queue:
     async def async_kv_put(self, **_: Any) -> None: ...
 
     async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
+        from verl.utils.tensordict_utils import unwrap_non_tensor_data
+
         for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            row = {name: fields[name][place] for name in fields.keys()}  # noqa: SIM118  (a TensorDict)
-            bare = {name: getattr(value, "data", value) if _is_wrapped(value) else value for name, value in row.items()}
-            self._played.rows.append(PlayedRow(key, bare, tag, partition_id))
-
-
-def _is_wrapped(value: Any) -> bool:
-    return type(value).__name__ == "NonTensorData"
+            row = {name: unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
+            self._played.rows.append(PlayedRow(key, row, tag, partition_id))
 
 
 class _ScriptedServer:
@@ -220,13 +210,6 @@ class _ScriptedServer:
             num_preempted=0,
             extra_fields=steps,
         )
-
-
-class _RewardsHandle:
-    """A reward worker of this process, called as Ray's are."""
-
-    def __init__(self, compute_score: Any):
-        self.compute_score = SimpleNamespace(remote=compute_score)
 
 
 async def _no_reward(_: Any) -> dict[str, Any]:

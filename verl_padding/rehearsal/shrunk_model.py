@@ -8,32 +8,19 @@ from pathlib import Path
 from typing import Any
 
 HEADS, HEAD = 2, 32
-SIZES = {
-    "hidden_size": HEADS * HEAD,
-    "intermediate_size": 2 * HEADS * HEAD,
-    "moe_intermediate_size": HEADS * HEAD,
-    "shared_expert_intermediate_size": HEADS * HEAD,
-    "num_hidden_layers": 2,
-    "max_window_layers": 2,
-    "num_attention_heads": HEADS,
-    "head_dim": HEAD,
-    "num_nextn_predict_layers": 0,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": HEAD,
-    "kv_lora_rank": HEAD,
-    "qk_nope_head_dim": HEAD,
-    "qk_rope_head_dim": HEAD // 2,
-    "v_head_dim": HEAD,
-    "linear_num_key_heads": HEADS,
-    "linear_num_value_heads": HEADS,
-    "linear_key_head_dim": HEAD,
-    "linear_value_head_dim": HEAD,
-    "num_experts": 4,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
+KEYS = {
+    HEADS * HEAD: ("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    2 * HEADS * HEAD: ("intermediate_size",),
+    HEAD: ("head_dim", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"),
+    HEAD // 2: ("qk_rope_head_dim",),
+    4: ("num_experts", "n_routed_experts", "num_local_experts"),
+    2: ("num_hidden_layers", "max_window_layers", "num_experts_per_tok"),
+    1: ("first_k_dense_replace", "n_group", "topk_group"),
+    0: ("num_nextn_predict_layers",),
+}
+SIZES = {key: size for size, keys in KEYS.items() for key in keys} | {
+    **dict.fromkeys(("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"), HEADS),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD),
 }
 """Largest size of each key of a text model's config."""
 VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_position_embeddings": 64}

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -44,7 +44,7 @@ class StepReport:
     model: str
     steps: list[dict[str, Any]]
     seconds: float
-    left_out: list[str] = field(default_factory=list)
+    left_out: Sequence[str] = ()
 
     @property
     def not_finite(self) -> list[str]:
@@ -67,8 +67,6 @@ class StepReport:
         yield f"{self.model}; {len(self.steps)} step(s) in {self.seconds:.0f} s"
         for step in self.steps:
             yield ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None)
-        if self.not_finite:
-            yield f"not finite: {', '.join(self.not_finite)}"
         for each in self.left_out:
             yield f"not rehearsed: {each}"
 
@@ -79,10 +77,8 @@ def rehearse_step(
     folder: Path,
     timeout_s: float,
     replies: Sequence[str] = (),
-    longest_row: int = 0,
-    with_tools: bool = True,
-    with_rewards: bool = True,
     on_stage: Callable[[str], object] = lambda _: None,
+    **of_reduced: Any,
 ) -> StepReport:
     """Runs one step, and a validation if the job validates.
 
@@ -90,8 +86,8 @@ def rehearse_step(
         config: of the job; it is not changed.
         folder: an empty folder, into which all is written.
         replies: texts that the model says, among others.
-        longest_row: tokens of the longest row that the job is known to make; 0 if none is known.
         on_stage: is called with each stage that the job reaches.
+        of_reduced: options of :func:`~verl_padding.rehearsal.reduced_job.reduced`.
 
     Raises:
         RehearsalError: the job has ended with an error, has not ended in time, or a metric is not finite.
@@ -107,30 +103,19 @@ def rehearse_step(
             trust=section.trust_remote_code,
         )
     except Exception as error:
-        raise RehearsalError(
-            f"no small model can be made of {section.path}, so its step cannot be rehearsed",
-            stage="model",
-            failures=[Failure.of(error)],
-        ) from error
-    small, left_out = reduced(
-        config,
-        model=folder / "model",
-        folder=folder,
-        attention=attention,
-        longest_row=longest_row,
-        with_tools=with_tools,
-        with_rewards=with_rewards,
-    )
+        message = f"no small model can be made of {section.path}, so its step cannot be rehearsed"
+        raise RehearsalError(message, stage="model", failures=[Failure.of(error)]) from error
+    small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention, **of_reduced)
     with open_dict(small):
         small.hydra = {"run": {"dir": str(folder / "hydra")}}
         if small.get("padding") is not None:  # which composing has taken out
             small.hydra.callbacks = {"verl_padding": CALLBACK}
     (folder / "config").mkdir()
     OmegaConf.save(small, folder / "config" / "job.yaml")
-    failures, reached = FailuresOfLog(), ["start"]
+    of_log, reached = FailuresOfLog(), ["start"]
 
     def read(line: str) -> None:
-        failures.read(line)
+        of_log.read(line)
         for words, stage in STAGES.items():
             if words in line and stage not in reached:
                 reached.append(stage)
@@ -138,27 +123,21 @@ def rehearse_step(
 
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
     command += ["--config-path", str(folder / "config"), "--config-name", "job"]
+    code, wrong = 0, ""
     with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
         try:
             code = run_command(command, folder=folder, on_line=read, timeout_s=timeout_s, cwd=Path.cwd())
         except TimeoutError:
-            raise RehearsalError(
-                f"the job has not ended in {timeout_s:.0f} s; it had reached {reached[-1]}",
-                stage="step",
-                failures=failures.failures(),
-            ) from None
-    steps = _metrics(folder / METRICS)
+            wrong = f"the job has not ended in {timeout_s:.0f} s; it had reached {reached[-1]}"
+    metrics, failures = folder / METRICS, of_log.failures()
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    steps = [step["data"] for step in steps if step["step"] > 0]
     report = StepReport(model=model, steps=steps, seconds=time.monotonic() - started, left_out=left_out)
-    if code or len(steps) < STEPS:
-        last = "" if failures.failures() else ": " + " / ".join((folder / LOG).read_text().splitlines()[-LAST:])
-        raise RehearsalError(
-            f"the job has ended (exit code {code}) at {reached[-1]}{last}", stage="step", failures=failures.failures()
-        )
-    if bad := report.not_finite:
-        raise RehearsalError(f"metrics are not finite: {', '.join(bad)}", stage="step", failures=failures.failures())
+    if not wrong and (code or len(steps) < STEPS):
+        wrong = f"the job has ended (exit code {code}) at {reached[-1]}"
+        wrong += "" if failures else ": " + " / ".join((folder / LOG).read_text().splitlines()[-LAST:])
+    elif not wrong and report.not_finite:
+        wrong = f"metrics are not finite: {', '.join(report.not_finite)}"
+    if wrong:
+        raise RehearsalError(wrong, stage="step", failures=failures)
     return report
-
-
-def _metrics(file: Path) -> list[dict[str, Any]]:
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [step["data"] for step in map(json.loads, lines) if step["step"] > 0]

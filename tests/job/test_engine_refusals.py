@@ -8,8 +8,8 @@ import transformers
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.engine_refusals import refuse_model
 from verl_padding.job.job_reader import check_job
-from verl_padding.job.model_refusals import refuse_model
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 RATE = "megatron.override_transformer_config.moe_router_bias_update_rate"
