@@ -20,10 +20,9 @@ from verl_padding.pads.columns import (
     pad_column,
     row_column,
 )
-from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, put_copies, rows_like, tokens_of_masks
-from verl_padding.pads.row_weights import read_weights, refuse_misplaced_weight
-from verl_padding.pads.source import SourceRows
-from verl_padding.pads.template import PadFields, PadTemplate
+from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, rows_like, tokens_of_masks
+from verl_padding.pads.source import SourceRows, refuse_misplaced_weight
+from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import fields_of_pads, new_pads, put_pads, refuse_pads, strip
 from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
@@ -71,9 +70,8 @@ class PaddedBatch:
 
     def _loss_factors(self, weighings: Sequence[Weighing]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
-        with_weight = self._source.keys_with(LOSS_WEIGHT)
-        weighed = [weighing for weighing in weighings if with_weight or weighing.by_session]
-        weight_R = read_weights(self.batch, with_weight)
+        weight_R = self._source.weights()
+        weighed = [weighing for weighing in weighings if LOSS_WEIGHT in self._source.names or weighing.by_session]
         for weighing in weighed:  # also where this step does not train, such as an actor whose critic warms up
             if (refusal := weighing.refusal) and set(weight_R) != {1.0}:
                 raise PaddingDataError(f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {refusal}")
@@ -171,11 +169,10 @@ class PaddedBatch:
         TransferQueue hands workers the fields that all rows of a call have: without this, ``advantages`` would
         vanish from every rank that holds a pad.
         """
-        fields = self._new_fields(n_pads) if n_pads else PadFields()
-        if fields.shared or fields.per_pad:
-            put_copies(self.pads.keys[:n_pads], self.pads.partition_id, fields.shared, per_row=fields.per_pad)
+        if n_pads:
+            put_columns(self.pads.select_keys(self.pads.keys[:n_pads]), self._new_fields(n_pads))
 
-    def _new_fields(self, n_pads: int) -> PadFields:
+    def _new_fields(self, n_pads: int) -> Columns:
         rows = self._source.read()
         refuse_misplaced_weight(rows)
         return fields_of_pads(rows, self._template, n_pads, leave_out=self._made | OWN_COLUMNS)
@@ -194,7 +191,7 @@ class PaddedBatch:
                 self._new_fields(1)
             return
         fields = self._new_fields(len(self.pads))
-        self._made = {*fields.shared, *fields.per_pad}
+        self._made = set(fields)
         put_pads(self.pads, fields)
 
 
