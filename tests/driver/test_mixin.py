@@ -307,7 +307,7 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     with caplog.at_level(logging.WARNING):
         set_up(padded_trainer())
     assert set(queue_content()) == set(snapshot)
-    assert any(f"cleared {len(left)} prompts and rows" in record.getMessage() for record in caplog.records)
+    assert any(f"cleared {len(left)} keys" in record.getMessage() for record in caplog.records)
     tq.kv_clear(keys=snapshot, partition_id=PARTITION)
     release_queue()
 

@@ -63,7 +63,7 @@ def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_t
         clear_leftovers(PARTITION)
     assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
     [warning] = [record.getMessage() for record in caplog.records if record.name == queue.logger.name]
-    assert "cleared 7 rows that an earlier run left" in warning
+    assert "cleared 7 keys that an earlier trainer left" in warning
     caplog.clear()
     clear_leftovers(PARTITION)
     assert not [record for record in caplog.records if record.name == queue.logger.name]

@@ -13,7 +13,7 @@ import transfer_queue as tq
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads import queue_claim
+from verl_padding.pads import queue, queue_claim
 from verl_padding.pads.queue import controller, tags_of
 from verl_padding.pads.queue_claim import claim_queue, release_queue
 
@@ -136,8 +136,8 @@ def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_an_ended_one_left
     with caplog.at_level(logging.WARNING):
         claim_queue()
     assert queue_content() == {}
-    [message] = [record.getMessage() for record in caplog.records if record.name == queue_claim.logger.name]
-    assert "cleared 1 prompts and rows from TransferQueue's partition 'train'" in message
+    [message] = [record.getMessage() for record in caplog.records if record.name == queue.logger.name]
+    assert "cleared 1 key that an earlier trainer left in TransferQueue's partition 'train'" in message
 
 
 def test_the_maker_of_a_queue_keeps_what_it_has_put_there():

@@ -133,14 +133,6 @@ def test_what_a_batch_of_several_lengths_has_told_holds_for_one_that_tells_nothi
     assert values_of(template.fields(alike, ["custom"]))["custom"].shape == (1,)
 
 
-def test_a_field_of_some_rows_is_shaped_from_those():
-    rows = rows_with()
-    rows[2]["teacher_ids"] = torch.full((10, 5), 8, dtype=torch.int32)
-    pad = pad_of(rows)
-    assert pad["teacher_ids"].tolist() == [[EOS] * 5] * 4
-    assert pad["teacher_ids"].dtype == torch.int32
-
-
 @pytest.mark.parametrize("as_array", [False, True], ids=["tensor", "array"])
 def test_routes_are_distinct_in_range_and_as_even_over_the_experts_as_can_be(as_array):
     shape = (48, 8)
@@ -256,21 +248,6 @@ def test_roles_between_which_a_pad_makes_no_difference_need_no_choice():
     later = rows_with(custom=lambda p, r: torch.ones(p, 2))
     made = values_of(PadTemplate(eos_token_id=EOS, length=4, schema=schema).fields(later, ["custom"]))["custom"]
     assert made.shape == (3, 2), "what made no difference then decides nothing now"
-
-
-def test_the_data_sets_dummy_tensor_is_one_value_a_row_whatever_the_lengths():
-    for prompt, response in ((1, 1), (1, 5), (5, 1), (3, 3)):
-        rows = [row_fields(prompt, response, "u") | {"dummy_tensor": torch.zeros(1, dtype=torch.uint8)}]
-        assert pad_of(rows, pad_length=8)["dummy_tensor"].tolist() == [0]
-
-
-@pytest.mark.parametrize("kind", [torch.tensor, np.array])
-def test_a_dtype_that_cannot_hold_the_fill_is_refused_with_the_field(kind):
-    dtype = torch.uint8 if kind is torch.tensor else np.uint8
-    rows = rows_with(custom=lambda p, r: kind([1] * r, dtype=dtype))
-    template = PadTemplate(eos_token_id=151643, length=4, schema=Schema({"custom": FieldRole(Role.RESPONSE, Fill.EOS)}))
-    with pytest.raises(PaddingDataError, match=r"^field 'custom': (torch\.)?uint8 cannot hold 151643, which a pad"):
-        template.fields(rows, ["custom"])
 
 
 @pytest.mark.parametrize(

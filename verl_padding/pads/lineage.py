@@ -23,7 +23,7 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
 from verl_padding.plan.chains import may_extend
-from verl_padding.plan.row_keys import index_of_key, session_of_key
+from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +56,7 @@ def find_extensions(
     Raises:
         PaddingDataError: an agent loop has declared something that cannot be.
     """
-    rows_of: dict[str, list[int]] = {}
-    for row, key in enumerate(batch.keys):
-        rows_of.setdefault(session_of_key(key), []).append(row)
-    sessions = [rows for rows in rows_of.values() if len(rows) > 1]
+    sessions = [sorted(rows) for rows in rows_of_sessions(batch.keys) if len(rows) > 1]
     extends_R: list[int | None] = [None] * len(batch.keys)
     if not sessions:
         return extends_R

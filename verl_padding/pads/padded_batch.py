@@ -118,7 +118,11 @@ class PaddedBatch:
         their size. verl's own shuffle is turned off, because it would mix rows of different mini-batches.
         """
         layout = self.plan.layouts[call]
-        self._complete_pads(layout.n_pads)
+        if layout.n_pads:
+            # The fields that the trainer has added since: TransferQueue hands workers those that all rows of a call
+            # have, so without this, `advantages` would vanish from every rank that holds a pad.
+            pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
+            put_columns(pads, self._new_fields(layout.n_pads))
         rows = self._rows_of(layout, batch)
         factor_R = self._factors.get(call)
         if factor_R is not None:
@@ -162,15 +166,6 @@ class PaddedBatch:
         keys = [*self.batch.keys, *self.pads.keys]
         ordered = [keys[row] for row in layout.order]
         return rows_like(batch, ordered, [tag_of[key] for key in ordered], batch.fields, batch.extra_info or {})
-
-    def _complete_pads(self, n_pads: int) -> None:
-        """Gives pads the fields that the trainer has added to the real rows since they were made.
-
-        TransferQueue hands workers the fields that all rows of a call have: without this, ``advantages`` would
-        vanish from every rank that holds a pad.
-        """
-        if n_pads:
-            put_columns(self.pads.select_keys(self.pads.keys[:n_pads]), self._new_fields(n_pads))
 
     def _new_fields(self, n_pads: int) -> Columns:
         rows = self._source.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
@@ -255,10 +255,8 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
                 clear(there.keys, there.partition_id)
         yield
     finally:
-        with ExitStack() as each_in_turn:  # a put that fails does not stop the others
-            for batch, data, tags_R in kept:
-                put = {"keys": batch.keys, "partition_id": batch.partition_id, "fields": data, "tags": tags_R}
-                each_in_turn.callback(tq.kv_batch_put, **put)
+        for batch, data, tags_R in kept:
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data, tags=tags_R)
 
 
 def clear_leftovers(partition_id: str) -> None:
@@ -270,14 +268,20 @@ def clear_leftovers(partition_id: str) -> None:
     tags = tags_of(partition_id)
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
     left = [key for key, tag in tags.items() if is_padding(tag) or not {key, uid_of_key(key)} & prompts]
-    if left:
+    clear_with_a_warning(left, partition_id, "pads, and rows whose prompt has been sampled already")
+
+
+def clear_with_a_warning(keys: Sequence[str], partition_id: str, what: str) -> None:
+    """Clears what an earlier trainer has left, if there is any."""
+    if keys:
         logger.warning(
-            "verl_padding: cleared %s that an earlier run left in TransferQueue (pads, and rows whose prompt has been "
-            "sampled already): %s",
-            counted(len(left), "row"),
-            first_few(left),
+            "verl_padding: cleared %s that an earlier trainer left in TransferQueue's partition %r (%s): %s",
+            counted(len(keys), "key"),
+            partition_id,
+            what,
+            first_few(keys),
         )
-        clear(left, partition_id)
+        clear(keys, partition_id)
 
 
 def first_few(keys: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ So a padded trainer claims the queue before it looks at it; what it then finds t
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 from typing import Any
@@ -16,9 +15,7 @@ import ray
 import ray._private.state
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.queue import clear, controller, detach, first_few, is_connected, tags_of
-
-logger = logging.getLogger(__name__)
+from verl_padding.pads.queue import clear_with_a_warning, controller, detach, is_connected, tags_of
 
 PARTITIONS = ("train", "val")
 """verl's names for the parts of TransferQueue that its trainers use."""
@@ -74,15 +71,7 @@ def claim_queue() -> None:
         )
     if found is not None:
         for partition_id in PARTITIONS:
-            if keys := list(tags_of(partition_id)):
-                logger.warning(
-                    "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left there by a "
-                    "trainer that has ended: %s",
-                    len(keys),
-                    partition_id,
-                    first_few(keys),
-                )
-                clear(keys, partition_id)
+            clear_with_a_warning(list(tags_of(partition_id)), partition_id, "prompts and rows")
 
 
 def release_queue() -> None:

@@ -31,8 +31,8 @@ class SourceRows:
         """Looks all rows of the batch up, and compares what TransferQueue knows about them with their tags.
 
         Raises:
-            PaddingDataError: a row is not there, lacks a prompt or a response, has tags that do not match its fields,
-                or has a field in another dtype than other rows, or under the name of a column of worker calls.
+            PaddingDataError: a row is not there, has no prompt or tags that do not match its fields, or has a field in
+                another dtype than other rows, or under the name of a column of worker calls.
         """
         self._batch = batch
         listing = list_rows(batch.keys, batch.partition_id)
@@ -130,12 +130,6 @@ def _refuse_names_of_columns(listing: Listing, names: Collection[str]) -> None:
 
 def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:
     """Prompt and response tokens of each row, by its fields where TransferQueue knows them, else by its tags."""
-    for name in ("prompts", "responses"):
-        for names, keys in listing.keys_by_fields.items():
-            if name not in names:
-                raise PaddingDataError(
-                    f"row {keys[0]!r}: no field {name!r}, which every row of verl has. Put it there."
-                )
     lengths = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         prompts, responses = (listing.shapes[name].get(key) for name in ("prompts", "responses"))
