@@ -15,8 +15,7 @@ from benchmarks.results import AsJson, Keep, report, show
 from verl_padding.job.metric_names import PAD_TOKENS_TOTAL
 from verl_padding.runs.curves import CONFIG, RunCurves
 from verl_padding.runs.report import read_metrics
-from verl_padding.stock.layout import VERL_PAD_TOKENS
-from verl_padding.stock.rule import StockRule
+from verl_padding.stock.padding import VERL_PAD_TOKENS, StockRule
 
 
 def main(

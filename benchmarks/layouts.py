@@ -14,7 +14,7 @@ from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, Rows, Update, p
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import mini_batch_costs
 from verl_padding.plan.row_keys import row_key
-from verl_padding.stock.layout import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
+from verl_padding.stock.padding import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
 PAD_TOKENS = 2
 attention_cost = COST_MODELS["attention"]

@@ -23,7 +23,7 @@ from verl_padding.pads import source
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
-from verl_padding.pads.queue_claim import _claim_in_controller, release_queue
+from verl_padding.pads.queue_claim import ENDED, _claim_of, release_queue
 
 PAD_TOKENS = 2
 """Of a pad of text."""
@@ -307,7 +307,7 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     with caplog.at_level(logging.WARNING):
         set_up(padded_trainer())
     assert set(queue_content()) == set(snapshot)
-    assert any(f"cleared {len(left)} prompts and rows" in record.getMessage() for record in caplog.records)
+    assert any(f"cleared {len(left)} keys" in record.getMessage() for record in caplog.records)
     tq.kv_clear(keys=snapshot, partition_id=PARTITION)
     release_queue()
 
@@ -319,14 +319,14 @@ def test_a_set_up_that_fails_leaves_the_queue_to_the_next_trainer(monkeypatch):
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", fail)
     with pytest.raises(RuntimeError, match="no such model"):
         set_up(padded_trainer())
-    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
+    assert ray.get(controller().__ray_call__.remote(_claim_of)) == ENDED
 
 
 def test_the_end_of_training_leaves_the_queue_to_the_next_trainer(monkeypatch):
     seen = []
 
     def train(self, agent_loop_manager):
-        seen.append(ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds)
+        seen.append(ray.get(controller().__ray_call__.remote(_claim_of)) != ENDED)
 
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
     monkeypatch.setattr(get_trainer_cls("sync"), "fit", train)
@@ -334,7 +334,7 @@ def test_the_end_of_training_leaves_the_queue_to_the_next_trainer(monkeypatch):
     set_up(trainer)
     trainer.fit(None)
     assert seen == [True]
-    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
+    assert ray.get(controller().__ray_call__.remote(_claim_of)) == ENDED
 
 
 def test_a_put_that_fails_half_way_in_a_step_leaves_no_pad_behind(monkeypatch):

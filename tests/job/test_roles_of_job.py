@@ -31,7 +31,7 @@ def test_a_run_is_read_without_verl(tmp_path):
     OmegaConf.save(config, path)
     code = (
         "import sys; from omegaconf import OmegaConf; import verl_padding.runs.curves; "
-        "from verl_padding.stock.rule import StockRule; "
+        "from verl_padding.stock.padding import StockRule; "
         f"StockRule.of_config(OmegaConf.load({str(path)!r})); "
         "print(sorted({'verl', 'torch', 'ray'} & set(sys.modules)))"
     )

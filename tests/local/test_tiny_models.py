@@ -68,16 +68,6 @@ def test_any_text_is_one_token_a_byte_and_comes_back(text: str) -> None:
     assert _TOKENIZER.decode(ids) == text
 
 
-def test_a_conversation_has_the_tokens_of_its_turns() -> None:
-    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4\n"}]
-
-    whole = _TOKENIZER.apply_chat_template(turns, return_dict=False)
-    first = _TOKENIZER.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
-
-    assert whole[: len(first)] == first
-    assert _TOKENIZER.decode(whole[len(first) :]) == "4\n<|im_end|>\n"
-
-
 def test_verl_finds_the_processor_of_a_model_that_sees(tmp_path: Path) -> None:
     from PIL import Image
     from verl.utils import hf_processor

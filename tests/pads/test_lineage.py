@@ -1,10 +1,7 @@
 """Which rows of a batch in the real TransferQueue extend each other, against a comparison of every pair."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-import ray
 import torch
 import transfer_queue as tq
 from hypothesis import HealthCheck, given, settings
@@ -50,27 +47,12 @@ def test_the_turns_of_a_session_extend_each_other_in_whatever_order_they_come(tu
         assert earlier == longest
 
 
-@pytest.fixture
-def tasks(monkeypatch) -> list[object]:
-    """Ray tasks that were started."""
-    remote, started = ray.remote, []
-
-    def counted_remote(**options):
-        task = remote(**options)
-        return lambda work: SimpleNamespace(remote=lambda *args: started.append(ref := task(work).remote(*args)) or ref)
-
-    monkeypatch.setattr(lineage.ray, "remote", counted_remote)
-    return started
-
-
-def test_a_large_batch_is_compared_by_ray_tasks_with_the_same_result(monkeypatch, tasks):
+def test_a_large_batch_is_read_in_parts_with_the_same_result(monkeypatch):
     rows = grown_sessions([4, 3, 1, 5, 2, 4], prompts=3)
     want = found(rows)
-    assert not tasks
     monkeypatch.setattr(lineage, "TOKENS_AT_ONCE", 40)
-    monkeypatch.setattr(lineage, "TASKS", 2)
+    monkeypatch.setattr(lineage, "LARGE_AT_ONCE", 1)
     assert found(rows) == want
-    assert len(tasks) == 2
     assert sum(earlier is not None for earlier in want) == 13
 
 
@@ -94,7 +76,7 @@ def declared(rows, extends: dict[str, object]) -> list[int | None]:
 def test_what_an_agent_loop_declares_is_believed_and_no_token_is_read(monkeypatch):
     rows = grown_sessions([3, 1, 2], prompts=2)
     assert list(rows) == ["p0_0_0", "p0_0_1", "p0_0_2", "p1_0_0", "p0_1_0", "p0_1_1"]
-    monkeypatch.setattr(lineage, "_extensions_in_queue", lambda *_: pytest.fail("tokens were read"))
+    monkeypatch.setattr(lineage, "extensions", lambda *_: pytest.fail("tokens were read"))
     extends = {"p0_0_1": 0, "p0_0_2": 0, "p0_1_1": 0}
     assert declared(rows, extends) == [None, 0, 0, None, None, 4]
 
@@ -154,47 +136,20 @@ def test_nothing_is_believed_where_nobody_compares_the_rows_again():
     assert find_extensions(batch, tokens_R, outputs=False) == [None, None]
 
 
-def with_images(n_rows: int) -> dict:
-    return {"multi_modal_inputs": [{"pixel_values": torch.ones(2, 4)} for _ in range(n_rows)]}
-
-
-def with_routes(rows) -> dict:
-    return {"routed_experts": [torch.ones(len(prompt) + len(response), 2, 1) for prompt, response in rows.values()]}
-
-
-LARGE = {"multi_modal_inputs", "routed_experts"}
-
-
-@pytest.fixture
-def reads(monkeypatch) -> list[tuple[int, list[str]]]:
-    """Rows and fields of each read in this process."""
+def test_images_are_read_of_few_sessions_at_a_time_and_of_no_row_that_is_alone(monkeypatch):
+    rows = grown_sessions([3, 1, 2, 4], prompts=2) | {"p0_9_0": ([1], [2]), "p0_9_1": ([3], [4])}
+    batch = put_grown_sessions(rows, multi_modal_inputs=[{"pixel_values": torch.ones(2, 4)} for _ in rows])
     read, seen = lineage.read_fields, []
 
     def counted_read(keys, partition_id, names):
-        seen.append((len(keys), list(names)))
+        seen.append((len(keys), "multi_modal_inputs" in names))
         return read(keys, partition_id, names)
 
     monkeypatch.setattr(lineage, "read_fields", counted_read)
-    return seen
-
-
-@pytest.mark.parametrize("large", ["images", "routes"])
-def test_the_driver_reads_no_images_and_no_recorded_routes(large, reads, tasks):
-    turns = [3, 1, 2, 4]
-    rows = grown_sessions(turns, prompts=2)
-    batch = put_grown_sessions(rows, **(with_images(len(rows)) if large == "images" else with_routes(rows)))
-    extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags], images=large == "images")
-    assert sum(earlier is not None for earlier in extends_R) == sum(turns) - len(turns)
-    assert not [names for _, names in reads if LARGE & set(names)]
-    assert 2 <= len(tasks) <= 3, "no more than there are sessions of several rows"
-
-
-def test_a_task_holds_the_images_of_one_session_at_a_time_and_of_no_row_that_is_alone(reads):
-    rows = grown_sessions([3, 1, 2, 4], prompts=2) | {"p0_9_0": ([1], [2]), "p0_9_1": ([3], [4])}
-    batch = put_grown_sessions(rows, **with_images(len(rows)))
-    found = lineage._extensions_in_queue(batch.keys, PARTITION, lineage.PER_TOKEN, True)
-    assert sum(earlier is not None for earlier in found) == 6
-    assert [n_rows for n_rows, names in reads if LARGE & set(names)] == [3, 2, 4]
+    monkeypatch.setattr(lineage, "LARGE_AT_ONCE", 1)
+    extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags], images=True)
+    assert sum(earlier is not None for earlier in extends_R) == 6
+    assert seen == [(11, False), (3, True), (2, True), (4, True)]
 
 
 @pytest.mark.parametrize("place", ["0", -1, True, 1.0])

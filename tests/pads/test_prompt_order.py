@@ -1,6 +1,5 @@
 """Uids that tell the order of the data set, and batches whose plan does not depend on which session ended first."""
 
-import uuid
 from collections import Counter
 
 import pytest
@@ -8,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawn_jobs import jobs
-from verl_padding.pads.prompt_order import PLACE_BITS, STEP_BITS, data_order, ordered_uid, place_of
+from verl_padding.pads.prompt_order import data_order, ordered_uid, place_of
 from verl_padding.plan import Job, Rows, plan_batch
 
 EXAMPLES = settings(max_examples=60)
-PLACES = st.tuples(st.integers(0, 2**STEP_BITS - 1), st.integers(0, 2**PLACE_BITS - 1))
+PLACES = st.tuples(st.integers(0, 10**7 - 1), st.integers(0, 10**7 - 1))
 
 
 @st.composite
@@ -42,16 +41,12 @@ def test_uids_tell_their_place_sort_by_it_and_no_two_are_alike(places):
     assert [place_of(uid) for uid in uids] == places
     assert len(set(uids)) == len(uids)
     assert [place_of(uid) for uid in sorted(uids)] == sorted(places)
-    for uid in uids:
-        parsed = uuid.UUID(uid)
-        assert str(parsed) == uid
-        assert (parsed.version, parsed.variant) == (8, uuid.RFC_4122)
 
 
 VERSION_1, VERSION_4 = "1e8b6a3e-e922-11f1-b061-02fc00000001", "de027927-1339-40fb-94d5-61baf6654909"
 
 
-@pytest.mark.parametrize("uid", ["", "p0", VERSION_1, VERSION_4, "0" * 32])
+@pytest.mark.parametrize("uid", ["", "p0", VERSION_1, VERSION_4, "step0000001-0000002-0123456789abcdef0"])
 def test_uids_of_others_have_no_place(uid):
     assert place_of(uid) is None
 

@@ -16,10 +16,11 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import queue
 from verl_padding.pads.queue import (
+    KVBatchMeta,
     clear_leftovers,
     detach,
     put_columns,
-    put_copies,
+    put_new_rows,
     read_fields,
     read_rows,
     set_aside,
@@ -62,7 +63,7 @@ def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_t
         clear_leftovers(PARTITION)
     assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
     [warning] = [record.getMessage() for record in caplog.records if record.name == queue.logger.name]
-    assert "cleared 7 rows that an earlier run left" in warning
+    assert "cleared 7 keys that an earlier trainer left" in warning
     caplog.clear()
     clear_leftovers(PARTITION)
     assert not [record for record in caplog.records if record.name == queue.logger.name]
@@ -104,7 +105,8 @@ def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_and_says
     monkeypatch.setattr(tq_interface, "_TQ_CONTROLLER", None)
     monkeypatch.setattr(tq_interface, "TransferQueueController", new)
     monkeypatch.setattr(tq_interface.ray, "get_actor", ended)
-    for asks in (read_fields, lambda keys, partition: put_copies(keys, partition, {"n": torch.ones(1)})):
+    row = KVBatchMeta(keys=["a_0_0"], tags=[{}], partition_id=PARTITION)
+    for asks in (read_fields, lambda *_: put_new_rows(row, {"n": torch.ones(1)})):
         with pytest.raises(
             PaddingDataError, match=r"^no TransferQueue is running in the Ray cluster at .*start the job"
         ):

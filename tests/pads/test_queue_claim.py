@@ -2,10 +2,8 @@
 
 import logging
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,9 +13,9 @@ import transfer_queue as tq
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads import queue_claim
+from verl_padding.pads import queue, queue_claim
 from verl_padding.pads.queue import controller, tags_of
-from verl_padding.pads.queue_claim import Claim, claim_queue, release_queue
+from verl_padding.pads.queue_claim import claim_queue, release_queue
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue", "unclaimed_queue")]
 
@@ -81,18 +79,14 @@ class TrainerProcess:
     def release(self) -> None:
         release_queue()
 
-    def pid(self) -> int:
-        return os.getpid()
 
-
-def put_batch() -> list[str]:
+def put_batch() -> None:
     """Rows and prompts that a trainer has in flight: some sampled already, and a pad."""
     uid, pad = uuid4().hex, f"pad{uuid4().hex}"
     put_rows([(5, 3), (7, 2)], keys=[f"{uid}_0_0", f"{uuid4().hex}_0_0"])
     tq.kv_put(key=uid, partition_id=PARTITION, tag={"is_prompt": True, "status": "running", "global_steps": 1})
     pads = put_rows([(1, 1)], keys=[f"{pad}_0_0"])
     tq.kv_batch_put(keys=pads.keys, partition_id=PARTITION, tags=[{**pads.tags[0], "is_padding": True}])
-    return list(queue_content())
 
 
 def test_a_second_job_on_the_cluster_is_refused_and_the_first_ones_queue_lives_on():
@@ -124,34 +118,26 @@ def other(transfer_queue):
     ray.kill(process)
 
 
-def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_a_dead_one_left_is_cleared(other, caplog):
-    first, second = TrainerProcess.remote(), other
-    pid = ray.get(first.pid.remote())
-    assert ray.get(first.claim.remote()) == "claimed"
-    keys = put_batch()
+def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_an_ended_one_left_is_cleared(other, caplog):
+    claim_queue()
+    put_batch()
     tq.kv_put(key=uuid4().hex, partition_id="val", tag={"is_prompt": True, "status": "running", "global_steps": 1})
     content = queue_content()
-
-    refusal = ray.get(second.claim.remote())
-    assert f"is in use by another trainer, pid {pid} on " in refusal
+    assert f"is in use by another trainer, pid {os.getpid()} on " in ray.get(other.claim.remote())
     assert queue_content() == content
 
-    os.kill(pid, signal.SIGKILL)
-    wait_until_dead(first)
+    release_queue()
+    assert ray.get(other.claim.remote()) == "claimed"
+    assert queue_content() == {}
+    assert tags_of("val") == {}
+
+    put_rows([(5, 3)])
+    ray.get(other.release.remote())
     with caplog.at_level(logging.WARNING):
         claim_queue()
     assert queue_content() == {}
-    assert tags_of("val") == {}
-    told = [record.getMessage() for record in caplog.records if record.name == queue_claim.logger.name]
-    assert any(f"cleared {len(keys)} prompts and rows from TransferQueue's partition 'train'" in text for text in told)
-    assert any("cleared 1 prompts and rows from TransferQueue's partition 'val'" in text for text in told)
-    assert all(f"pid {pid} on " in text for text in told)
-
-    assert f"pid {os.getpid()} on " in ray.get(second.claim.remote()), "now it is this process's"
-    put_rows([(5, 3)])
-    release_queue()
-    assert ray.get(second.claim.remote()) == "claimed"
-    assert queue_content() == {}, "a trainer that has ended wants its rows no more"
+    [message] = [record.getMessage() for record in caplog.records if record.name == queue.logger.name]
+    assert "cleared 1 key that an earlier trainer left in TransferQueue's partition 'train'" in message
 
 
 def test_the_maker_of_a_queue_keeps_what_it_has_put_there():
@@ -160,24 +146,3 @@ def test_the_maker_of_a_queue_keeps_what_it_has_put_there():
     claim_queue()
     assert queue_content() == content
     release_queue()
-
-
-def test_of_two_trainers_that_start_at_once_one_gets_the_queue():
-    class Queue:
-        pass
-
-    queue = Queue()
-    first, second = Claim("a", "here"), Claim("b", "there")
-    assert queue_claim._replace_claim(queue, None, first)
-    assert not queue_claim._replace_claim(queue, None, second)
-    assert queue_claim._claim_in_controller(queue) == first
-
-
-def wait_until_dead(actor) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            ray.get(actor.pid.remote(), timeout=60)
-        except ray.exceptions.RayActorError:
-            return
-    raise AssertionError("the actor lives")

@@ -7,13 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, queue_content
-from tests.support.trainer_without_workers import make_trainer
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.columns import IS_PADDING, OWN_COLUMNS
@@ -177,29 +175,3 @@ def test_rows_of_each_agent_loop_are_padded(agent, roll_out):
     row, pad = assert_padded(roll_out(source="a number", agent=agent))
     assert row["num_turns"] == (4 if agent == "tool_agent" else 2)
     assert (pad["num_turns"], pad["raw_prompt"], pad["difficulty"]) == (0, [], 0.0)
-
-
-def test_what_a_colocated_reward_model_writes_back_is_padded(roll_out):
-    from verl.experimental.reward_loop.reward_loop import RewardLoopManager
-    from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
-
-    batch = roll_out(source="a dict")
-    info = {"acc": 1.0, "passed": True, "tokens": 3, "verdict": "right", "reason": None, "log": b"ok"}
-    outputs = [{"reward_score": 1.0, "reward_extra_info": info}] * len(batch)
-
-    class Rewards(RewardLoopManager):
-        """verl's manager, with one worker that knows the scores already."""
-
-        def __init__(self):
-            self.reward_model_manager, self.reward_manager_cls = None, RewardManagerBase
-            call = SimpleNamespace(remote=lambda chunk: ray.put(outputs[: len(chunk)]))
-            self.reward_loop_workers = [SimpleNamespace(compute_score_batch=call)]
-
-    trainer = make_trainer(compose_job())
-    trainer.reward_loop_manager, trainer.tokenizer = Rewards(), SimpleNamespace(pad_token_id=0)
-    trainer._compute_reward_colocate(batch)
-    row, pad = assert_padded(batch)
-    assert {type(row[name]) for name in info} & {np.bool_, np.int64, np.str_, np.bytes_}
-    assert not pad["passed"]
-    assert (pad["tokens"], pad["verdict"], pad["reason"], pad["log"]) == (0, "", None, b"")
-    assert all(type(pad[name]) is type(row[name]) for name in info)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.padded_rows import values_of
 from tests.support.rows_in_queue import row_fields
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
@@ -30,7 +31,7 @@ def rows_with(**fields):
 def pad_of(rows, pad_length=4, declared=None):
     template = PadTemplate(eos_token_id=EOS, length=pad_length, schema=Schema(declared))
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return template.fields(rows, names).shared
+    return values_of(template.fields(rows, names))
 
 
 @pytest.mark.parametrize("pad_length", [2, 3, 16])
@@ -129,15 +130,7 @@ def test_what_a_batch_of_several_lengths_has_told_holds_for_one_that_tells_nothi
     template = PadTemplate(eos_token_id=EOS, length=4, schema=schema)
     template.fields(rows_with(custom=lambda p, r: torch.ones(r)), ["custom"])
     alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4)}]
-    assert template.fields(alike, ["custom"]).shared["custom"].shape == (1,)
-
-
-def test_a_field_of_some_rows_is_shaped_from_those():
-    rows = rows_with()
-    rows[2]["teacher_ids"] = torch.full((10, 5), 8, dtype=torch.int32)
-    pad = pad_of(rows)
-    assert pad["teacher_ids"].tolist() == [[EOS] * 5] * 4
-    assert pad["teacher_ids"].dtype == torch.int32
+    assert values_of(template.fields(alike, ["custom"]))["custom"].shape == (1,)
 
 
 @pytest.mark.parametrize("as_array", [False, True], ids=["tensor", "array"])
@@ -148,9 +141,10 @@ def test_routes_are_distinct_in_range_and_as_even_over_the_experts_as_can_be(as_
         for row in rows:
             row["routed_experts"] = row["routed_experts"].numpy()
     template = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda: 128)
-    made = template.fields(rows, ["routed_experts"], n_pads=33).per_pad["routed_experts"]
-    assert isinstance(made, np.ndarray if as_array else torch.Tensor)
-    routes = np.asarray(made)
+    columns = template.fields(rows, ["routed_experts"], n_pads=33)
+    made = [values_of(columns, pad)["routed_experts"] for pad in range(33)]
+    assert all(isinstance(of_pad, np.ndarray if as_array else torch.Tensor) for of_pad in made)
+    routes = np.stack([np.asarray(of_pad) for of_pad in made])
     assert (routes.shape, routes.dtype) == ((33, 4, *shape), np.uint8)
     assert all(len(set(slots)) == 8 for slots in routes.reshape(-1, 8).tolist())
     for layer in range(shape[0]):
@@ -164,7 +158,7 @@ def test_routes_are_distinct_in_range_and_as_even_over_the_experts_as_can_be(as_
 
 def test_routes_of_a_model_of_unknown_size_stay_among_the_experts_that_were_met():
     rows = rows_with(routed_experts=lambda p, r: torch.tensor([3, 11, 6, 9]).expand(p + r, 2, 4))
-    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"]).per_pad["routed_experts"]
+    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"])["routed_experts"]
     assert int(routes.max()) <= 11
     too_few = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda: 3)
     with pytest.raises(PaddingDataError, match=r"^field 'routed_experts': 4 experts per token, but the model has 3"):
@@ -176,7 +170,7 @@ def test_a_pads_picture_is_in_its_inputs_and_at_the_end_of_its_prompt():
         {"pixel_values": torch.zeros(4, 6), "image_grid_thw": torch.tensor([[1, 2, 2]])}, (90, 91, 92)
     )
     template = PadTemplate(eos_token_id=EOS, length=6, image=image)
-    pad = template.fields(rows_with(), list(row_fields(1, 1, "u"))).shared
+    pad = values_of(template.fields(rows_with(), list(row_fields(1, 1, "u"))))
     assert pad["prompts"].tolist() == [EOS, EOS, 90, 91, 92]
     assert pad["input_ids"].tolist() == [EOS, EOS, 90, 91, 92, EOS]
     assert pad["multi_modal_inputs"].keys() == image.inputs.keys()
@@ -238,8 +232,8 @@ def test_a_field_that_is_none_or_empty_in_some_rows_is_shaped_from_the_others():
 
 def test_a_field_that_was_none_in_all_rows_so_far_is_known_when_it_first_holds_tensors():
     template = PadTemplate(eos_token_id=EOS, length=4)
-    assert template.fields(rows_with(custom=lambda p, r: None), ["custom"]).shared == {"custom": None}
-    made = template.fields(rows_with(custom=lambda p, r: torch.ones(r)), ["custom"]).shared["custom"]
+    assert values_of(template.fields(rows_with(custom=lambda p, r: None), ["custom"])) == {"custom": None}
+    made = values_of(template.fields(rows_with(custom=lambda p, r: torch.ones(r)), ["custom"]))["custom"]
     assert made.tolist() == [0.0]
 
 
@@ -252,23 +246,8 @@ def test_roles_between_which_a_pad_makes_no_difference_need_no_choice():
     schema = Schema()
     PadTemplate(eos_token_id=EOS, length=2, schema=schema).fields(alike, ["custom"])
     later = rows_with(custom=lambda p, r: torch.ones(p, 2))
-    made = PadTemplate(eos_token_id=EOS, length=4, schema=schema).fields(later, ["custom"]).shared["custom"]
+    made = values_of(PadTemplate(eos_token_id=EOS, length=4, schema=schema).fields(later, ["custom"]))["custom"]
     assert made.shape == (3, 2), "what made no difference then decides nothing now"
-
-
-def test_the_data_sets_dummy_tensor_is_one_value_a_row_whatever_the_lengths():
-    for prompt, response in ((1, 1), (1, 5), (5, 1), (3, 3)):
-        rows = [row_fields(prompt, response, "u") | {"dummy_tensor": torch.zeros(1, dtype=torch.uint8)}]
-        assert pad_of(rows, pad_length=8)["dummy_tensor"].tolist() == [0]
-
-
-@pytest.mark.parametrize("kind", [torch.tensor, np.array])
-def test_a_dtype_that_cannot_hold_the_fill_is_refused_with_the_field(kind):
-    dtype = torch.uint8 if kind is torch.tensor else np.uint8
-    rows = rows_with(custom=lambda p, r: kind([1] * r, dtype=dtype))
-    template = PadTemplate(eos_token_id=151643, length=4, schema=Schema({"custom": FieldRole(Role.RESPONSE, Fill.EOS)}))
-    with pytest.raises(PaddingDataError, match=r"^field 'custom': (torch\.)?uint8 cannot hold 151643, which a pad"):
-        template.fields(rows, ["custom"])
 
 
 @pytest.mark.parametrize(

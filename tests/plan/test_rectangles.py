@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verl_padding.plan import COST_MODELS, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.packing.rectangles import LESS_MEMORY
-from verl_padding.stock.layout import verl_layout
+from verl_padding.stock.padding import VERL_PAD_TOKENS, verl_layout
 
 EXAMPLES = settings(max_examples=80)
 attention_cost = COST_MODELS["attention"]
@@ -84,12 +84,8 @@ def test_never_more_is_computed_than_by_stock_verl_nor_in_a_larger_micro_batch(m
     shares, largest = [], []
     for tokens, n_ranks, mini_batch_rows, budget in random_batches(200):
         stock = verl_layout(tokens, dp_size=n_ranks, mini_batch_rows=mini_batch_rows, token_budget=budget)
-        theirs = [
-            [stock.tokens_R[row] for row in block]
-            for ranks in stock.micro_batches_MD
-            for blocks in ranks
-            for block in blocks
-        ]
+        padded = [*tokens, *[VERL_PAD_TOKENS] * mini_batch_rows]
+        theirs = [[padded[row] for row in block] for ranks in stock for blocks in ranks for block in blocks]
         layout = planned(
             tokens,
             steps=1,

@@ -6,7 +6,7 @@ import pytest
 
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.runs.report import METRICS, ROLLOUTS, StepRows, read_metrics, read_rows
-from verl_padding.stock.rule import StockRule
+from verl_padding.stock.padding import StockRule
 
 
 def test_metrics_are_read_as_far_as_they_are_written(tmp_path):

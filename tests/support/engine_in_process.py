@@ -18,6 +18,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from tests.support.losses_on_rows import nested
+from tests.support.padded_rows import values_of
 from verl_padding.pads.columns import IS_PADDING, WEIGHS_ROWS, loss_columns, micro_batch_columns
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan
@@ -138,7 +139,7 @@ def cut_as_planned(
 ) -> Iterator[tuple[list[str | None], TensorDict]]:
     """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a pad."""
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
-    pad = PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])).shared
+    pad = values_of(PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])))
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches, sharing=plan.sharing)

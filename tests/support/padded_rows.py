@@ -1,5 +1,7 @@
 """Pads put into the queue beside real rows, as a step of the padded trainer does it."""
 
+import torch
+
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
@@ -27,3 +29,9 @@ def upsample(batch, plan: BatchPlan, template: PadTemplate, *, timed: bool = Fal
     padded = PaddedBatch(batch, plan, template, timed=timed)
     padded.put_pads()
     return padded
+
+
+def values_of(columns, row: int = 0) -> dict:
+    """Fields of one of the pads that a template makes."""
+    plain = {name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()}
+    return {name: column[row] for name, column in plain.items()}

@@ -14,7 +14,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import MiniBatchCost, RowsMDK, micro_batches_of, mini_batch_costs
 from verl_padding.plan.planner import costs_of
-from verl_padding.stock.layout import VERL_PAD_TOKENS, Track, pack_as_verl, refuse_what_verl_refuses, verl_layout
+from verl_padding.stock.padding import VERL_PAD_TOKENS, Track, pack_as_verl, verl_layout
 
 VERL, PLAN, UNSHARED = "verl", "plan", "plan_without_sharing"
 """Layouts that are compared."""
@@ -91,8 +91,7 @@ class PlannedBatch:
         assert budget is not None, "an option without a default"
         mini_batch_rows = self.update.prompts_per_mini_batch * self.job.sessions_per_prompt
         shape = {"dp_size": self.update.dp_size, "mini_batch_rows": mini_batch_rows, "token_budget": budget}
-        refuse_what_verl_refuses(len(rows), **shape)
-        stock_MDK = verl_layout(rows.tokens_R, **shape, track=track).micro_batches_MD
+        stock_MDK = verl_layout(rows.tokens_R, **shape, track=track)
         unshared = replace(costs, chain_R=None)
         layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=replace(unshared, pad_tokens=VERL_PAD_TOKENS))}
         if self.job.sharing == "chains":

@@ -52,16 +52,17 @@ def run_command(
     # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be long.
     scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
     supervisor = subprocess.Popen(
-        [sys.executable, "-m", job_supervisor.__name__, str(os.getpid()), scratch, str(timeout_s or 0), *command],
+        [sys.executable, "-m", job_supervisor.__name__, scratch, str(timeout_s or 0), *command],
         cwd=cwd or folder,
         env=job_environment(Path(scratch), folder),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # the supervisor ends the job when this process, or the end of this call, closes it
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
     )
+    assert supervisor.stdin is not None
     assert supervisor.stdout is not None
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
@@ -71,7 +72,11 @@ def run_command(
                     on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
-        _end(supervisor)
+        supervisor.stdin.close()
+        while supervisor.poll() is None:
+            # A second Ctrl-C does not help: leaving now would leave the job's processes.
+            with contextlib.suppress(KeyboardInterrupt):
+                supervisor.wait()
     if code == 128 + signal.SIGALRM:
         raise TimeoutError(f"the job was ended after {timeout_s} s; its output is in {folder / LOG}")
     return code
@@ -111,12 +116,3 @@ def seed_overrides(seed: int) -> list[str]:
     """
     settings = ("data.seed", "actor_rollout_ref.rollout.seed", "actor_rollout_ref.actor.data_loader_seed")
     return [f"{setting}={seed}" for setting in settings]
-
-
-def _end(supervisor: subprocess.Popen[str]) -> None:
-    """Has the supervisor clear up, and waits until it has."""
-    while supervisor.poll() is None:
-        # A second Ctrl-C does not help: leaving now would leave the job's processes.
-        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-            supervisor.terminate()
-            supervisor.wait(timeout=job_supervisor.GRACE_S)

@@ -1,6 +1,5 @@
 """Tiny random models with a byte-level tokenizer, made on first use and without any network."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -8,9 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 TinyModelKind = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
-
-MADE_OF = "tiny_model.json"
-"""File in a tiny model's folder that says what it was made of: its kind and its seed."""
 
 IMAGE_PATCH = 16
 """Pixels of a side of a vision model's patch; 2 x 2 patches become one token."""
@@ -58,7 +54,6 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
     draft = Path(tempfile.mkdtemp(prefix=f".{place.name}_", dir=place.parent))
     try:
         _write(kind, draft, seed)
-        (draft / MADE_OF).write_text(json.dumps({"kind": kind, "seed": seed}) + "\n")
         draft.chmod(0o755)  # mkdtemp keeps other users out
         draft.rename(place)
     finally:

@@ -50,13 +50,8 @@ OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
 
 def read_column(data: TensorDict, name: str) -> torch.Tensor:
-    """A column (R,) of worker data of R rows, from any storage.
-
-    TransferQueue's SimpleStorage returns a column as it was put. Storages that read by shape (Mooncake) take a number
-    for a row of length one, because TransferQueue records it as one, and return a jagged (R, 1).
-    """
-    column = data[name]
-    return (column.values() if column.is_nested else column).reshape(len(data))
+    """A column (R,) of worker data of R rows."""
+    return data[name].reshape(len(data))
 
 
 def loss_columns(

@@ -12,11 +12,10 @@ twice may answer it twice with the same tokens. :func:`find_continued` finds whi
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-import ray
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -24,7 +23,7 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
 from verl_padding.plan.chains import may_extend
-from verl_padding.plan.row_keys import index_of_key, session_of_key
+from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +35,8 @@ TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
 EXTRA_FIELDS, EXTENDS = "extra_fields", "extends"
 """Field of verl's rows, and what an agent loop may put into it: the number, in its session, of the row that this one
 extends. A session with such a row is not searched; its rows without one extend none."""
-TASKS = 4
-"""Ray tasks of a search: they are short, and each process that runs them imports verl first."""
-TOKENS_AT_ONCE = 1 << 22
-"""Tokens that the driver reads by itself; more are read by Ray tasks."""
+TOKENS_AT_ONCE, LARGE_AT_ONCE = 1 << 22, 1 << 16
+"""Tokens of the rows that are read at once: ids alone, and with the fields of which a token may have kilobytes."""
 
 
 def find_extensions(
@@ -47,9 +44,8 @@ def find_extensions(
 ) -> list[int | None]:
     """Number of the row that each row of a batch extends; None for none.
 
-    Only sessions of several rows are read; large batches, and rows with images or recorded fields, by Ray tasks, so
-    that the driver gets numbers only. Tokens are not read of sessions whose agent loop has declared which rows extend
-    each other (:data:`EXTENDS`).
+    Only sessions of several rows are read, and all but the tokens only of rows whose tokens begin alike. Nothing is
+    read of sessions whose agent loop has declared which rows extend each other (:data:`EXTENDS`).
 
     Args:
         tokens_R: tokens of each row.
@@ -60,32 +56,28 @@ def find_extensions(
     Raises:
         PaddingDataError: an agent loop has declared something that cannot be.
     """
-    rows_of: dict[str, list[int]] = {}
-    for row, key in enumerate(batch.keys):
-        rows_of.setdefault(session_of_key(key), []).append(row)
-    sessions = [rows for rows in rows_of.values() if len(rows) > 1]
+    sessions = [sorted(rows) for rows in rows_of_sessions(batch.keys) if len(rows) > 1]
     extends_R: list[int | None] = [None] * len(batch.keys)
     if not sessions:
         return extends_R
     there = fields_of_all([batch.keys[row] for row in sessions[0]], batch.partition_id)
-    large = images or (outputs and not there.isdisjoint(RECORDED))
-    if outputs and not large:
+    if outputs and not images and there.isdisjoint(RECORDED):
         declared = _declared(batch, tokens_R, [row for rows in sessions for row in rows])
         for row, earlier in declared.items():
             extends_R[row] = earlier
         sessions = [rows for rows in sessions if declared.keys().isdisjoint(rows)]
-    by_tasks = large or sum(tokens_R[row] for rows in sessions for row in rows) > TOKENS_AT_ONCE
-    parts = _parts(sessions, tokens_R, TASKS if by_tasks else 1)
-    compared = PER_TOKEN if outputs else ()
-    asked = [([batch.keys[row] for row in rows], batch.partition_id, compared, large) for rows in parts]
-    if by_tasks:
-        task = ray.remote(num_cpus=0)(_extensions_in_queue)
-        found = ray.get([task.remote(*each) for each in asked])
-    else:
-        found = [_extensions_in_queue(*each) for each in asked]
-    for rows, earlier_R in zip(parts, found, strict=True):
-        for row, earlier in zip(rows, earlier_R, strict=True):
-            extends_R[row] = None if earlier is None else rows[earlier]
+
+    def compare(sessions: Sequence[Sequence[int]], names: Sequence[str], at_once: int) -> None:
+        for rows in _parts(sessions, tokens_R, at_once):
+            keys = [batch.keys[row] for row in rows]
+            found_R = extensions(Inputs(read_fields(keys, batch.partition_id, names)), keys)
+            for row, earlier in zip(rows, found_R, strict=True):
+                extends_R[row] = None if earlier is None else rows[earlier]
+
+    compare(sessions, [TOKENS], TOKENS_AT_ONCE)
+    extended = set(extends_R)
+    alike = [[row for row in rows if extends_R[row] is not None or row in extended] for rows in sessions]
+    compare([rows for rows in alike if rows], [TOKENS, IMAGES, *(PER_TOKEN if outputs else ())], LARGE_AT_ONCE)
     return extends_R
 
 
@@ -162,39 +154,18 @@ def _declared(batch: KVBatchMeta, tokens_R: Sequence[int], rows: Sequence[int]) 
     return declared
 
 
-def _parts(sessions: Sequence[Sequence[int]], tokens_R: Sequence[int], most: int) -> list[list[int]]:
-    """The rows of sessions, cut into at most so many parts of about as many tokens each."""
-    tokens_S = [sum(tokens_R[row] for row in rows) for rows in sessions]
-    parts: list[list[int]] = [[] for _ in range(most)]
-    before = 0
-    for rows, tokens in zip(sessions, tokens_S, strict=True):
-        parts[before * most // sum(tokens_S)] += rows
-        before += tokens
-    return [rows for rows in parts if rows]
-
-
-def _extensions_in_queue(
-    keys: Sequence[str], partition_id: str, compared: Sequence[str], large: bool
-) -> list[int | None]:
-    """Place among ``keys``, all rows of some sessions, of the row that each of them extends.
-
-    Args:
-        compared: fields beside tokens and images that must be the same.
-        large: whether rows have images or recorded fields, so that no more than a session's are held at once.
-    """
-    extends_R = extensions(Inputs(read_fields(keys, partition_id, [TOKENS])), keys)
-    # What else must be equal is read only of rows whose tokens begin alike.
-    groups: dict[str, list[int]] = {}
-    for row in sorted(
-        {row for later, earlier in enumerate(extends_R) if earlier is not None for row in (earlier, later)}
-    ):
-        groups.setdefault(session_of_key(keys[row]) if large else "", []).append(row)
-    for rows in groups.values():
-        of_rows = [keys[row] for row in rows]
-        inputs = Inputs(read_fields(of_rows, partition_id, [TOKENS, IMAGES, *compared]))
-        for row, earlier in zip(rows, extensions(inputs, of_rows), strict=True):
-            extends_R[row] = None if earlier is None else rows[earlier]
-    return extends_R
+def _parts(sessions: Iterable[Sequence[int]], tokens_R: Sequence[int], at_once: int) -> Iterator[list[int]]:
+    """The rows of sessions, as many sessions at once as begin within so many tokens."""
+    rows: list[int] = []
+    tokens = 0
+    for session in sessions:
+        rows += session
+        tokens += sum(tokens_R[row] for row in session)
+        if tokens >= at_once:
+            yield rows
+            rows, tokens = [], 0
+    if rows:
+        yield rows
 
 
 def extensions(inputs: Inputs, keys: Sequence[str]) -> list[int | None]:

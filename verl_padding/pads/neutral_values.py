@@ -46,20 +46,14 @@ def filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
     """A tensor, an array or a list like ``value``, of another shape, that holds ``fill`` everywhere.
 
     Raises:
-        PaddingDataError: ``value`` is not a tensor, array or list of numbers, or its dtype cannot hold ``fill``.
+        PaddingDataError: ``value`` is not a tensor, array or list of numbers.
     """
     if isinstance(value, np.ndarray) and not fill:
         return np.zeros(shape, dtype=value.dtype) if value.dtype != object else np.full(shape, None)
-    if isinstance(value, torch.Tensor | np.ndarray):
-        try:
-            if isinstance(value, torch.Tensor):
-                return torch.full(shape, fill, dtype=value.dtype, device=value.device)
-            return np.full(shape, fill, dtype=value.dtype)
-        except (RuntimeError, OverflowError, ValueError) as error:
-            raise PaddingDataError(
-                f"field {name!r}: {value.dtype} cannot hold {fill}, which a pad is filled with ({error}). Store it in "
-                f"a larger dtype, or set +padding.fields.{name} with fill: zero."
-            ) from error
+    if isinstance(value, np.ndarray):
+        return np.full(shape, fill, dtype=value.dtype)
+    if isinstance(value, torch.Tensor):
+        return torch.full(shape, fill, dtype=value.dtype, device=value.device)
     if isinstance(value, list | tuple):
         first = value[0] if value else 0.0
         if isinstance(first, bool | int | float | complex | np.number | np.bool_):

@@ -20,10 +20,9 @@ from verl_padding.pads.columns import (
     pad_column,
     row_column,
 )
-from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, put_copies, rows_like, tokens_of_masks
-from verl_padding.pads.row_weights import read_weights, refuse_misplaced_weight
-from verl_padding.pads.source import SourceRows
-from verl_padding.pads.template import PadFields, PadTemplate
+from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, rows_like, tokens_of_masks
+from verl_padding.pads.source import SourceRows, refuse_misplaced_weight
+from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import fields_of_pads, new_pads, put_pads, refuse_pads, strip
 from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
@@ -71,9 +70,8 @@ class PaddedBatch:
 
     def _loss_factors(self, weighings: Sequence[Weighing]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
-        with_weight = self._source.keys_with(LOSS_WEIGHT)
-        weighed = [weighing for weighing in weighings if with_weight or weighing.by_session]
-        weight_R = read_weights(self.batch, with_weight)
+        weight_R = self._source.weights()
+        weighed = [weighing for weighing in weighings if LOSS_WEIGHT in self._source.names or weighing.by_session]
         for weighing in weighed:  # also where this step does not train, such as an actor whose critic warms up
             if (refusal := weighing.refusal) and set(weight_R) != {1.0}:
                 raise PaddingDataError(f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {refusal}")
@@ -120,7 +118,11 @@ class PaddedBatch:
         their size. verl's own shuffle is turned off, because it would mix rows of different mini-batches.
         """
         layout = self.plan.layouts[call]
-        self._complete_pads(layout.n_pads)
+        if layout.n_pads:
+            # The fields that the trainer has added since: TransferQueue hands workers those that all rows of a call
+            # have, so without this, `advantages` would vanish from every rank that holds a pad.
+            pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
+            put_columns(pads, self._new_fields(layout.n_pads))
         rows = self._rows_of(layout, batch)
         factor_R = self._factors.get(call)
         if factor_R is not None:
@@ -165,17 +167,7 @@ class PaddedBatch:
         ordered = [keys[row] for row in layout.order]
         return rows_like(batch, ordered, [tag_of[key] for key in ordered], batch.fields, batch.extra_info or {})
 
-    def _complete_pads(self, n_pads: int) -> None:
-        """Gives pads the fields that the trainer has added to the real rows since they were made.
-
-        TransferQueue hands workers the fields that all rows of a call have: without this, ``advantages`` would
-        vanish from every rank that holds a pad.
-        """
-        fields = self._new_fields(n_pads) if n_pads else PadFields()
-        if fields.shared or fields.per_pad:
-            put_copies(self.pads.keys[:n_pads], self.pads.partition_id, fields.shared, per_row=fields.per_pad)
-
-    def _new_fields(self, n_pads: int) -> PadFields:
+    def _new_fields(self, n_pads: int) -> Columns:
         rows = self._source.read()
         refuse_misplaced_weight(rows)
         return fields_of_pads(rows, self._template, n_pads, leave_out=self._made | OWN_COLUMNS)
@@ -194,7 +186,7 @@ class PaddedBatch:
                 self._new_fields(1)
             return
         fields = self._new_fields(len(self.pads))
-        self._made = {*fields.shared, *fields.per_pad}
+        self._made = set(fields)
         put_pads(self.pads, fields)
 
 

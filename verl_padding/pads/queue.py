@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import torch
 import transfer_queue as tq
 import transfer_queue.interface as tq_interface
 from ray.actor import ActorHandle
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
 
 from verl_padding.errors import PaddingDataError
@@ -209,33 +209,11 @@ def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Fie
     return fields
 
 
-def put_copies(
-    keys: Sequence[str],
-    partition_id: str,
-    fields: Mapping[str, Any],
-    tags: Sequence[dict[str, Any]] | None = None,
-    per_row: Mapping[str, Any] | None = None,
-) -> None:
-    """Puts the same row under each key, in one put; ``per_row`` are the fields that differ, one value per row."""
+def put_new_rows(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
+    """Puts rows that are not there yet, with their tags, in one put."""
     _client()
-    columns: dict[str, Any] = {}
-    for name, value in fields.items():
-        if not isinstance(value, torch.Tensor):
-            # Wrapped once: left to the stack, wrapping each anew would take most of the time of an upsample.
-            columns[name] = NonTensorStack(*[NonTensorData(value)] * len(keys))
-        else:
-            # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs a call's
-            # rows anew, and a dense column goes in five times faster. Repeated, not expanded: one scalar expanded to
-            # one row counts as contiguous with a stride of 0, which TransferQueue cannot send.
-            columns[name] = value.repeat(len(keys), *[1] * value.ndim)
-    for name, values in (per_row or {}).items():
-        columns[name] = values if isinstance(values, torch.Tensor) else NonTensorStack(*values)
-    tq.kv_batch_put(
-        keys=list(keys),
-        partition_id=partition_id,
-        fields=TensorDict(columns, batch_size=len(keys)),
-        tags=None if tags is None else list(tags),
-    )
+    fields = TensorDict(dict(columns), batch_size=len(rows))
+    tq.kv_batch_put(keys=rows.keys, partition_id=rows.partition_id, fields=fields, tags=rows.tags)
 
 
 def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
@@ -244,12 +222,12 @@ def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
     return [int(mask.sum()) for mask in data[name].unbind()]
 
 
-def put_columns(rows: KVBatchMeta, columns: dict[str, torch.Tensor]) -> None:
+def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
     """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as they are."""
     if not columns:
         return
     meta = _look_up(rows.keys, rows.partition_id)
-    tq.get_client().put(TensorDict(columns, batch_size=len(rows.keys)), metadata=meta)
+    tq.get_client().put(TensorDict(dict(columns), batch_size=len(rows)), metadata=meta)
     if rows.fields is not None:
         rows.fields = [*rows.fields, *(column for column in columns if column not in rows.fields)]
 
@@ -277,10 +255,8 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
                 clear(there.keys, there.partition_id)
         yield
     finally:
-        with ExitStack() as each_in_turn:  # a put that fails does not stop the others
-            for batch, data, tags_R in kept:
-                put = {"keys": batch.keys, "partition_id": batch.partition_id, "fields": data, "tags": tags_R}
-                each_in_turn.callback(tq.kv_batch_put, **put)
+        for batch, data, tags_R in kept:
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data, tags=tags_R)
 
 
 def clear_leftovers(partition_id: str) -> None:
@@ -292,14 +268,20 @@ def clear_leftovers(partition_id: str) -> None:
     tags = tags_of(partition_id)
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
     left = [key for key, tag in tags.items() if is_padding(tag) or not {key, uid_of_key(key)} & prompts]
-    if left:
+    clear_with_a_warning(left, partition_id, "pads, and rows whose prompt has been sampled already")
+
+
+def clear_with_a_warning(keys: Sequence[str], partition_id: str, what: str) -> None:
+    """Clears what an earlier trainer has left, if there is any."""
+    if keys:
         logger.warning(
-            "verl_padding: cleared %s that an earlier run left in TransferQueue (pads, and rows whose prompt has been "
-            "sampled already): %s",
-            counted(len(left), "row"),
-            first_few(left),
+            "verl_padding: cleared %s that an earlier trainer left in TransferQueue's partition %r (%s): %s",
+            counted(len(keys), "key"),
+            partition_id,
+            what,
+            first_few(keys),
         )
-        clear(left, partition_id)
+        clear(keys, partition_id)
 
 
 def first_few(keys: Sequence[str]) -> str:

@@ -7,27 +7,21 @@ So a padded trainer claims the queue before it looks at it; what it then finds t
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import ray._private.state
-from ray.core.generated.gcs_pb2 import WorkerTableData
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.queue import clear, controller, detach, first_few, is_connected, tags_of
-
-logger = logging.getLogger(__name__)
+from verl_padding.pads.queue import clear_with_a_warning, controller, detach, is_connected, tags_of
 
 PARTITIONS = ("train", "val")
 """verl's names for the parts of TransferQueue that its trainers use."""
 
-NOTICE_S = 5.0
-"""Seconds within which Ray's tables show that a process was killed."""
+ENDED = "ended"
+"""In the place of a claim whose trainer has ended: what it left belongs to nobody."""
 
 _ATTRIBUTE = "verl_padding_claim"
 _OWN_CLUSTER = (
@@ -35,18 +29,6 @@ _OWN_CLUSTER = (
     "nothing. Give it a Ray cluster of its own (RAY_ADDRESS=local or +ray_kwargs.ray_init.address=local, or the "
     "address of another cluster)"
 )
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A trainer's statement that it uses a TransferQueue."""
-
-    worker: str
-    """Ray's id of the process that the trainer runs in, hexadecimal."""
-    place: str
-    """Where that process runs, in words."""
-    holds: bool = True
-    """False after the trainer has ended: what it left belongs to nobody."""
 
 
 def check_queue_owner() -> None:
@@ -80,66 +62,43 @@ def claim_queue() -> None:
     """
     check_queue_owner()
     mine = _claim_of_this_process()
-    while True:
-        found: Claim | None = ray.get(controller().__ray_call__.remote(_claim_in_controller))
-        if found is not None and found.holds and found.worker != mine.worker and _lives_on(found):
-            detach()
-            raise PaddingConfigError(
-                f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_OWN_CLUSTER}, "
-                "or start it when the other trainer has ended."
-            )
-        if ray.get(controller().__ray_call__.remote(_replace_claim, found, mine)):
-            break
+    found = ray.get(controller().__ray_call__.remote(_claim_unless_in_use, mine))
+    if found not in (None, ENDED, mine):
+        detach()
+        raise PaddingConfigError(
+            f"The TransferQueue of this Ray cluster is in use by another trainer, {found}. {_OWN_CLUSTER}, or start it "
+            "when the other trainer has ended; if it was killed, close the queue first (close() of transfer_queue)."
+        )
     if found is not None:
         for partition_id in PARTITIONS:
-            if keys := list(tags_of(partition_id)):
-                logger.warning(
-                    "verl_padding: cleared %d prompts and rows from TransferQueue's partition %r, left there by a "
-                    "trainer that has ended (%s): %s",
-                    len(keys),
-                    partition_id,
-                    found.place,
-                    first_few(keys),
-                )
-                clear(keys, partition_id)
+            clear_with_a_warning(list(tags_of(partition_id)), partition_id, "prompts and rows")
 
 
 def release_queue() -> None:
     """Says that this process's trainer has ended; does nothing if it has no queue, or none any more."""
-    mine = _claim_of_this_process()
     with suppress(ValueError, ray.exceptions.RayActorError):  # the queue may have ended before its trainer
-        ray.get(controller().__ray_call__.remote(_replace_claim, mine, replace(mine, holds=False)))
+        ray.get(controller().__ray_call__.remote(_end_claim, _claim_of_this_process()))
 
 
-def _claim_of_this_process() -> Claim:
-    place = f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
-    return Claim(ray.get_runtime_context().get_worker_id(), place)
+def _claim_of_this_process() -> str:
+    return f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
 
 
-def _claim_in_controller(queue: Any) -> Claim | None:
+# These run in the controller, which handles one call at a time: of two trainers that start at once, one gets the queue.
+def _claim_of(queue: Any) -> str | None:
     return getattr(queue, _ATTRIBUTE, None)
 
 
-def _replace_claim(queue: Any, expected: Claim | None, claim: Claim) -> bool:
-    # Runs in the controller, which handles one call at a time: of two trainers that start at once, one gets the queue.
-    if _claim_in_controller(queue) != expected:
-        return False
-    setattr(queue, _ATTRIBUTE, claim)
-    return True
+def _claim_unless_in_use(queue: Any, mine: str) -> str | None:
+    found = _claim_of(queue)
+    if found in (None, ENDED, mine):
+        setattr(queue, _ATTRIBUTE, mine)
+    return found
 
 
-def _lives_on(claim: Claim) -> bool:
-    """Whether the process of a claim is still alive after the time that Ray takes to notice a death."""
-    # By Ray's tables: its state API would need a dashboard.
-    tables = ray._private.state.state._connect_and_get_accessor()
-    deadline = time.monotonic() + NOTICE_S
-    while True:
-        data = tables.get_worker_info(ray.WorkerID(bytes.fromhex(claim.worker)))
-        if data is None or not WorkerTableData.FromString(data).is_alive:
-            return False
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(0.2)
+def _end_claim(queue: Any, mine: str) -> None:
+    if _claim_of(queue) == mine:
+        setattr(queue, _ATTRIBUTE, ENDED)
 
 
 def _describe_job(job: str) -> str:

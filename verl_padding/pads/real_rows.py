@@ -64,8 +64,6 @@ def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:
     """Places of the real rows, (real rows,) int64, by a column of any kind; all rows if there is no column."""
     if is_pad is None:
         return torch.arange(n_rows)
-    if isinstance(is_pad, torch.Tensor) and is_pad.is_nested:  # see columns.read_column
-        is_pad = is_pad.values()
     values = is_pad.tolist() if hasattr(is_pad, "tolist") else list(is_pad)
     places = torch.nonzero(~torch.tensor(values, dtype=torch.bool).reshape(n_rows))[:, 0]
     if n_rows and not len(places):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES
+from verl_padding.pads.lineage import EXTRA_FIELDS
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
 from verl_padding.pads.tags import LENGTH_TAGS, wrong_tag
+from verl_padding.pads.weighing import LOSS_WEIGHT
 from verl_padding.plan.counted import counted
 
 ROWS_PER_KIND = 4
@@ -29,8 +31,8 @@ class SourceRows:
         """Looks all rows of the batch up, and compares what TransferQueue knows about them with their tags.
 
         Raises:
-            PaddingDataError: a row is not there, lacks a prompt or a response, has tags that do not match its fields,
-                or has a field in another dtype than other rows, or under the name of a column of worker calls.
+            PaddingDataError: a row is not there, has no prompt or tags that do not match its fields, or has a field in
+                another dtype than other rows, or under the name of a column of worker calls.
         """
         self._batch = batch
         listing = list_rows(batch.keys, batch.partition_id)
@@ -45,6 +47,18 @@ class SourceRows:
     def keys_with(self, name: str) -> list[str]:
         """The rows that have a field."""
         return [key for names, keys in self._keys_by_fields.items() if name in names for key in keys]
+
+    def weights(self) -> list[float]:
+        """The weight of each row of the batch; rows without the field weigh 1.
+
+        Raises:
+            PaddingDataError: a weight is no number, negative or not finite.
+        """
+        weight_of: dict[str, float] = {}
+        if keys := self.keys_with(LOSS_WEIGHT):
+            rows = read_rows(keys, self._batch.partition_id, [LOSS_WEIGHT])
+            weight_of = {key: _weight(key, row[LOSS_WEIGHT]) for key, row in zip(keys, rows, strict=True)}
+        return [weight_of.get(key, 1.0) for key in self._batch.keys]
 
     def read(self) -> list[dict[str, Any]]:
         """The rows as they are now, each with its own fields; those of the most common kind come first."""
@@ -61,6 +75,34 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
                 return inputs
         start, size = start + size, size * LOOK_FURTHER
     return None
+
+
+def refuse_misplaced_weight(rows: Iterable[Mapping[str, object]]) -> None:
+    """
+    Raises:
+        PaddingDataError: one of these rows has its weight where no loss reads it.
+    """
+    for row in rows:
+        extra = row.get(EXTRA_FIELDS)
+        if isinstance(extra, Mapping) and LOSS_WEIGHT in extra:
+            raise PaddingDataError(
+                f"field {EXTRA_FIELDS!r}: {LOSS_WEIGHT}={extra[LOSS_WEIGHT]!r} is in it, but a weight is a field of "
+                f"its own. Give the agent loop's output a class with the field {LOSS_WEIGHT}."
+            )
+
+
+def _weight(key: str, value: object) -> float:
+    try:
+        # Of a number, or a tensor that holds one; float() would read a text, too.
+        weight = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        weight = math.nan
+    if not math.isfinite(weight) or weight < 0:
+        raise PaddingDataError(
+            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not a finite number of at least 0. Have the agent loop give the "
+            "row such a weight, or none, which is a weight of 1."
+        )
+    return weight
 
 
 def _refuse_unlisted(listing: Listing) -> None:
@@ -88,12 +130,6 @@ def _refuse_names_of_columns(listing: Listing, names: Collection[str]) -> None:
 
 def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:
     """Prompt and response tokens of each row, by its fields where TransferQueue knows them, else by its tags."""
-    for name in ("prompts", "responses"):
-        for names, keys in listing.keys_by_fields.items():
-            if name not in names:
-                raise PaddingDataError(
-                    f"row {keys[0]!r}: no field {name!r}, which every row of verl has. Put it there."
-                )
     lengths = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         prompts, responses = (listing.shapes[name].get(key) for name in ("prompts", "responses"))

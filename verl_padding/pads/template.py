@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import NonTensorData, NonTensorStack
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.neutral_values import empty_value, filled, spread_routes
@@ -18,15 +18,8 @@ from verl_padding.pads.vision_families import SmallestImage
 
 PAD_RESPONSE_LENGTH = 1
 
-
-@dataclass(frozen=True)
-class PadFields:
-    """Fields of some pads."""
-
-    shared: dict[str, Any] = field(default_factory=dict)
-    """Fields that all of them share."""
-    per_pad: dict[str, Any] = field(default_factory=dict)
-    """One value per pad, along the first dimension."""
+Columns = dict[str, torch.Tensor | NonTensorStack]
+"""Field -> its values in some rows, one a row."""
 
 
 class PadTemplate:
@@ -78,7 +71,7 @@ class PadTemplate:
         """Whether pads have been made with these fields, in this job."""
         return self._schema.met.issuperset(names)
 
-    def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1) -> PadFields:
+    def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1) -> Columns:
         """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others help find its role.
 
         Args:
@@ -88,16 +81,16 @@ class PadTemplate:
         Raises:
             PaddingDataError: the role of a field is unclear, or the field cannot hold what its role says.
         """
-        pads = PadFields()
+        columns: Columns = {}
         for name in names:
             with_field = _most_informative(name, [row for row in rows if name in row])
             value, field = with_field[0][name], self._schema.role_of(name, with_field, self._lengths)
             if field.fill is Fill.ROUTES and field.role.is_per_token and getattr(value, "ndim", 0) == 3:
-                pads.per_pad[name] = self._routes(value, n_pads, field.role.tokens(*self._lengths))
+                columns[name] = self._routes(value, n_pads, field.role.tokens(*self._lengths))
             else:
-                pads.shared[name] = self._neutral(name, value, field)
+                columns[name] = same_in_all(self._neutral(name, value, field), n_pads)
             self._schema.met.add(name)
-        return pads
+        return columns
 
     def _neutral(self, name: str, value: Any, field: FieldRole) -> Any:
         if field.role is Role.MULTIMODAL and self._image is not None:
@@ -126,7 +119,19 @@ class PadTemplate:
         layers, top_k = value.shape[1:]
         n_experts = self._n_experts() or int(value.max()) + 1
         routes = spread_routes(tokens=n_pads * length, layers=layers, top_k=top_k, n_experts=n_experts)
-        return _like(value, routes.reshape(n_pads, length, layers, top_k))
+        made = _like(value, routes.reshape(n_pads, length, layers, top_k))
+        return made if isinstance(made, torch.Tensor) else NonTensorStack(*made)
+
+
+def same_in_all(value: Any, n_rows: int) -> torch.Tensor | NonTensorStack:
+    """A column of rows that all have this value."""
+    if not isinstance(value, torch.Tensor):
+        # Wrapped once: left to the stack, wrapping each anew would take most of the time of an upsample.
+        return NonTensorStack(*[NonTensorData(value)] * n_rows)
+    # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs a call's rows anew,
+    # and a dense column goes in five times faster. Repeated, not expanded: one scalar expanded to one row counts as
+    # contiguous with a stride of 0, which TransferQueue cannot send.
+    return value.repeat(n_rows, *[1] * value.ndim)
 
 
 def _like(value: Any, array: np.ndarray) -> Any:

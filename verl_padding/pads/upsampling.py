@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from uuid import uuid4
 
+from tensordict import NonTensorStack
+
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.queue import KVBatchMeta, clear, put_copies, rows_like
+from verl_padding.pads.queue import KVBatchMeta, clear, put_new_rows, rows_like
 from verl_padding.pads.real_rows import real_rows
 from verl_padding.pads.roles import FieldRole
 from verl_padding.pads.schema import Row, Schema
 from verl_padding.pads.source import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
-from verl_padding.pads.template import PAD_RESPONSE_LENGTH, PadFields, PadTemplate
+from verl_padding.pads.template import PAD_RESPONSE_LENGTH, Columns, PadTemplate, same_in_all
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
 
@@ -92,18 +94,13 @@ def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchM
 
 def fields_of_pads(
     rows: Sequence[Row], template: PadTemplate, n_pads: int, *, leave_out: Collection[str] = ()
-) -> PadFields:
+) -> Columns:
     """What pads hold, shaped from real rows, but for the fields that are left out."""
     names = dict.fromkeys(name for row in rows for name in row)
     return template.fields(rows, [name for name in names if name not in leave_out], n_pads)
 
 
-def put_pads(pads: KVBatchMeta, fields: PadFields) -> None:
+def put_pads(pads: KVBatchMeta, fields: Columns) -> None:
     """Puts pads into TransferQueue, in one put."""
-    put_copies(
-        pads.keys,
-        pads.partition_id,
-        fields.shared | {"uid": uid_of_key(pads.keys[0])},
-        tags=pads.tags,
-        per_row=fields.per_pad | {"session_id": list(range(len(pads)))},
-    )
+    uid, sessions = same_in_all(uid_of_key(pads.keys[0]), len(pads)), NonTensorStack(*range(len(pads)))
+    put_new_rows(pads, fields | {"uid": uid, "session_id": sessions})

@@ -20,7 +20,7 @@ from verl_padding.job.metric_names import GRAD_NORM, OPTIMIZER_STEPS, PAD_ROWS_T
 from verl_padding.runs.charts import OURS, STOCK, new_figure, save_chart, start_at_zero
 from verl_padding.runs.learning import LAST
 from verl_padding.runs.report import METRICS, ROLLOUTS, read_metrics, read_rows
-from verl_padding.stock.rule import StockRule
+from verl_padding.stock.padding import StockRule
 
 CONFIG = Path("hydra", ".hydra", "config.yaml")
 """Where Hydra leaves a run's config with ``hydra.run.dir=<run>/hydra``, which the recipes' run scripts set."""

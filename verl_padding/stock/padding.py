@@ -1,11 +1,14 @@
-"""How stock verl 0.9 lays a batch out, computed by its own functions, to compare with a plan."""
+"""How stock verl 0.9 pads a batch and lays it out, the latter by its own functions, to compare with a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from omegaconf import DictConfig
+
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.roles_of_job import has_critic
 from verl_padding.plan import padded_rows
 
 VERL_PAD_TOKENS = 128
@@ -15,31 +18,62 @@ Track = Callable[[Iterable[int]], Iterable[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerlLayout:
-    """Rows of each mini-batch, rank and micro-batch; numbers from the number of real rows on are pads."""
+class StockRule:
+    """How stock verl 0.9 pads: to a multiple of lcm(dp, actor mini-batch, critic mini-batch), in rows."""
 
-    micro_batches_MD: list[list[list[list[int]]]]
-    """Row numbers of the micro-batches of each mini-batch and rank."""
-    tokens_R: list[int]
-    """Tokens of each row, pads behind the real rows."""
+    dp_size: int
+    actor_rows: int
+    """Rows of an actor mini-batch: ppo_mini_batch_size x rollout.n."""
+    critic_rows: int = 1
+
+    @classmethod
+    def of_config(cls, config: DictConfig) -> StockRule:
+        """The rule for a job without model parallelism."""
+        n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
+        return cls(
+            dp_size=trainer.n_gpus_per_node * trainer.nnodes,
+            actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
+            critic_rows=config.critic.ppo_mini_batch_size * n if has_critic(config) else 1,
+        )
+
+    def padded_rows(self, real_rows: int) -> int:
+        """verl's ``_get_required_batch_multiple``."""
+        return padded_rows(real_rows, self.dp_size, self.actor_rows, self.critic_rows)
+
+    def optimizer_steps(self, real_rows: int) -> int:
+        """Optimizer steps of the actor in an epoch."""
+        return self.padded_rows(real_rows) // self.actor_rows
 
 
-def refuse_what_verl_refuses(n_rows: int, *, dp_size: int, mini_batch_rows: int, token_budget: int) -> None:
-    """Refuses a batch at which verl's ``train_mini_batch`` or ``rearrange_micro_batches`` would stop.
+def verl_layout(
+    tokens_R: Sequence[int],
+    *,
+    dp_size: int,
+    mini_batch_rows: int,
+    token_budget: int,
+    track: Track = lambda steps: steps,
+) -> list[list[list[list[int]]]]:
+    """Rows of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads.
+
+    Args:
+        track: wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow.
 
     Raises:
-        PaddingDataError: ranks cannot share a mini-batch evenly, or a pad is longer than a micro-batch.
+        PaddingDataError: stock verl would stop at this batch.
     """
     if mini_batch_rows % dp_size:
         raise PaddingDataError(
             f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch (--mini-batch x --n) "
             f"evenly over --dp {dp_size}. Change one of the three, or leave --compare out."
         )
-    if n_rows % mini_batch_rows and token_budget < VERL_PAD_TOKENS:
+    if len(tokens_R) % mini_batch_rows and token_budget < VERL_PAD_TOKENS:
         raise PaddingDataError(
             f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than --budget {token_budget}. Raise "
             "--budget to as many, or leave --compare out."
         )
+    cells_MD, pads = deal_as_verl(tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows)
+    padded = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
+    return [pack_as_verl(cells_MD[step], padded, token_budget) for step in track(range(len(cells_MD)))]
 
 
 def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int) -> tuple[list[list[list[int]]], int]:
@@ -86,18 +120,3 @@ def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], toke
         if all(len(bins) == most for bins in bins_DK):
             return bins_DK
         n_bins = most
-
-
-def verl_layout(
-    tokens_R: Sequence[int],
-    *,
-    dp_size: int,
-    mini_batch_rows: int,
-    token_budget: int,
-    track: Track = lambda steps: steps,
-) -> VerlLayout:
-    """The whole layout; ``track`` wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow."""
-    cells_MD, pads = deal_as_verl(tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows)
-    padded = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
-    packed = [pack_as_verl(cells_MD[step], padded, token_budget) for step in track(range(len(cells_MD)))]
-    return VerlLayout(micro_batches_MD=packed, tokens_R=padded)
