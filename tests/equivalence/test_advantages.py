@@ -4,6 +4,8 @@ verl's ``_compute_advantage`` runs twice on the same rows, before a pad is made 
 advantages, returns, rewards, the controller of the in-reward KL and the metrics must be the same to the last bit.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
@@ -13,10 +15,8 @@ from tests.equivalence.advantages_in_queue import put_scored_rows, without_and_w
 from tests.support.rows_in_queue import read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
-from verl_padding.doctor.job import _plan
-from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
-from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.job_reader import check_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -64,30 +64,13 @@ def verls_advantages(estimator, **switches):
 def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_rows(estimator, method):
     """pf_ppo draws among advantages that are there: unless a row got its own, it got another row's.
 
-    Once verl keeps them together, gae is to be taken out of what this expects, and the refusal is gone by itself.
+    Once verl keeps them together, the refusal can go.
     """
     switches = {"use_pf_ppo": True, "pf_ppo": {"reweight_method": method, "weight_pow": 2.0}}
     keeps = verls_advantages(estimator, **switches) == verls_advantages(estimator)
     assert keeps == (estimator != "gae")
-    config = compose_job("+padding=prompt", f"algorithm.adv_estimator={estimator}")
-    refuse_mispaired_advantages(config)
-    config.algorithm.update(switches)
-    before = torch.random.get_rng_state()
-    if keeps:
-        refuse_mispaired_advantages(config)
-    else:
-        with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: "):
-            refuse_mispaired_advantages(config)
-    assert torch.equal(torch.random.get_rng_state(), before), "the job's own random numbers are as they were"
-
-
-def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_trainer_is_made():
-    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC)
-    job = compose_job("+padding=prompt", *DYNAMIC, *gae)
-    message = r"algorithm\.use_pf_ppo=True: "
-    with pytest.raises(SystemExit, match=message):
-        CheckJobBeforeStart().on_job_start(job)
-    with pytest.raises(PaddingConfigError, match=message):
-        padded_trainer(*gae)
-    (refused,) = [each for each in _plan(job) if each.verdict == "wrong"]
-    assert refused.message.startswith("algorithm.use_pf_ppo=True: ")
+    settings = (f"algorithm.adv_estimator={estimator}", *(CRITIC if estimator == "gae" else []))
+    job = compose_job("+padding=prompt", *DYNAMIC, *settings, "algorithm.use_pf_ppo=true")
+    refused = nullcontext() if keeps else pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: ")
+    with refused:
+        check_job(job)

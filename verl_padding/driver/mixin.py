@@ -22,7 +22,6 @@ from verl_padding.driver.session_groups import count_sessions
 from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, read_session_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
-from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
@@ -74,7 +73,6 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         check_queue_owner()
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
-        refuse_mispaired_advantages(config)
         self._weighings = weighings(config, self._padding)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []

@@ -23,11 +23,8 @@ class CheckJobBeforeStart(Callback):
         # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
         try:
             from verl_padding.driver.trainers import padded_trainer
-            from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 
-            mode = padded_trainer(config.trainer.v1.trainer_mode).extends
-            check_job(config, mode)
-            refuse_mispaired_advantages(config)
+            check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
             for part, refusal in verl_refusals(config):
                 sys.exit(f"verl_padding: {part} refuses this job: {type(refusal).__name__}: {refusal}")
         except PaddingError as refusal:

@@ -83,6 +83,12 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
         raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
     refuse_equal_sessions(config, padding)
     refuse_lost_correction(config)
+    if config.algorithm.adv_estimator == "gae" and config.algorithm.get("use_pf_ppo"):
+        raise PaddingConfigError(
+            "algorithm.use_pf_ppo=True: verl draws the rows of a batch anew, and its v1 trainer then puts their "
+            "advantages under the keys of the old ones, so that rows are trained with the advantages of other rows. "
+            "Set it to False."
+        )
     for section in (ACTOR_SECTION, *(["critic"] if has_critic(config) else [])):
         role = OmegaConf.select(config, section)
         if role.loss_agg_mode == "seq-mean-token-sum-norm" and role.loss_scale_factor is None:
