@@ -179,25 +179,20 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
 
     verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
     0. Here its function sees, of each session, the reward that verl takes (of its last row, with the KL penalty of that
-    row), on the mask of the last row that has a trained token. So all other sessions keep what verl has given them.
+    row), on one token that is trained. So all other sessions keep what verl has given them.
     """
     sessions = rows_of_sessions(batch.keys)
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
         return
     rows = read_fields(batch.keys, batch.partition_id, READ)
     mask_R = rows[MASK].unbind()
-    end_S = [next((row for row in reversed(of) if mask_R[row].any()), of[-1]) for of in sessions]
-    mended = [number for number, end in enumerate(end_S) if end != sessions[number][-1]]
+    mended = [number for number, of in enumerate(sessions) if not mask_R[of[-1]].any()]
     if not mended:
         return
     reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
-    samples = []
-    for of, end in zip(sessions, end_S, strict=True):
-        rewards = torch.zeros_like(mask_R[end], dtype=reward_R[end].dtype)
-        rewards[-1:] = reward_R[of[-1]].sum()
-        samples.append({MASK: mask_R[end], REWARDS: rewards})
-    estimated = _estimated(samples, [batch.keys[row] for row in end_S], algorithm)["advantages"]
-    advantage_of = {row: estimated[s, mask_R[end_S[s]].argmax()] * mask_R[row] for s in mended for row in sessions[s]}
+    samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[of[-1]].sum()[None]} for of in sessions]
+    estimated = _estimated(samples, [batch.keys[of[-1]] for of in sessions], algorithm)["advantages"]
+    advantage_of = {row: estimated[session, 0] * mask_R[row] for session in mended for row in sessions[session]}
     column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
     put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))

@@ -56,12 +56,10 @@ class _Learned:
 
     def add(self, seen: Sequence[Seen]) -> None:
         """Takes a step in, and drops those that are no longer looked at."""
-        steps, number = {**self.steps, self.number + 1: seen}, self.number + 1
-        before, window = list(steps)[:-WINDOW], list(steps)[-WINDOW:]
-        newest = {_fullness(steps[each]): each for each in before if number - each < MEMORY}
-        of_window = {_fullness(steps[each]) for each in window}
-        kept = [each for fullness, each in newest.items() if fullness not in of_window]
-        self.steps = {each: steps[each] for each in kept + window}
+        number = self.number + 1
+        steps = {**self.steps, number: seen}
+        newest = {_fullness(step): each for each, step in steps.items() if number - each < MEMORY}
+        self.steps = {each: step for each, step in steps.items() if number - each < WINDOW or each in newest.values()}
 
     def seen(self) -> list[Seen]:
         """The micro-batches that a fit takes, by what they hold.
@@ -146,18 +144,8 @@ class LearnedCosts:
 
     def write(self, path: Path) -> None:
         """Writes all that is known."""
-        content = {
-            call: {
-                "cost": known.fitted and asdict(known.fitted),
-                "used": known.used,
-                "trial_fill": known.trial_fill,
-                "tried": known.tried,
-                "steps": {n: [(m.seconds, m.sums_D, cost) for m, cost in seen] for n, seen in known.steps.items()},
-            }
-            for call, known in self._learned.items()
-        }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
+        path.write_text(json.dumps({call: asdict(known) for call, known in self._learned.items()}))
 
     @classmethod
     def read(cls, path: Path) -> LearnedCosts:
@@ -169,19 +157,15 @@ class LearnedCosts:
         costs = cls()
         try:
             for call, known in json.loads(path.read_text(encoding="utf-8")).items():
-                costs._learned[call] = _Learned(
-                    steps={
-                        int(n): [
-                            (Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), cost)
-                            for s, sums, cost in seen
-                        ]
-                        for n, seen in known["steps"].items()
-                    },
-                    fitted=None if known["cost"] is None else MeasuredCost(**known["cost"]),
-                    used=known["used"],
-                    trial_fill=known["trial_fill"],
-                    tried=known["tried"],
-                )
+                steps = {
+                    int(number): [
+                        (Measurement(seconds=m["seconds"], sums_D=tuple((t, q) for t, q in m["sums_D"])), cost)
+                        for m, cost in seen
+                    ]
+                    for number, seen in known["steps"].items()
+                }
+                fitted = known["fitted"] and MeasuredCost(**known["fitted"])
+                costs._learned[call] = _Learned(**known | {"steps": steps, "fitted": fitted})
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise PaddingDataError(
                 f"{path}: no costs of a job with padding.cost_model=measured ({error}). Name the {FILE} of one of its "
