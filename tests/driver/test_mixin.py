@@ -207,20 +207,32 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
         assert 1 / metrics[metric] == pytest.approx(sum(1 / told[metric] for told in of_verl), rel=1e-6)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
-def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "half_way"),
+    [(RuntimeError("died"), False), (KeyboardInterrupt("died"), False), (RuntimeError("died"), True)],
+    ids=["an error", "an interruption", "a put that fails half way"],
+)
+def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_way, monkeypatch):
     trainer = padded_trainer()
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    content = queue_content()
+    content, put, written = queue_content(), tq.kv_batch_put, []
+
+    def put_and_fail(**kwargs):
+        put(**kwargs)
+        written.append(len(queue_content()) - len(content))
+        raise error
 
     def failing_step(self, *args, **kwargs):
+        if half_way:
+            monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
         self._balance_batch(batch, metrics={})
-        assert len(queue_content()) > len(content)
+        written.append(len(queue_content()) - len(content))
         raise error
 
     monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", failing_step)
-    with pytest.raises(type(error), match="a worker died"):
+    with pytest.raises(type(error), match="died"):
         trainer._step_once({}, {}, 1)
+    assert written[0] > 0, "no pad was ever written"
     assert queue_content() == content
     assert trainer._padded_batch is None
 
@@ -242,32 +254,22 @@ def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_tra
     assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
 
 
-def save_and_see(trainer, monkeypatch) -> list[set[str]]:
-    """Has the trainer save a checkpoint as an asynchronous one, and tells what the snapshot of the queue holds."""
-    seen = []
+@pytest.mark.parametrize("gone", [2, 3, None], ids=["some rows gone", "all rows gone", "in a step"])
+def test_a_checkpoint_may_be_saved_anywhere_and_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
+    trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
+    trained = put_rows([(5, 3), (7, 2), (4, 9)])
+    if gone is None:
+        trainer._balance_batch(trained, {})
+        assert trainer._padded_batch.plan.n_pads > 0
+    else:
+        trainer._trained = [trained]
+        tq.kv_clear(keys=trained.keys[:gone], partition_id=PARTITION)
     trainer.trainer_mode = "colocate_async"
     monkeypatch.setattr(get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content())))
     content = queue_content()
     trainer._save_checkpoint()
     assert queue_content() == content
-    return seen
-
-
-def test_a_checkpoint_can_be_saved_outside_of_the_loop_when_the_rows_of_the_step_are_gone(monkeypatch):
-    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
-    trained = put_rows([(5, 3), (7, 2), (4, 9)])
-    trainer._trained = [trained]
-    tq.kv_clear(keys=trained.keys[:2], partition_id=PARTITION)
-    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
-    tq.kv_clear(keys=trained.keys[2:], partition_id=PARTITION)
-    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
-
-
-def test_a_checkpoint_that_is_saved_in_a_step_holds_no_pad_and_none_of_its_rows(monkeypatch):
-    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
-    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
-    assert trainer._padded_batch.plan.n_pads > 0
-    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    assert seen == [set(waiting.keys)]
 
 
 def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
@@ -312,51 +314,26 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     release_queue()
 
 
-def test_a_set_up_that_fails_leaves_the_queue_to_the_next_trainer(monkeypatch):
+def holds_queue():
+    return ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
+
+
+def test_a_set_up_that_fails_and_the_end_of_training_leave_the_queue_to_the_next_trainer(monkeypatch):
     def fail(self):
         raise RuntimeError("no such model")
 
-    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", fail)
+    stock, seen = get_trainer_cls("sync"), []
+    monkeypatch.setattr(stock, "_setup", fail)
     with pytest.raises(RuntimeError, match="no such model"):
         set_up(padded_trainer())
-    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
-
-
-def test_the_end_of_training_leaves_the_queue_to_the_next_trainer(monkeypatch):
-    seen = []
-
-    def train(self, agent_loop_manager):
-        seen.append(ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds)
-
-    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
-    monkeypatch.setattr(get_trainer_cls("sync"), "fit", train)
+    assert not holds_queue()
+    monkeypatch.setattr(stock, "_setup", lambda self: None)
+    monkeypatch.setattr(stock, "fit", lambda self, agent_loop_manager: seen.append(holds_queue()))
     trainer = padded_trainer()
     set_up(trainer)
     trainer.fit(None)
     assert seen == [True]
-    assert not ray.get(controller().__ray_call__.remote(_claim_in_controller)).holds
-
-
-def test_a_put_that_fails_half_way_in_a_step_leaves_no_pad_behind(monkeypatch):
-    trainer = padded_trainer()
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    content, put, written = queue_content(), tq.kv_batch_put, []
-
-    def put_and_fail(**kwargs):
-        put(**kwargs)
-        written.append(len(queue_content()) - len(content))
-        raise RuntimeError("storage gone")
-
-    def step(self, *args):
-        monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
-        return self._balance_batch(batch, metrics={})
-
-    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", step)
-    with pytest.raises(RuntimeError, match="storage gone"):
-        trainer._step_once({}, {}, 1)
-    assert written[0] > 0, "no pad was ever written"
-    assert queue_content() == content
-    assert trainer._padded_batch is None
+    assert not holds_queue()
 
 
 def test_a_batch_without_real_rows_is_refused():
@@ -471,37 +448,27 @@ def workers_with(**calls):
     return SimpleNamespace(execute_with_func_generator=lambda function: None, **calls)
 
 
-@pytest.mark.parametrize(("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref")])
+@pytest.mark.parametrize(
+    ("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")]
+)
 def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     trainer = padded_trainer()
     trainer._balance_batch(batch, {})
     padded = trainer._padded_batch
-    padded.plan.layouts["ref"] = padded.plan.layouts["log_prob"]
+    padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
     sent = len(padded.inference_call(name, batch))
 
     def answer_with(change: int):
-        return lambda rows: KVBatchMeta(
-            keys=[*rows.keys, "of_another"][: len(rows) + change],
-            tags=[*rows.tags, {}][: len(rows) + change],
-            partition_id=PARTITION,
-        )
+        def answer(rows):
+            n = len(rows) + change
+            keys, tags = [*rows.keys, "of_another"][:n], [*rows.tags, {}][:n]
+            output = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
+            return SimpleNamespace(futures=[ray.put(output)]) if name == "values" else output
+
+        return answer
 
     for change in (-1, 1):
         group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)
-
-
-def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    trainer = padded_trainer()
-    trainer._balance_batch(batch, {})
-    padded = trainer._padded_batch
-    padded.plan.layouts["values"] = padded.plan.layouts["log_prob"]
-    sent = len(padded.inference_call("values", batch))
-    half = KVBatchMeta(keys=batch.keys[:1], tags=batch.tags[:1], partition_id=PARTITION)
-    futures = SimpleNamespace(futures=[ray.put(half), ray.put(half)])
-    group = PaddedWorkerGroup(workers_with(infer_batch=lambda rows: futures), lambda: padded)
-    with pytest.raises(PaddingDataError, match=rf"'values': outputs of 2 came back for {sent} rows"):
-        group.infer_batch(batch)

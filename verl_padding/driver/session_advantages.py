@@ -60,8 +60,14 @@ def trajectories(
         extends_R: number of the row that each row continues, of its session; None if no row does.
     """
     extends_R = extends_R or [None] * len(keys)
-    token_R = _tokens(prompt_R, response_R, extends_R)
-    place_of_token = np.full(sum(prompt_R) + sum(response_R), -1, dtype=np.int64)
+    lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
+    # A number for each token of each row; a row has the numbers of the row that it extends, which is shorter.
+    token_R = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        earlier = extends_R[row]
+        if earlier is not None:
+            token_R[row][: lengths[earlier]] = token_R[earlier]
+    place_of_token = np.full(sum(lengths), -1, dtype=np.int64)
     found = []
     for rows in rows_of_sessions(keys):
         length = 0
@@ -81,18 +87,6 @@ def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
     while (earlier := extends_R[chain[-1]]) is not None:
         chain.append(earlier)
     return chain[::-1]
-
-
-def _tokens(prompt_R: Sequence[int], response_R: Sequence[int], extends_R: Sequence[int | None]) -> list[Int64s]:
-    """A number for each token of each row; a row has the numbers of the row that it extends."""
-    lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
-    ends = np.cumsum(lengths)
-    token_R = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):  # a row is longer than the one it extends
-        earlier = extends_R[row]
-        if earlier is not None:
-            token_R[row][: lengths[earlier]] = token_R[earlier]
-    return token_R
 
 
 def credit_sessions(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
