@@ -61,9 +61,10 @@ class RealRowsLoss:
         if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
             # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
             return self.inner(model_output=model_output, data=data, **kwargs)
-        real = (~read_column(data, IS_PADDING).bool()).nonzero().flatten().tolist()
-        trained = _trained_rows(data, real)
-        packing = _packing_metrics(data, real)
+        real_R = ~read_column(data, IS_PADDING).bool()
+        has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
+        trained = (real_R & has_token_R).nonzero().flatten().tolist()
+        packing = _packing_metrics(data, real_R)
         if not trained:
             if int(read_column(data, REPORTING_RANKS)[0]) == 0:  # where some rank trains, it alone reports losses
                 packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in self._losses}
@@ -88,21 +89,14 @@ class RealRowsLoss:
         return loss, shared | packing
 
 
-def _trained_rows(data: TensorDict, real: list[int]) -> list[int]:
-    mask_R = data["response_mask"].unbind()
-    trained = torch.stack([mask_R[row].any() for row in real]).tolist() if real else []
-    return [row for row, has_token in zip(real, trained, strict=True) if has_token]
-
-
-def _packing_metrics(data: TensorDict, real: list[int]) -> dict[str, Metric]:
+def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:
     # Plain metrics, one value a micro-batch: every rank has as many.
     metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
         tokens_R = data["input_ids"].offsets().diff()
-        is_real = set(real)
-        computed = [row for row in computed_rows(data) if row in is_real]  # the tip of a real row is one, too
-        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, int(tokens_R[computed].sum()) / budget)
+        computed = int((tokens_R * real_R)[computed_rows(data)].sum())
+        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / budget)
     return metrics
 
 
