@@ -13,14 +13,12 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
-from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver import mixin
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.pads import source
-from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
 from verl_padding.pads.queue_claim import ENDED, _claim_of, release_queue
@@ -120,30 +118,6 @@ def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_pl
     trainer._padded_batch = None
 
 
-def test_planning_finding_extensions_and_pads_are_timed_each_by_itself(monkeypatch):
-    clock = SimpleNamespace(now=100.0, perf_counter=lambda: clock.now)
-
-    def taking(seconds, function):
-        def slowly(*args, **kwargs):
-            clock.now += seconds
-            return function(*args, **kwargs)
-
-        return slowly
-
-    monkeypatch.setattr(mixin, "time", clock)
-    monkeypatch.setattr(mixin, "tokens_of_tags", taking(1, mixin.tokens_of_tags))
-    monkeypatch.setattr(mixin, "find_extensions", taking(2, mixin.find_extensions))
-    monkeypatch.setattr(mixin, "plan_batch", taking(3, mixin.plan_batch))
-    monkeypatch.setattr(PaddedBatch, "put_pads", taking(5, PaddedBatch.put_pads))
-    trainer, metrics = padded_trainer("padding.packer=plan", "padding.sharing=chains"), {}
-    trainer._balance_batch(put_grown_sessions(grown_sessions([3, 1, 2], prompts=3)), metrics)
-    assert metrics["timing_s/padding/lineage"] == 2.0
-    assert metrics["timing_s/padding/plan"] == 1.0 + 2.0 + 3.0
-    assert metrics["timing_s/padding/upsample"] == 5.0
-    assert metrics["padding/actor/sharing_factor"] > 1
-    assert set(trainer._padded_batch.plan.chains) == set(trainer._padded_batch.plan.layouts)
-
-
 def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
     """Rows of four prompts, two a mini-batch; those of the first two have no trained token, then all have one."""
     keys = [f"{ordered_uid(7, place)}_{session}_0" for place in range(4) for session in range(2)]
@@ -207,20 +181,32 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
         assert 1 / metrics[metric] == pytest.approx(sum(1 / told[metric] for told in of_verl), rel=1e-6)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a worker died"), KeyboardInterrupt("a worker died")])
-def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "half_way"),
+    [(RuntimeError("died"), False), (KeyboardInterrupt("died"), False), (RuntimeError("died"), True)],
+    ids=["an error", "an interruption", "a put that fails half way"],
+)
+def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_way, monkeypatch):
     trainer = padded_trainer()
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    content = queue_content()
+    content, put, written = queue_content(), tq.kv_batch_put, []
+
+    def put_and_fail(**kwargs):
+        put(**kwargs)
+        written.append(len(queue_content()) - len(content))
+        raise error
 
     def failing_step(self, *args, **kwargs):
+        if half_way:
+            monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
         self._balance_batch(batch, metrics={})
-        assert len(queue_content()) > len(content)
+        written.append(len(queue_content()) - len(content))
         raise error
 
     monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", failing_step)
-    with pytest.raises(type(error), match="a worker died"):
+    with pytest.raises(type(error), match="died"):
         trainer._step_once({}, {}, 1)
+    assert written[0] > 0, "no pad was ever written"
     assert queue_content() == content
     assert trainer._padded_batch is None
 
@@ -242,32 +228,22 @@ def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_tra
     assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
 
 
-def save_and_see(trainer, monkeypatch) -> list[set[str]]:
-    """Has the trainer save a checkpoint as an asynchronous one, and tells what the snapshot of the queue holds."""
-    seen = []
+@pytest.mark.parametrize("gone", [2, 3, None], ids=["some rows gone", "all rows gone", "in a step"])
+def test_a_checkpoint_may_be_saved_anywhere_and_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
+    trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
+    trained = put_rows([(5, 3), (7, 2), (4, 9)])
+    if gone is None:
+        trainer._balance_batch(trained, {})
+        assert trainer._padded_batch.plan.n_pads > 0
+    else:
+        trainer._trained = [trained]
+        tq.kv_clear(keys=trained.keys[:gone], partition_id=PARTITION)
     trainer.trainer_mode = "colocate_async"
     monkeypatch.setattr(get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content())))
     content = queue_content()
     trainer._save_checkpoint()
     assert queue_content() == content
-    return seen
-
-
-def test_a_checkpoint_can_be_saved_outside_of_the_loop_when_the_rows_of_the_step_are_gone(monkeypatch):
-    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
-    trained = put_rows([(5, 3), (7, 2), (4, 9)])
-    trainer._trained = [trained]
-    tq.kv_clear(keys=trained.keys[:2], partition_id=PARTITION)
-    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
-    tq.kv_clear(keys=trained.keys[2:], partition_id=PARTITION)
-    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
-
-
-def test_a_checkpoint_that_is_saved_in_a_step_holds_no_pad_and_none_of_its_rows(monkeypatch):
-    trainer, waiting = padded_trainer(), put_rows([(6, 1)])
-    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
-    assert trainer._padded_batch.plan.n_pads > 0
-    assert save_and_see(trainer, monkeypatch) == [set(waiting.keys)]
+    assert seen == [set(waiting.keys)]
 
 
 def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
@@ -312,51 +288,26 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     release_queue()
 
 
-def test_a_set_up_that_fails_leaves_the_queue_to_the_next_trainer(monkeypatch):
+def holds_queue():
+    return ray.get(controller().__ray_call__.remote(_claim_of)) != ENDED
+
+
+def test_a_set_up_that_fails_and_the_end_of_training_leave_the_queue_to_the_next_trainer(monkeypatch):
     def fail(self):
         raise RuntimeError("no such model")
 
-    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", fail)
+    stock, seen = get_trainer_cls("sync"), []
+    monkeypatch.setattr(stock, "_setup", fail)
     with pytest.raises(RuntimeError, match="no such model"):
         set_up(padded_trainer())
-    assert ray.get(controller().__ray_call__.remote(_claim_of)) == ENDED
-
-
-def test_the_end_of_training_leaves_the_queue_to_the_next_trainer(monkeypatch):
-    seen = []
-
-    def train(self, agent_loop_manager):
-        seen.append(ray.get(controller().__ray_call__.remote(_claim_of)) != ENDED)
-
-    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
-    monkeypatch.setattr(get_trainer_cls("sync"), "fit", train)
+    assert not holds_queue()
+    monkeypatch.setattr(stock, "_setup", lambda self: None)
+    monkeypatch.setattr(stock, "fit", lambda self, agent_loop_manager: seen.append(holds_queue()))
     trainer = padded_trainer()
     set_up(trainer)
     trainer.fit(None)
     assert seen == [True]
-    assert ray.get(controller().__ray_call__.remote(_claim_of)) == ENDED
-
-
-def test_a_put_that_fails_half_way_in_a_step_leaves_no_pad_behind(monkeypatch):
-    trainer = padded_trainer()
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    content, put, written = queue_content(), tq.kv_batch_put, []
-
-    def put_and_fail(**kwargs):
-        put(**kwargs)
-        written.append(len(queue_content()) - len(content))
-        raise RuntimeError("storage gone")
-
-    def step(self, *args):
-        monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
-        return self._balance_batch(batch, metrics={})
-
-    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", step)
-    with pytest.raises(RuntimeError, match="storage gone"):
-        trainer._step_once({}, {}, 1)
-    assert written[0] > 0, "no pad was ever written"
-    assert queue_content() == content
-    assert trainer._padded_batch is None
+    assert not holds_queue()
 
 
 def test_a_batch_without_real_rows_is_refused():
@@ -399,14 +350,8 @@ def test_an_empty_prompt_is_refused_with_what_is_missing():
     ("rows", "message"),
     [
         ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
-        ([{"micro_batch": torch.ones(2)}] * 2, "'micro_batch': rows have it, as torch.float32 .* another name"),
         ([{"micro_batch": torch.tensor(1.0)}] * 2, "'micro_batch': rows have it, as torch.float32, but"),
-        ([{"loss_factor": 0.5}] * 2, "'loss_factor': rows have it, as no tensor, but"),
         ([{}, {"chain": "a chain of thought"}], "'chain': rows have it, as no tensor, but"),
-        (
-            [{"is_padding": torch.zeros(tokens, dtype=torch.bool)} for tokens in (8, 11)],
-            r"'is_padding': rows have it, as torch.bool of shape \(8,\), but",
-        ),
     ],
 )
 def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):
@@ -471,37 +416,27 @@ def workers_with(**calls):
     return SimpleNamespace(execute_with_func_generator=lambda function: None, **calls)
 
 
-@pytest.mark.parametrize(("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref")])
+@pytest.mark.parametrize(
+    ("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")]
+)
 def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     trainer = padded_trainer()
     trainer._balance_batch(batch, {})
     padded = trainer._padded_batch
-    padded.plan.layouts["ref"] = padded.plan.layouts["log_prob"]
+    padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
     sent = len(padded.inference_call(name, batch))
 
     def answer_with(change: int):
-        return lambda rows: KVBatchMeta(
-            keys=[*rows.keys, "of_another"][: len(rows) + change],
-            tags=[*rows.tags, {}][: len(rows) + change],
-            partition_id=PARTITION,
-        )
+        def answer(rows):
+            n = len(rows) + change
+            keys, tags = [*rows.keys, "of_another"][:n], [*rows.tags, {}][:n]
+            output = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
+            return SimpleNamespace(futures=[ray.put(output)]) if name == "values" else output
+
+        return answer
 
     for change in (-1, 1):
         group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)
-
-
-def test_an_answer_of_another_length_from_the_critic_is_an_error_too():
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    trainer = padded_trainer()
-    trainer._balance_batch(batch, {})
-    padded = trainer._padded_batch
-    padded.plan.layouts["values"] = padded.plan.layouts["log_prob"]
-    sent = len(padded.inference_call("values", batch))
-    half = KVBatchMeta(keys=batch.keys[:1], tags=batch.tags[:1], partition_id=PARTITION)
-    futures = SimpleNamespace(futures=[ray.put(half), ray.put(half)])
-    group = PaddedWorkerGroup(workers_with(infer_batch=lambda rows: futures), lambda: padded)
-    with pytest.raises(PaddingDataError, match=rf"'values': outputs of 2 came back for {sent} rows"):
-        group.infer_batch(batch)

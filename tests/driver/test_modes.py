@@ -1,13 +1,10 @@
-"""A job has the mode that its user chose, wherever that stands, and verl finds what it looks up by the mode's name."""
+"""A job has the mode that its user chose, and verl finds what it looks up by the mode's name."""
 
 import logging
 from inspect import getsource
-from pathlib import Path
 
 import omegaconf
 import pytest
-import yaml
-from hydra import compose, initialize_config_dir, initialize_config_module
 from omegaconf import OmegaConf
 from omegaconf.errors import UnsupportedInterpolationType
 from verl.trainer.ppo.v1 import PPOTrainerSeparateAsync, get_trainer_cls
@@ -20,8 +17,6 @@ from verl_padding.job.modes import STOCK_MODES
 from verl_padding.plan import STRATEGIES
 
 NAMES = [*STOCK_MODES, *(f"padded_{mode}" for mode in STOCK_MODES)]
-SEPARATED = "separate_async"
-"""The mode whose section says how many local updates a step has: with another's a job is another."""
 
 
 def as_the_task_runner(config):
@@ -29,51 +24,9 @@ def as_the_task_runner(config):
     return get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
 
 
-def write(path: Path, content: dict, package: str | None = None) -> None:
-    path.parent.mkdir(exist_ok=True)
-    header = f"# @package {package}\n" if package else ""
-    path.write_text(header + yaml.safe_dump(content, sort_keys=False))
-
-
-def mode_section(name: str) -> dict:
-    return {"trainer": {"v1": {"trainer_mode": name}}}
-
-
-def the_command_line(folder, name):
-    return "ppo_trainer", ["+padding=prompt", f"trainer.v1.trainer_mode={name}"]
-
-
-def a_primary_config_with_a_section_of_its_own(folder, name):
-    own = {"padding": {"strategy": "prompt"}, **mode_section(name)}
-    write(folder / "mine.yaml", {"defaults": ["ppo_trainer", "_self_"], **own})
-    return "mine", []
-
-
-def an_experiment_that_has_the_flag(folder, name):
-    own = {"defaults": [{"/padding": "prompt"}], **mode_section(name)}
-    write(folder / "experiment" / "asynchronous.yaml", own, package="_global_")
-    return "ppo_trainer", ["+experiment=asynchronous"]
-
-
-PLACES = [
-    the_command_line,
-    a_primary_config_with_a_section_of_its_own,
-    an_experiment_that_has_the_flag,
-]
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [(place, SEPARATED) for place in PLACES] + [(the_command_line, name) for name in NAMES if name != SEPARATED],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_the_trainer_is_the_padded_one_of_the_mode_wherever_that_stands(place, name, tmp_path):
-    primary, overrides = place(tmp_path, name)
-    # verl's configs beside the user's own, whichever of the two the primary one is among.
-    search = f"hydra.searchpath=[pkg://verl.trainer.config,file://{tmp_path}]"
-    where = initialize_config_dir(str(tmp_path), version_base=None) if primary == "mine" else verls()
-    with where:
-        config = compose(primary, overrides=[search, *overrides, *DYNAMIC, *SEPARATE])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trainer_is_the_padded_one_of_the_mode(name):
+    config = compose_job(*DYNAMIC, *SEPARATE, "+padding=prompt", f"trainer.v1.trainer_mode={name}")
     mode = name.removeprefix("padded_")
     trainer = as_the_task_runner(config)
     assert type(trainer) is get_trainer_cls(f"padded_{mode}")
@@ -83,10 +36,6 @@ def test_the_trainer_is_the_padded_one_of_the_mode_wherever_that_stands(place, n
         16 if mode == "separate_async" else 64
     )
     assert trainer.config.trainer.v1.trainer_mode == mode
-
-
-def verls():
-    return initialize_config_module("verl.trainer.config", version_base=None)
 
 
 ONE_EACH = dict.fromkeys(("actor", "log_prob", "ref", "critic", "values"), 1)

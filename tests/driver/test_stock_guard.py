@@ -65,15 +65,15 @@ def test_without_a_section_verls_trainers_are_verls(mode):
 def test_where_the_padded_trainers_could_not_be_registered_a_section_is_refused(mode, monkeypatch):
     monkeypatch.setattr(stock_guard, "COUNTERPARTS", {})
     name = get_trainer_cls(mode).__name__
-    with pytest.raises(PaddingConfigError, match=rf"^padding=.* {name} is not a padded trainer and would ignore it"):
+    with pytest.raises(PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"):
         get_trainer_cls(mode)(config=job(f"trainer.v1.trainer_mode={mode}", "+padding=prompt"))
 
 
 def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section_and_made_without():
     with registered_as("mine", get_trainer_cls("sync")) as mine:
-        with pytest.raises(PaddingConfigError, match=r"^padding=.* Mine is not a padded trainer .*PaddedTrainerSync"):
+        with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer .*PaddedTrainerSync"):
             mine(config=job("+padding=prompt", "trainer.v1.trainer_mode=mine"))
-        with pytest.raises(PaddingConfigError, match=r"trainer_mode='mine': this trainer pads nothing"):
+        with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer"):
             padded_trainer("mine")
         assert type(mine(config=job("trainer.v1.trainer_mode=mine"))) is mine
 
@@ -97,10 +97,3 @@ def test_a_model_whose_vision_is_not_known_is_refused_when_it_is_at_hand_and_bef
     trainer = get_trainer_cls("sync")(config=job("+padding=prompt", "padding.multimodal=empty"))
     trainer.config.actor_rollout_ref.model.path = str(tmp_path)
     trainer._init_tokenizer()
-
-
-def test_a_trainer_that_nobody_knows_is_refused_by_name():
-    with pytest.raises(
-        PaddingConfigError, match=r"trainer_mode='nobody': Unknown trainer .* VERL_USE_EXTERNAL_MODULES"
-    ):
-        padded_trainer("nobody")

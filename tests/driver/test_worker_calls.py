@@ -1,7 +1,5 @@
 """The stand-in before a worker group, on the real TransferQueue: whatever a subclass may do with a batch call."""
 
-import copy
-import pickle
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,13 +7,13 @@ import pytest
 import ray
 import torch
 import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.worker_calls import INFERENCE_CALLS, UPDATE_CALLS, PaddedWorkerGroup
-from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.calls import CALLS
 from verl_padding.pads.columns import IS_PADDING
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -78,7 +76,7 @@ def assert_padded(data, batch) -> None:
     assert len(data) % 2 == 0
 
 
-@pytest.mark.parametrize("call", [*INFERENCE_CALLS, *UPDATE_CALLS])
+@pytest.mark.parametrize("call", [call.method for call in CALLS])
 def test_a_call_outside_of_a_step_gets_pads_of_its_own_which_are_gone_afterwards(call, workers):
     _, group = trainer_with(workers, *(CRITIC if call in ("infer_batch", "train_mini_batch") else KL))
     batch = put_rows(LENGTHS)
@@ -139,23 +137,19 @@ def test_a_worker_that_fails_leaves_no_pad(workers):
     assert queue_content() == content
 
 
-def test_calls_take_what_verls_take(workers):
+def test_what_verl_sends_beside_the_batch_is_sent_and_what_is_not_in_the_queue_passes(workers):
     _, group = trainer_with(workers)
     batch = put_rows(LENGTHS)
-    for output in (
-        group.compute_log_prob(data=batch),
-        group.compute_log_prob(batch, scale=2.0),
-        group.compute_log_prob(batch, 2.0),
-    ):
+    for output in (group.compute_log_prob(batch, scale=2.0), group.compute_log_prob(batch, 2.0)):
         assert output.keys == batch.keys
     for sent in workers.sent:
         assert_padded(sent, batch)
     workers.compute_log_prob = lambda rows: rows
     data = object()
-    assert group.compute_log_prob(data) is data, "not in TransferQueue"
+    assert group.compute_log_prob(data) is data
 
 
-@pytest.mark.parametrize("call", [*INFERENCE_CALLS])
+@pytest.mark.parametrize("call", [call.method for call in CALLS if not call.trains])
 @pytest.mark.parametrize("packer", ["verl", "plan"])
 def test_workers_are_told_which_rows_of_a_pass_are_pads(call, packer, workers):
     overrides = CRITIC if call == "infer_batch" else KL
@@ -191,24 +185,3 @@ def test_a_call_with_a_selection_of_fields_selects_the_column_too(workers):
     batch.fields = ["input_ids", "position_ids"]
     group.compute_log_prob(batch)
     assert workers.sent[0].fields == ["input_ids", "position_ids", IS_PADDING]
-
-
-def test_copies_stand_before_the_same_workers_and_plan_with_the_same_trainer(workers):
-    trainer, group = trainer_with(workers)
-    batch = put_rows(LENGTHS)
-    for other in (copy.copy(group), copy.deepcopy(group)):
-        assert other.world_size == 2
-        other.compute_log_prob(batch)
-    assert copy.copy(group)._worker_group is workers
-    assert copy.deepcopy(group)._worker_group is not workers
-    assert_padded(workers.sent[0], batch)
-    assert trainer._padded_batch is None
-
-
-def test_in_another_process_everything_works_but_what_the_trainer_must_plan(workers):
-    _, group = trainer_with(workers)
-    there = pickle.loads(pickle.dumps(group))
-    assert there.world_size == 2
-    batch = KVBatchMeta(keys=["a_0_0"], tags=[{"seq_len": 3}], partition_id=PARTITION)
-    with pytest.raises(PaddingDataError, match=r"'compute_log_prob' with 1 row \(the first: \['a_0_0'\]\)"):
-        there.compute_log_prob(batch)

@@ -24,7 +24,8 @@ from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
 from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver.worker_calls import UPDATE_CALLS, PaddedWorkerGroup
+from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.job.calls import CALLS
 from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
@@ -168,7 +169,7 @@ def plan_of(
     return plan
 
 
-METHODS = {call: method for method, call in UPDATE_CALLS.items()}
+METHODS = {call.name: call.method for call in CALLS if call.trains}
 
 
 @dataclass(frozen=True)

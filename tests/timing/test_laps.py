@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS
@@ -64,30 +62,8 @@ def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_co
     assert figures.prediction_error == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
 
 
-NUMBERS = st.integers(0, 1 << 40)
-SECONDS = st.floats(0, 1e9)
-LAPS = st.builds(
-    Lap,
-    call=st.sampled_from(["actor", "ref"]),
-    rank=NUMBERS,
-    mini_batch=NUMBERS,
-    micro_batch=NUMBERS,
-    start_s=SECONDS,
-    seconds=SECONDS,
-    forward_s=st.none() | SECONDS,
-    busy_s=st.none() | SECONDS,
-    rows=st.lists(NUMBERS, max_size=3).map(tuple),
-    pads=NUMBERS,
-    computed_tokens=st.lists(NUMBERS, max_size=3).map(tuple),
-    reserved_bytes=NUMBERS,
-    allocated_bytes=st.none() | NUMBERS,
-)
-STEPS = st.builds(TimedStep, step=NUMBERS, keys=st.lists(st.text(), max_size=3), laps=st.lists(LAPS, max_size=3))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(STEPS, min_size=1, max_size=3))
-def test_a_file_of_laps_reads_as_it_was_written(steps: list[TimedStep], tmp_path: Path):
+def test_a_file_of_laps_reads_as_it_was_written(tmp_path: Path):
+    steps = [TimedStep(step=3, keys=["a", "b"], laps=two_ranks()), TimedStep(step=3, keys=[], laps=two_ranks(False))]
     path = tmp_path / "timing" / "3.jsonl"
     write_step(steps, path)
     assert read_steps(path) == steps

@@ -76,11 +76,6 @@ def test_rows_that_are_not_as_planned_are_refused(data, message):
         follow_plan(prepare_micro_batches)(data)
 
 
-def test_a_pipeline_that_needs_another_number_of_micro_batches_is_refused():
-    with pytest.raises(PaddingDataError, match="3 micro-batches: the engine's schedule needs a multiple of 2"):
-        follow_plan(prepare_micro_batches)(cell(), num_batches_divided_by=2)
-
-
 class EngineWithoutModel(FSDPEngine):
     """verl's engine, before it has anything to run."""
 

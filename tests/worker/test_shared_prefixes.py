@@ -251,7 +251,7 @@ def test_it_is_installed_once_and_refuses_other_engines():
     assert Engine.prepare_model_inputs is once
     with pytest.raises(
         PaddingError,
-        match=r"chains': object is not one of the FSDP engines of .*Set padding.sharing=off",
+        match=r"chains': object has a prepare_model_inputs of its own, .* or set padding.sharing=off",
     ):
         share_in(object())
 

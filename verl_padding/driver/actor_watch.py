@@ -65,7 +65,7 @@ class ActorWatch:
 
     def __init__(self, actors: Callable[[], Mapping[str, Sequence[ActorHandle]]]):
         self._actors = actors
-        self._known: set[ActorHandle] = set()
+        self._started: dict[ActorHandle, Any] = {}
         self._suspects: set[ActorHandle] = set()
         self._ended = threading.Event()
         self.lost: str | None = None
@@ -121,9 +121,8 @@ class ActorWatch:
     def _find_lost(self) -> None:
         """Looks for an actor that was dead at the last look too and is still held."""
         held = {handle: what for what, handles in self._actors().items() for handle in handles}
-        for handle in held.keys() - self._known:
-            handle.__ray_ready__.remote()  # the first call makes Ray report the actor's death
-        self._known = set(held)
+        # The first call makes Ray report the actor's death.
+        self._started = {handle: self._started.get(handle) or handle.__ray_ready__.remote() for handle in held}
         dead = {handle for handle in held if handle._get_local_state() == ActorTableData.DEAD}
         for handle in dead & self._suspects:
             try:

@@ -38,14 +38,14 @@ def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
     Args:
         planned: verl's engine config of each role (``actor``, ``ref``, ``critic``), as the driver has it.
     """
-    expected = {
-        role: {name: getattr(config, name) for name in PLANNED if hasattr(config, name)}
-        for role, config in planned.items()
-    }
 
     def check(role: str, trainee: Any) -> None:
-        has = {name: (getattr(trainee.engine_config, name), value) for name, value in expected.get(role, {}).items()}
-        differ = [f"{name}={value!r} (planned: {wanted!r})" for name, (value, wanted) in has.items() if value != wanted]
+        has, wanted = trainee.engine_config, planned.get(role)
+        differ = [
+            f"{name}={getattr(has, name)!r} (planned: {getattr(wanted, name)!r})"
+            for name in PLANNED
+            if hasattr(wanted, name) and getattr(has, name) != getattr(wanted, name)
+        ]
         if differ:
             raise PaddingConfigError(
                 f"the engine of {role} was made with {', '.join(differ)}: that is not what the job's config says. "

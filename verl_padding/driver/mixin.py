@@ -21,7 +21,6 @@ from verl_padding.driver.session_advantages import credit_sessions, mend_untrain
 from verl_padding.driver.session_groups import count_sessions
 from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, read_session_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming
-from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.errors import PaddingDataError
@@ -59,7 +58,7 @@ TRAIN_PARTITION = "train"
 """verl's name for the part of TransferQueue that training rows are in."""
 
 
-class PaddedTrainer(TakesPadding, VerlTrainer):
+class PaddedTrainer(VerlTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
 
     The batch that verl's methods pass around holds real rows only, from sampling to the rollout dump. Pads lie in
@@ -112,27 +111,25 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def _wrap_workers(self) -> None:
         reader, padding = self._job_reader, self._padding
-        changes = [check_engines({role: engine.config for role, engine in reader.engines.items()})]
+        planned = {role: engine.config for role, engine in reader.engines.items()}
+        changes = [check_engines(planned), wrap_worker_loss(padding.denominator)]
         if reader.has_vision:
             changes.append(vision_fixes.install_in_worker)
         if padding.packer == "plan":
             changes.append(plan_packer.install(padding.sharing))
         if padding.is_timed:
             changes.append(micro_batch_clock.install_in_worker)
-        trained = {call.worker_group for call in CALLS if call.trains}
         wrapped: dict[int, PaddedWorkerGroup] = {}
         for name in WORKER_GROUPS:
             worker_group = getattr(self, name, None)
             if worker_group is None:
                 continue
-            # Actor and reference may be one object, and verl asks whether they are.
-            if id(worker_group) not in wrapped:
-                for change in [*changes, wrap_worker_loss(padding.denominator)] if name in trained else changes:
+            number = id(worker_group)  # actor and reference may be one object, and verl asks whether they are
+            if number not in wrapped:
+                for change in changes:
                     worker_group.execute_with_func_generator(change)
-                wrapped[id(worker_group)] = PaddedWorkerGroup(
-                    worker_group, lambda: self._padded_batch, self._plan_single_call
-                )
-            setattr(self, name, wrapped[id(worker_group)])
+                wrapped[number] = PaddedWorkerGroup(worker_group, lambda: self._padded_batch, self._plan_single_call)
+            setattr(self, name, wrapped[number])
         self._worker_groups = list(wrapped.values())
         if padding.is_timed:
             self._timing = StepTiming(self.config, padding, self._worker_groups)
@@ -314,12 +311,16 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         idle = {call.name: padded.idle_steps(call.name) for call in CALLS if call.trains and call.name in layouts}
         if any(idle.values()) and not self._warned_of_idle_steps:
             self._warned_of_idle_steps = True
-            steps = {call: counted(layouts[call].n_mini_batches, "optimizer step") for call in idle}
+            of_calls = [
+                f"{n} of {counted(layouts[call].n_mini_batches, 'optimizer step')} of {call!r}"
+                for call, n in idle.items()
+                if n
+            ]
             logger.warning(
                 "verl_padding: step %d: no row has a trained token (response_mask) in %s. The gradients are 0 there, "
                 "and momentum alone moves the weights. %s counts such steps.",
                 self.global_steps,
-                " and ".join(f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n),
+                " and ".join(of_calls),
                 names.IDLE_STEPS,
             )
         return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}

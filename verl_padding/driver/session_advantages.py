@@ -60,8 +60,14 @@ def trajectories(
         extends_R: number of the row that each row continues, of its session; None if no row does.
     """
     extends_R = extends_R or [None] * len(keys)
-    token_R = _tokens(prompt_R, response_R, extends_R)
-    place_of_token = np.full(sum(prompt_R) + sum(response_R), -1, dtype=np.int64)
+    lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
+    # A number for each token of each row; a row has the numbers of the row that it extends, which is shorter.
+    token_R = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        earlier = extends_R[row]
+        if earlier is not None:
+            token_R[row][: lengths[earlier]] = token_R[earlier]
+    place_of_token = np.full(sum(lengths), -1, dtype=np.int64)
     found = []
     for rows in rows_of_sessions(keys):
         length = 0
@@ -81,18 +87,6 @@ def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
     while (earlier := extends_R[chain[-1]]) is not None:
         chain.append(earlier)
     return chain[::-1]
-
-
-def _tokens(prompt_R: Sequence[int], response_R: Sequence[int], extends_R: Sequence[int | None]) -> list[Int64s]:
-    """A number for each token of each row; a row has the numbers of the row that it extends."""
-    lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
-    ends = np.cumsum(lengths)
-    token_R = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):  # a row is longer than the one it extends
-        earlier = extends_R[row]
-        if earlier is not None:
-            token_R[row][: lengths[earlier]] = token_R[earlier]
-    return token_R
 
 
 def credit_sessions(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
@@ -179,25 +173,20 @@ def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
 
     verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
     0. Here its function sees, of each session, the reward that verl takes (of its last row, with the KL penalty of that
-    row), on the mask of the last row that has a trained token. So all other sessions keep what verl has given them.
+    row), on one token that is trained. So all other sessions keep what verl has given them.
     """
     sessions = rows_of_sessions(batch.keys)
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch.keys):
         return
     rows = read_fields(batch.keys, batch.partition_id, READ)
     mask_R = rows[MASK].unbind()
-    end_S = [next((row for row in reversed(of) if mask_R[row].any()), of[-1]) for of in sessions]
-    mended = [number for number, end in enumerate(end_S) if end != sessions[number][-1]]
+    mended = [number for number, of in enumerate(sessions) if not mask_R[of[-1]].any()]
     if not mended:
         return
     reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
-    samples = []
-    for of, end in zip(sessions, end_S, strict=True):
-        rewards = torch.zeros_like(mask_R[end], dtype=reward_R[end].dtype)
-        rewards[-1:] = reward_R[of[-1]].sum()
-        samples.append({MASK: mask_R[end], REWARDS: rewards})
-    estimated = _estimated(samples, [batch.keys[row] for row in end_S], algorithm)["advantages"]
-    advantage_of = {row: estimated[s, mask_R[end_S[s]].argmax()] * mask_R[row] for s in mended for row in sessions[s]}
+    samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[of[-1]].sum()[None]} for of in sessions]
+    estimated = _estimated(samples, [batch.keys[of[-1]] for of in sessions], algorithm)["advantages"]
+    advantage_of = {row: estimated[session, 0] * mask_R[row] for session in mended for row in sessions[session]}
     column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
     put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))

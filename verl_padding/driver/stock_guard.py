@@ -13,13 +13,25 @@ from typing import Any
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.modes import STOCK_MODES
 
-
-class TakesPadding:
-    """Marks padded trainers. They are not imported here, since the guard must work even if they cannot be."""
-
-
 COUNTERPARTS: dict[type, type] = {}
-"""verl's trainers and the padded ones that take their place; filled by ``verl_padding.driver.trainers``."""
+"""verl's trainers and the padded ones that take their place; filled by ``verl_padding.driver.trainers``, which is not
+imported here, since the guard must work even if it cannot be."""
+
+
+def padded_or_refused(trainer: type) -> Any:
+    """The trainer that a job with a padding section gets.
+
+    Raises:
+        PaddingConfigError: it pads nothing, and has no counterpart.
+    """
+    chosen = COUNTERPARTS.get(trainer, trainer)
+    if not issubclass(chosen, tuple(COUNTERPARTS.values())):
+        raise PaddingConfigError(
+            f"padding: {trainer.__name__} is not a padded trainer and would ignore it. Choose trainer.v1.trainer_mode="
+            f"{', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your own extend "
+            "verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out."
+        )
+    return chosen
 
 
 def pad_or_refuse_in_stock_trainers(base: type) -> None:
@@ -27,16 +39,7 @@ def pad_or_refuse_in_stock_trainers(base: type) -> None:
 
     def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0] if args else {}
-        padding = config.get("padding")
-        chosen = cls if padding is None else COUNTERPARTS.get(cls, cls)
-        if padding is not None and not issubclass(chosen, TakesPadding):
-            raise PaddingConfigError(
-                f"padding={padding!r}: {cls.__name__} is not a padded trainer and would ignore it. Choose "
-                f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your "
-                "own extend verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding "
-                "out. Run `verl-padding doctor` with the job's overrides for more."
-            )
         # Python calls the constructor of whatever comes back, which is one of `cls`.
-        return object.__new__(chosen)
+        return object.__new__(cls if config.get("padding") is None else padded_or_refused(cls))
 
     base.__new__ = staticmethod(make_by_config)  # type: ignore[assignment]

@@ -25,8 +25,7 @@ class CheckJobBeforeStart(Callback):
             from verl_padding.driver.trainers import padded_trainer
             from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 
-            mode = padded_trainer(config.trainer.v1.trainer_mode).extends
-            check_job(config, mode)
+            check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
             refuse_mispaired_advantages(config)
             for part, refusal in verl_refusals(config):
                 sys.exit(f"verl_padding: {part} refuses this job: {type(refusal).__name__}: {refusal}")

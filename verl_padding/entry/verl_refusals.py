@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from copy import deepcopy
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.role_engine import ref_as_actor
@@ -40,9 +40,23 @@ def _check_of_main(config: DictConfig) -> None:
 
 
 def _trainer(config: DictConfig) -> None:
-    from verl_padding.driver.trainers import trainer_without_own_parts
+    """verl's trainer of the job's mode, without a user-defined trainer, checkpoint callback or sampler.
 
-    trainer_without_own_parts(deepcopy(config))._init_resource_pool_mgr()
+    A sampler may ask for TransferQueue, which is not there, or make an actor, which would start Ray.
+    """
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from verl_padding.driver.trainers import asks_for_padding, padded_trainer
+
+    config = deepcopy(config)  # verl writes into it
+    v1 = config.trainer.v1
+    if asks_for_padding(config):
+        v1.trainer_mode = padded_trainer(v1.trainer_mode).extends
+    with open_dict(config):
+        config.trainer.checkpoint_callback_class = None
+        if (v1.sampler.get("custom_sampler") or {}).get("path"):  # which reads the section of filters by itself
+            v1.sampler.custom_sampler = config.algorithm.filter_groups = None
+    get_trainer_cls(v1.trainer_mode)(config=config)._init_resource_pool_mgr()
 
 
 def _typed_configs(config: DictConfig) -> None:
@@ -57,16 +71,13 @@ def _typed_configs(config: DictConfig) -> None:
 
 
 def _estimators_and_losses(config: DictConfig) -> None:
-    """Looks names up in verl's registries, unless code that is loaded before may add to these, and runs the loss."""
+    """Looks names up in verl's registries, unless code that is loaded before may add to these."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-
-    from verl_padding.driver.tried_loss import try_policy_loss
 
     if not any(OmegaConf.select(config, own) for own in (EXTERNAL_LIB, *LOADED_BY_TRAINER)):
         get_adv_estimator_fn(config.algorithm.adv_estimator)
     if not OmegaConf.select(config, EXTERNAL_LIB):
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    try_policy_loss(config)
 
 
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from verl_padding.plan.cost import CostModel
-from verl_padding.plan.measured_cost import micro_batch_cost
+from verl_padding.plan.measured_cost import Measurement, micro_batch_cost
 from verl_padding.timing.laps import Lap, by_micro_batch
+
+Measured = tuple[Measurement, float]
+"""A micro-batch that was measured, and its cost by a model: that of its costliest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +29,31 @@ class MeasuredFigures:
     """Of the seconds of micro-batches by their costs, see :func:`prediction_error`."""
 
 
+def measurements(laps: Sequence[Lap], cost_model: CostModel) -> list[Measured]:
+    """Each lap by itself, or where waiting cannot be told apart, those of a micro-batch on all ranks as one."""
+    groups = [[lap] for lap in laps if lap.busy_s is not None]
+    groups += by_micro_batch(lap for lap in laps if lap.busy_s is None)
+    found = []
+    for group in groups:
+        seconds = max(lap.seconds if lap.busy_s is None else lap.busy_s for lap in group)
+        tokens_D = [lap.computed_tokens for lap in sorted(group, key=lambda lap: lap.rank)]
+        cost = max(micro_batch_cost(cost_model, tokens) for tokens in tokens_D)
+        found.append((Measurement.of(seconds, tokens_D), float(cost)))
+    return found
+
+
 def measured_figures(laps: Sequence[Lap], cost_model: CostModel) -> MeasuredFigures:
-    """Figures of the laps of one call.
-
-    Where ranks cannot tell computing from waiting, a micro-batch takes all of them the time of the slowest, and the
-    prediction for it is that of the costliest rank.
-
-    Args:
-        laps: of one call of one step, at least one.
-        cost_model: what the plan reckoned with, for the tokens of each computed row.
-    """
-    ranks, levels = len({lap.rank for lap in laps}), by_micro_batch(laps)
-    cost_LD = [[micro_batch_cost(cost_model, lap.computed_tokens) for lap in level] for level in levels]
-    if any(lap.busy_s is None for lap in laps):
-        error = prediction_error([max(costs) for costs in cost_LD], [max(lap.seconds for lap in k) for k in levels])
+    """Figures of the laps of one call of one step, at least one; ``cost_model`` is what the plan reckoned with."""
+    measured = measurements(laps, cost_model)
+    error = prediction_error([cost for _, cost in measured], [each.seconds for each, _ in measured])
+    busy_KD = [[lap.busy_s for lap in level if lap.busy_s is not None] for level in by_micro_batch(laps)]
+    ranks, busy_s = len({lap.rank for lap in laps}), sum(map(sum, busy_KD))
+    if not busy_s:
         return MeasuredFigures(micro_imbalance=None, waited_s=None, prediction_error=error)
-    busy_LD = [[lap.busy_s or 0.0 for lap in level] for level in levels]
     return MeasuredFigures(
-        micro_imbalance=sum(map(max, busy_LD)) * ranks / sum(map(sum, busy_LD)),
-        waited_s=sum(max(lap.seconds - (lap.busy_s or 0.0), 0.0) for lap in laps) / ranks,
-        prediction_error=prediction_error(list(chain(*cost_LD)), list(chain(*busy_LD))),
+        micro_imbalance=sum(map(max, busy_KD)) * ranks / busy_s,
+        waited_s=(sum(lap.seconds for lap in laps) - busy_s) / ranks,
+        prediction_error=error,
     )
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
-from verl_padding.plan.measured_cost import FEW, MeasuredCost, Measurement, fit_cost, micro_batch_cost
-from verl_padding.timing.figures import prediction_error
-from verl_padding.timing.laps import Lap, TimedStep, by_micro_batch
+from verl_padding.plan.measured_cost import FEW, MeasuredCost, Measurement, fit_cost
+from verl_padding.timing.figures import Measured, measurements, prediction_error
+from verl_padding.timing.laps import TimedStep
 
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
@@ -31,15 +31,11 @@ MOST = 4096
 """Measurements of a call that a fit takes; of more, an even share."""
 
 
-Seen = tuple[Measurement, float]
-"""A micro-batch that was measured, and its cost by the formula."""
-
-
 @dataclass
 class _Learned:
     """What is known of one call."""
 
-    steps: dict[int, Sequence[Seen]] = field(default_factory=dict)
+    steps: dict[int, Sequence[Measured]] = field(default_factory=dict)
     """By their numbers, from 1: those of the window, and before it the newest of each fullness that the window has none
     of; none too old."""
     fitted: MeasuredCost | None = None
@@ -54,16 +50,14 @@ class _Learned:
         """How many steps have been learned from."""
         return max(self.steps, default=0)
 
-    def add(self, seen: Sequence[Seen]) -> None:
+    def add(self, seen: Sequence[Measured]) -> None:
         """Takes a step in, and drops those that are no longer looked at."""
-        steps, number = {**self.steps, self.number + 1: seen}, self.number + 1
-        before, window = list(steps)[:-WINDOW], list(steps)[-WINDOW:]
-        newest = {_fullness(steps[each]): each for each in before if number - each < MEMORY}
-        of_window = {_fullness(steps[each]) for each in window}
-        kept = [each for fullness, each in newest.items() if fullness not in of_window]
-        self.steps = {each: steps[each] for each in kept + window}
+        number = self.number + 1
+        steps = {**self.steps, number: seen}
+        newest = {_fullness(step): each for each, step in steps.items() if number - each < MEMORY}
+        self.steps = {each: step for each, step in steps.items() if number - each < WINDOW or each in newest.values()}
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[Measured]:
         """The micro-batches that a fit takes, by what they hold.
 
         Every second one, or tenth, is then an even share of the full and of the empty ones: in the order of a step,
@@ -121,7 +115,7 @@ class LearnedCosts:
         changes = []
         for call in timed.calls:
             known = self._learned[call]
-            known.add(_seen(timed.of_call(call), formulas[call]))
+            known.add(measurements(timed.of_call(call), formulas[call]))
             known.fitted = fit_cost([measured for measured, _ in known.seen()]) or known.fitted
             known.trial_fill = 0
             errors = _errors(known.seen()) if len(known.steps) >= LEAST_STEPS else None
@@ -146,18 +140,8 @@ class LearnedCosts:
 
     def write(self, path: Path) -> None:
         """Writes all that is known."""
-        content = {
-            call: {
-                "cost": known.fitted and asdict(known.fitted),
-                "used": known.used,
-                "trial_fill": known.trial_fill,
-                "tried": known.tried,
-                "steps": {n: [(m.seconds, m.sums_D, cost) for m, cost in seen] for n, seen in known.steps.items()},
-            }
-            for call, known in self._learned.items()
-        }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
+        path.write_text(json.dumps({call: asdict(known) for call, known in self._learned.items()}))
 
     @classmethod
     def read(cls, path: Path) -> LearnedCosts:
@@ -169,19 +153,15 @@ class LearnedCosts:
         costs = cls()
         try:
             for call, known in json.loads(path.read_text(encoding="utf-8")).items():
-                costs._learned[call] = _Learned(
-                    steps={
-                        int(n): [
-                            (Measurement(seconds=s, sums_D=tuple((t, q) for t, q in sums)), cost)
-                            for s, sums, cost in seen
-                        ]
-                        for n, seen in known["steps"].items()
-                    },
-                    fitted=None if known["cost"] is None else MeasuredCost(**known["cost"]),
-                    used=known["used"],
-                    trial_fill=known["trial_fill"],
-                    tried=known["tried"],
-                )
+                steps = {
+                    int(number): [
+                        (Measurement(seconds=m["seconds"], sums_D=tuple((t, q) for t, q in m["sums_D"])), cost)
+                        for m, cost in seen
+                    ]
+                    for number, seen in known["steps"].items()
+                }
+                fitted = known["fitted"] and MeasuredCost(**known["fitted"])
+                costs._learned[call] = _Learned(**known | {"steps": steps, "fitted": fitted})
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise PaddingDataError(
                 f"{path}: no costs of a job with padding.cost_model=measured ({error}). Name the {FILE} of one of its "
@@ -193,17 +173,13 @@ class LearnedCosts:
         """The newest fit of each call, used or not."""
         return {call: known.fitted for call, known in self._learned.items() if known.fitted is not None}
 
-    def used(self) -> set[str]:
-        """The calls that are planned by their fits, not by the formula."""
-        return {call for call, known in self._learned.items() if known.used}
 
-
-def _fullness(seen: Sequence[Seen]) -> int:
+def _fullness(seen: Sequence[Measured]) -> int:
     """Which power of two the median of the fills has reached."""
     return int(np.median([measured.fill for measured, _ in seen])).bit_length()
 
 
-def _errors(seen: Sequence[Seen]) -> tuple[float, float] | None:
+def _errors(seen: Sequence[Measured]) -> tuple[float, float] | None:
     """How wrong fits are, and the formula, as shares of the measured seconds; None where too little is known to fit.
 
     One half of the measurements is predicted by a fit to the other, and the other way round. The formula knows no
@@ -221,16 +197,3 @@ def _errors(seen: Sequence[Seen]) -> tuple[float, float] | None:
         known += [(measured.seconds, fit.predict(measured), by_formula) for measured, by_formula in half]
     seconds, by_fit, by_formula = np.array(known).T
     return prediction_error(by_fit, seconds), prediction_error(by_formula, seconds)
-
-
-def _seen(laps: Sequence[Lap], formula: CostModel) -> list[Seen]:
-    """Each lap by itself, or where waiting cannot be told apart, those of a micro-batch on all ranks as one."""
-    groups = [[lap] for lap in laps if lap.busy_s is not None]
-    groups += by_micro_batch(lap for lap in laps if lap.busy_s is None)
-    seen = []
-    for group in groups:
-        seconds = max(lap.seconds if lap.busy_s is None else lap.busy_s for lap in group)
-        tokens_D = [lap.computed_tokens for lap in sorted(group, key=lambda lap: lap.rank)]
-        cost = max(micro_batch_cost(formula, tokens) for tokens in tokens_D)
-        seen.append((Measurement.of(seconds, tokens_D), float(cost)))
-    return seen

@@ -66,25 +66,20 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     text = trainee.model_config.hf_config.get_text_config()
     draws = torch.Generator().manual_seed(0)
     low, high = min(16, text.vocab_size // 4), min(text.vocab_size, 200)  # no token of an image is among these
-
-    def drawn(n: int) -> torch.Tensor:
-        return torch.randint(low, high, (n,), generator=draws)
-
-    row, rest = drawn(ROW), drawn(LONGER)
-    neighbours = [(drawn(NEIGHBOUR), drawn(NEIGHBOUR)) for _ in range(2)]
+    sizes = (ROW, LONGER, *[NEIGHBOUR] * 4)
+    row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
-    passes = [(*neighbours[0], row), (*neighbours[1], row), (*neighbours[0], other)]
+    passes = [(*around[:2], row), (*around[2:], row), (*around[:2], other)]
     # Ranks that share rows have no outputs of their own, but all of them take part in each pass.
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
     outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
     if not outputs:
         return
     one, beside_others, changed = outputs
-    epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
     own = _distance(one[1], changed[1])
-    has_experts = any(getattr(text, name, None) for name in EXPERTS)
-    leak_of_own = LEAK_OF_EXPERTS if has_experts else LEAK
-    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), leak_of_own * own)
+    part = (LEAK_OF_EXPERTS if any(getattr(text, name, None) for name in EXPERTS) else LEAK) * own
+    epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
+    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), part)
     attention = getattr(text, "_attn_implementation", None)
     model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
     leak = _distance(one[1], beside_others[1])
@@ -96,7 +91,7 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
         )
     beginning = _distance(one[1], one[3][: len(one[1])])
     # At another place, the row is computed in another order.
-    if sharing != "off" and not beginning <= max(rounding, leak_of_own * own):
+    if sharing != "off" and not beginning <= max(rounding, part):
         raise PaddingConfigError(
             f"padding.sharing={sharing!r}: in the {role}, a row's outputs are not those of a longer row's beginning "
             f"({model}: they differ by {beginning:.2g}, the row's own first token changes {own:.2g}). Set "

@@ -9,23 +9,9 @@ and is already weighted, so that a plain mean over the reporting ranks gives the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from verl.utils.metric import AggregationType, Metric
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroBatchShare:
-    """How much of its mini-batch a micro-batch holds."""
-
-    of_tokens: float
-    """Of the trained tokens: weight of a mean over the micro-batch's tokens in the mean over the mini-batch's."""
-    of_rows: float
-    """Of the rows with a trained token, likewise."""
-    reporting_ranks: int
-    """Ranks that hold a trained token of the mini-batch: the others report no metric."""
-    dp_size: int
 
 
 class RunningMetric(Metric):
@@ -63,29 +49,36 @@ def _kind_of_mean(name: str) -> str:
     return "rows" if _OF_ROWS.search(name) else "tokens"
 
 
-def share_metrics(metrics: dict[str, Any], share: MicroBatchShare) -> dict[str, Any]:
+def share_metrics(
+    metrics: dict[str, Any], *, of_tokens: float, of_rows: float, reporting_ranks: int, dp_size: int
+) -> dict[str, Any]:
     """Metrics of a loss on one micro-batch, as its share of the mini-batch's metrics.
 
     Sums (losses, which verl scales by the data-parallel size) stay sums; means become weighted sums, of tokens or, by
     their name, of rows; extremes stay extremes. What cannot be added up (a standard deviation) becomes the mean of the
     micro-batches', as in verl.
+
+    Args:
+        of_tokens: the micro-batch's part of the mini-batch's trained tokens.
+        of_rows: its part of the rows with a trained token.
+        reporting_ranks: ranks that hold a trained token of the mini-batch: the others report no metric.
     """
-    return {name: _shared(name, value, share) for name, value in metrics.items()}
-
-
-def _shared(name: str, value: Any, share: MicroBatchShare) -> RunningMetric:
-    aggregation = value.aggregation if isinstance(value, Metric) else AggregationType.MEAN
-    number = float(value.aggregate() if isinstance(value, Metric) else value)
-    if aggregation is AggregationType.SUM:
-        # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
-        return RunningMetric(AggregationType.SUM, number * share.reporting_ranks / share.dp_size)
-    if aggregation is AggregationType.MEAN:
-        kind = _kind_of_mean(name)
-        if kind in ("rows", "tokens"):
-            weight = share.of_rows if kind == "rows" else share.of_tokens
-            return RunningMetric(AggregationType.SUM, number * weight * share.reporting_ranks)
-        aggregation = AggregationType(kind)
-    return RunningMetric(aggregation, number)
+    shared = {}
+    for name, value in metrics.items():
+        aggregation = value.aggregation if isinstance(value, Metric) else AggregationType.MEAN
+        number = float(value.aggregate() if isinstance(value, Metric) else value)
+        if aggregation is AggregationType.MEAN:
+            kind = _kind_of_mean(name)
+            if kind in ("min", "max"):
+                aggregation = AggregationType(kind)
+            else:
+                aggregation = AggregationType.SUM
+                number *= (of_rows if kind == "rows" else of_tokens) * reporting_ranks
+        elif aggregation is AggregationType.SUM:
+            # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
+            number *= reporting_ranks / dp_size
+        shared[name] = RunningMetric(aggregation, number)
+    return shared
 
 
 def names_of_sums(metrics: dict[str, Any]) -> list[str]:

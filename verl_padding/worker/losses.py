@@ -17,13 +17,13 @@ from verl_padding.pads.columns import (
     LOSS_TOKENS,
     REAL_ROWS,
     REPORTING_RANKS,
-    TIPS,
     TRAINED_ROWS,
     WEIGHS_ROWS,
     read_column,
 )
-from verl_padding.worker.loss_metrics import MicroBatchShare, RunningMetric, names_of_sums, share_metrics
+from verl_padding.worker.loss_metrics import RunningMetric, names_of_sums, share_metrics
 from verl_padding.worker.row_means import over_the_mini_batch
+from verl_padding.worker.shared_prefixes import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
 
 Loss = Callable[..., Any]
@@ -56,20 +56,15 @@ class RealRowsLoss:
         self.denominator = denominator
         self._losses: set[str] = set()
 
-    def __call__(
-        self,
-        model_output: dict[str, Any] | None = None,
-        data: TensorDict = None,
-        dp_group: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def __call__(self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any) -> Any:
         """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
         if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
             # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
-            return self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
-        real = (~read_column(data, IS_PADDING).bool()).nonzero().flatten().tolist()
-        trained = _trained_rows(data, real)
-        packing = _packing_metrics(data, real)
+            return self.inner(model_output=model_output, data=data, **kwargs)
+        real_R = ~read_column(data, IS_PADDING).bool()
+        has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
+        trained = (real_R & has_token_R).nonzero().flatten().tolist()
+        packing = _packing_metrics(data, real_R)
         if not trained:
             if int(read_column(data, REPORTING_RANKS)[0]) == 0:  # where some rank trains, it alone reports losses
                 packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in self._losses}
@@ -82,35 +77,26 @@ class RealRowsLoss:
         if tu.get_non_tensor_data(data=data, key=WEIGHS_ROWS, default=False):
             factor_R = read_column(data, LOSS_FACTOR)
             model_output = {name: weighed_output(value, factor_R) for name, value in model_output.items()}
-        loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group, **kwargs)
+        loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
         self._losses.update(names_of_sums(metrics))
-        return loss, share_metrics(metrics, _share_of(data)) | packing
+        shared = share_metrics(
+            metrics,
+            of_tokens=int(data["response_mask"].sum()) / int(read_column(data, LOSS_TOKENS)[0]),
+            of_rows=len(data) / int(read_column(data, TRAINED_ROWS)[0]),
+            reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
+            dp_size=int(data["dp_size"]),
+        )
+        return loss, shared | packing
 
 
-def _trained_rows(data: TensorDict, real: list[int]) -> list[int]:
-    mask_R = data["response_mask"].unbind()
-    trained = torch.stack([mask_R[row].any() for row in real]).tolist() if real else []
-    return [row for row, has_token in zip(real, trained, strict=True) if has_token]
-
-
-def _share_of(data: TensorDict) -> MicroBatchShare:
-    return MicroBatchShare(
-        of_tokens=int(data["response_mask"].sum()) / int(read_column(data, LOSS_TOKENS)[0]),
-        of_rows=len(data) / int(read_column(data, TRAINED_ROWS)[0]),
-        reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
-        dp_size=int(data["dp_size"]),
-    )
-
-
-def _packing_metrics(data: TensorDict, real: list[int]) -> dict[str, Metric]:
+def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:
     # Plain metrics, one value a micro-batch: every rank has as many.
     metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
         tokens_R = data["input_ids"].offsets().diff()
-        tip_R = tu.get_non_tensor_data(data=data, key=TIPS, default=None)
-        computed = real if tip_R is None else sorted({tip_R[row] for row in real})
-        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, int(tokens_R[computed].sum()) / budget)
+        computed = int((tokens_R * real_R)[computed_rows(data)].sum())
+        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / budget)
     return metrics
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -20,8 +20,9 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name, get_torch_device
 
-from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, TIPS, read_column
+from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
 from verl_padding.timing.laps import Lap
+from verl_padding.worker.shared_prefixes import computed_rows
 from verl_padding.worker.training_workers import for_training_workers, training_workers
 
 CLOCK = "_verl_padding_clock"
@@ -35,7 +36,6 @@ class _Mark:
     """A moment on one rank."""
 
     event: Any
-    epoch_s: float = field(default_factory=time.time)
     wall_s: float = field(default_factory=time.perf_counter)
     cpu_s: float = field(default_factory=time.process_time)
 
@@ -46,12 +46,13 @@ class _Timed:
 
     call: str
     mini_batch: int
+    start_s: float = field(default_factory=time.time)
     held: list[dict[str, Any]] = field(default_factory=list)
     """What each micro-batch holds, by the names of :class:`Lap`."""
     marks: list[_Mark] = field(default_factory=list)
     forward_ends: list[_Mark] = field(default_factory=list)
-    reserved_bytes: int = 0
-    allocated_bytes: int | None = None
+    bytes: dict[str, Any] = field(default_factory=dict)
+    """By the names of :class:`Lap`."""
 
 
 class MicroBatchClock:
@@ -64,9 +65,8 @@ class MicroBatchClock:
         # In a pipeline the passes of several micro-batches take turns: only their sum can be measured.
         self._whole = (getattr(engine.engine_config, "pipeline_model_parallel_size", 1) or 1) > 1
         self._timed: list[_Timed] = []
-        self._running: _Timed | None = None
-        engine.forward_backward_batch = self._around_batch(engine.forward_backward_batch)
-        engine.forward_step = self._around_step(engine.forward_step)
+        self._forward_backward, self._forward_step = engine.forward_backward_batch, engine.forward_step
+        engine.forward_backward_batch = self._time_mini_batch
 
     def read(self) -> list[Lap]:
         """The laps since they were read last; on a GPU it waits for what is still under way."""
@@ -75,47 +75,38 @@ class MicroBatchClock:
             self._device.synchronize()
         return [lap for each in timed for lap in self._laps(each)]
 
-    def _around_batch(self, forward_backward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward_backward)
-        def timed(data: TensorDict, *args: Any, **kwargs: Any) -> Any:
-            call = tu.get_non_tensor_data(data=data, key=TIMED_CALL, default=None)
-            if call is None or BATCH_ROW not in data.keys():  # noqa: SIM118  (a TensorDict)
-                return forward_backward(data, *args, **kwargs)
-            number = sum(each.call == call for each in self._timed)
-            running = _Timed(call=call, mini_batch=number)
-            if self._whole:
-                running.held.append(_held(data))
-                running.marks.append(self._mark())
-            self._running = running
-            try:
-                output = forward_backward(data, *args, **kwargs)
-            finally:
-                self._running = None
-            running.marks.append(self._mark())
-            running.reserved_bytes = int(self._device.max_memory_reserved())
-            running.allocated_bytes = int(self._device.max_memory_allocated()) if self._has_events else None
-            self._timed.append(running)
-            return output
+    def _time_mini_batch(self, data: TensorDict, *args: Any, **kwargs: Any) -> Any:
+        call = tu.get_non_tensor_data(data=data, key=TIMED_CALL, default=None)
+        if call is None or BATCH_ROW not in data.keys():  # noqa: SIM118  (a TensorDict)
+            return self._forward_backward(data, *args, **kwargs)
+        timed = _Timed(call, mini_batch=sum(each.call == call for each in self._timed))
+        if self._whole:
+            timed.held.append(_held(data))
+            timed.marks.append(self._mark())
+        else:
+            self._engine.forward_step = functools.partial(self._time_micro_batch, timed)
+        try:
+            output = self._forward_backward(data, *args, **kwargs)
+        finally:
+            self._engine.forward_step = self._forward_step
+        timed.marks.append(self._mark())
+        timed.bytes = {
+            "reserved_bytes": int(self._device.max_memory_reserved()),
+            "allocated_bytes": int(self._device.max_memory_allocated()) if self._has_events else None,
+        }
+        self._timed.append(timed)
+        return output
 
-        return timed
-
-    def _around_step(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward_step)
-        def timed(micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            running = self._running
-            if running is None or self._whole:
-                return forward_step(micro_batch, *args, **kwargs)
-            data = micro_batch
-            if not isinstance(micro_batch, TensorDict):  # Megatron's engine takes it from an iterator
-                data = next(micro_batch)
-                micro_batch = iter([data])
-            running.marks.append(self._mark())
-            running.held.append(_held(data))
-            output = forward_step(micro_batch, *args, **kwargs)
-            running.forward_ends.append(self._mark())
-            return output
-
-        return timed
+    def _time_micro_batch(self, timed: _Timed, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        data = micro_batch
+        if not isinstance(micro_batch, TensorDict):  # Megatron's engine takes it from an iterator
+            data = next(micro_batch)
+            micro_batch = iter([data])
+        timed.marks.append(self._mark())
+        timed.held.append(_held(data))
+        output = self._forward_step(micro_batch, *args, **kwargs)
+        timed.forward_ends.append(self._mark())
+        return output
 
     def _mark(self) -> _Mark:
         event = self._device.Event(enable_timing=True) if self._has_events else None
@@ -127,15 +118,14 @@ class MicroBatchClock:
         return float(begin.event.elapsed_time(end.event) / 1e3) if self._has_events else end.wall_s - begin.wall_s
 
     def _laps(self, timed: _Timed) -> Iterator[Lap]:
-        rank = self._engine.get_data_parallel_rank()
-        start_s = timed.marks[0].epoch_s
+        start_s = timed.start_s
         # With several threads, the seconds of a process do not show how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
         for micro_batch, (held, (begin, end)) in enumerate(zip(timed.held, pairwise(timed.marks), strict=True)):
             seconds = self._seconds(begin, end)
             yield Lap(
                 call=timed.call,
-                rank=rank,
+                rank=self._engine.get_data_parallel_rank(),
                 mini_batch=timed.mini_batch,
                 micro_batch=micro_batch,
                 start_s=start_s,
@@ -143,8 +133,7 @@ class MicroBatchClock:
                 forward_s=None if self._whole else self._seconds(begin, timed.forward_ends[micro_batch]),
                 busy_s=min(end.cpu_s - begin.cpu_s, seconds) if one_thread else None,
                 **held,
-                reserved_bytes=timed.reserved_bytes,
-                allocated_bytes=timed.allocated_bytes,
+                **timed.bytes,
             )
             start_s += seconds
 
@@ -153,10 +142,8 @@ def _held(data: TensorDict) -> dict[str, Any]:
     """What a micro-batch holds; ``data`` is still on the CPU, so nothing waits for a device."""
     tokens_R = data["input_ids"].offsets().diff().tolist()
     number_R = read_column(data, BATCH_ROW).tolist()
-    tips = tu.get_non_tensor_data(data=data, key=TIPS, default=None)
-    computed = sorted(set(tips)) if tips is not None else range(len(tokens_R))
     rows = tuple(number for number in number_R if number >= 0)
-    computed_tokens = tuple(tokens_R[row] for row in computed)
+    computed_tokens = tuple(tokens_R[row] for row in computed_rows(data))
     return {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed_tokens}
 
 

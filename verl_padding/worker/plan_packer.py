@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,18 +20,15 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
-from verl_padding.pads.columns import MICRO_BATCH, TIPS, read_column
+from verl_padding.pads.columns import CHAIN, MICRO_BATCH, TIPS, read_column
 from verl_padding.pads.lineage import EXTENDS
 from verl_padding.plan import Sharing
-from verl_padding.plan.counted import counted
-from verl_padding.worker.shared_prefixes import computed_tokens, planned_tokens, share_in, tips_of
+from verl_padding.worker.shared_prefixes import share_in, tips_of
 from verl_padding.worker.training_workers import for_training_workers
 
 logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
-FOLLOWS_PLAN = "_verl_padding_follows_plan"
-"""Attribute of a function that stands in the place of another: the other one."""
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
@@ -43,44 +40,40 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
     """
 
     @functools.wraps(prepare)
-    def prepare_micro_batches(
-        data: TensorDict, dp_group: Any = None, num_batches_divided_by: int | None = None, **kwargs: Any
-    ) -> tuple[list[TensorDict], list[list[int]] | None]:
+    def prepare_micro_batches(data: TensorDict, **kwargs: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
         by_rows = not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
         if by_rows or MICRO_BATCH not in data.keys():  # noqa: SIM118  (a TensorDict)
-            return prepare(data, dp_group=dp_group, num_batches_divided_by=num_batches_divided_by, **kwargs)
+            return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
+        if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
+            raise PaddingDataError(
+                f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "
+                "Set padding.packer=verl to train without that order."
+            )
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
-        _check(data, indices, number_R, num_batches_divided_by)
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
-        packed = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
+        shares = sharing == "chains" and tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
-            tip_R = tips_of(micro_batch) if sharing == "chains" and packed else tuple(range(len(micro_batch)))
-            _check_tokens(computed_tokens(micro_batch, tip_R), planned_tokens(micro_batch), budget)
+            tip_R = tips_of(micro_batch) if shares else range(len(micro_batch))
+            _check_tokens(micro_batch, tip_R, budget)
             if len(set(tip_R)) < len(tip_R):
                 tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
         return micro_batches, indices
 
-    setattr(prepare_micro_batches, FOLLOWS_PLAN, prepare)
     return prepare_micro_batches
 
 
-def _check(data: TensorDict, indices: list[list[int]], number_R: list[int], multiple: int | None) -> None:
-    if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
-        raise PaddingDataError(
-            f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "
-            "Set padding.packer=verl to train without that order."
-        )
-    if multiple is not None and len(indices) % multiple:
-        raise PaddingDataError(
-            f"{counted(len(indices), 'micro-batch')}: the engine's schedule needs a multiple of {multiple}. Set "
-            "padding.packer=verl."
-        )
-
-
-def _check_tokens(computed: int, planned: int, budget: int) -> None:
+def _check_tokens(micro_batch: TensorDict, tip_R: Sequence[int], budget: int) -> None:
     """Refuses a micro-batch that was not planned like this; a wrongly named chain only costs time and memory."""
+    tokens_R = micro_batch["input_ids"].offsets().diff().tolist()
+    chain_R = read_column(micro_batch, CHAIN).tolist() if CHAIN in micro_batch.keys() else [-1] * len(tokens_R)  # noqa: SIM118
+    longest: dict[int, int] = {}  # of each chain; a row of no chain is one by itself
+    for row, (tokens, chain) in enumerate(zip(tokens_R, chain_R, strict=True)):
+        of = chain if chain >= 0 else ~row
+        longest[of] = max(tokens, longest.get(of, 0))
+    planned = sum(longest.values())
+    computed = sum(tokens_R[tip] for tip in set(tip_R))
     if planned > budget:
         raise PaddingDataError(
             f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
@@ -107,13 +100,12 @@ def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
     def patch(role: str, trainee: Any) -> None:
         engine = trainee.engine
         module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
-        prepare = module.get(PATCHED)
-        if prepare is None:
+        if PATCHED not in module:
             raise PaddingError(
                 f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
                 f"verl {KNOWN_VERL} do. Set padding.packer=verl."
             )
-        module[PATCHED] = follow_plan(getattr(prepare, FOLLOWS_PLAN, prepare), sharing=sharing)
+        module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]), sharing=sharing)
         if sharing == "chains":
             share_in(engine)
 

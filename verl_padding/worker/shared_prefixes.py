@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,6 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
-from verl_padding.job.known_verl import KNOWN_VERL
 from verl_padding.pads.columns import CHAIN, TIPS, read_column
 from verl_padding.pads.lineage import TOKENS, Inputs
 
@@ -59,21 +58,9 @@ def tips_of(data: TensorDict) -> tuple[int, ...]:
     return tuple(tip_R)
 
 
-def computed_tokens(data: TensorDict, tip_R: Sequence[int]) -> int:
-    """Tokens of the rows that are computed."""
-    tokens_R = data["input_ids"].offsets().diff().tolist()
-    return sum(tokens_R[tip] for tip in set(tip_R))
-
-
-def planned_tokens(data: TensorDict) -> int:
-    """Tokens of the rows that the plan wants computed: the longest of each chain, and rows of none."""
-    tokens_R = data["input_ids"].offsets().diff().tolist()
-    chain_R = read_column(data, CHAIN).tolist() if CHAIN in data.keys() else [-1] * len(data)  # noqa: SIM118
-    longest: dict[int, int] = {}
-    for row, (tokens, chain) in enumerate(zip(tokens_R, chain_R, strict=True)):
-        of = chain if chain >= 0 else ~row  # a row of no chain is one by itself
-        longest[of] = max(tokens, longest.get(of, 0))
-    return sum(longest.values())
+def computed_rows(data: TensorDict) -> list[int]:
+    """The numbers of those rows of a micro-batch that its engine computes, in order."""
+    return sorted(set(tu.get_non_tensor_data(data=data, key=TIPS, default=range(len(data)))))
 
 
 def share_in(engine: Any) -> None:
@@ -85,19 +72,15 @@ def share_in(engine: Any) -> None:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     cls = type(engine)
-    if not isinstance(engine, FSDPEngineWithLMHead):
-        raise PaddingError(
-            f"padding.sharing='chains': {cls.__name__} is not one of the FSDP engines of verl {KNOWN_VERL}. Set "
-            "padding.sharing=off."
-        )
     # Rows are compared by what verl's own methods read of them: those of another engine may read more.
     for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
         # The module that Python, or functools.wraps, has written on it.
-        if inspect.unwrap(getattr(cls, name)).__module__ != FSDPEngineWithLMHead.__module__:
+        own: Any = getattr(cls, name, None)
+        if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
             raise PaddingError(
-                f"padding.sharing='chains': {cls.__name__} has a {name} of its own, which may read fields of rows that "
-                f"are not compared before rows share. Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it "
-                "reads no others than verl's, or set padding.sharing=off."
+                f"padding.sharing='chains': {cls.__name__} has a {name} of its own, not that of verl's FSDP engines: "
+                "it may read fields of rows that are not compared before rows share. Put functools.wraps("
+                f"FSDPEngineWithLMHead.{name}) on it if it reads no others, or set padding.sharing=off."
             )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
     for name, wrap in (("prepare_model_inputs", _of_tips), ("prepare_model_outputs", _of_all_rows)):
@@ -114,7 +97,7 @@ def _of_tips(prepare: Callable[..., Any]) -> Callable[..., Any]:
         tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
         if tip_R is None:
             return prepare(self, micro_batch=micro_batch)
-        tips = tu.index_select_tensor_dict(micro_batch, sorted(set(tip_R)))
+        tips = tu.index_select_tensor_dict(micro_batch, computed_rows(micro_batch))
         tips.pop(TIPS)  # a micro-batch with nothing to share
         inputs, output_args = prepare(self, micro_batch=tips)
         output_args[COMPUTED] = tips
@@ -135,7 +118,7 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
             return outputs
         offsets = micro_batch["input_ids"].offsets()
         lengths = offsets.diff().tolist()
-        place = {tip: number for number, tip in enumerate(sorted(set(tip_R)))}
+        place = {tip: number for number, tip in enumerate(computed_rows(micro_batch))}
         tokens = [lengths[tip] for tip in place]
 
         def expand(name: str, of_tips: Any) -> torch.Tensor:

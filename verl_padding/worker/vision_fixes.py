@@ -15,6 +15,7 @@ tests/worker/test_position_ids.py and tests/worker/test_text_rows.py say when ea
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Any
@@ -23,6 +24,8 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_padding.worker.training_workers import for_training_workers
+
 FIXED_IDS = "maybe_fix_3d_position_ids"
 IDS_MODULES = ("verl.workers.engine_workers", "verl.workers.engine.base")
 EMBEDS = "_get_input_embeds"
@@ -30,18 +33,18 @@ EMBEDS_MODULE = "verl.models.transformers.qwen2_vl"
 """verl's workers import it only for models of these two families."""
 
 
-def install_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: replaces both functions in a worker's process."""
-    from verl.protocol import DataProto
-
+def _install(role: str, trainee: Any) -> None:
     for name in IDS_MODULES:
         module = importlib.import_module(name)
         assert hasattr(module, FIXED_IDS), f"{name} has no {FIXED_IDS} to replace"
         setattr(module, FIXED_IDS, fix_3d_position_ids)
     families = sys.modules.get(EMBEDS_MODULE)
-    if families is not None and not hasattr(own := getattr(families, EMBEDS), "verls_own"):
+    if families is not None and not hasattr(own := getattr(families, EMBEDS), "__wrapped__"):
         setattr(families, EMBEDS, _with_text_alone(own))
-    return DataProto()
+
+
+install_in_worker = for_training_workers(_install)
+"""For verl's ``execute_with_func_generator``: replaces both functions in a worker's process."""
 
 
 def fix_3d_position_ids(data: TensorDict) -> None:
@@ -83,12 +86,13 @@ def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _with_text_alone(own: Any) -> Any:
+    @functools.wraps(own)
     def get_input_embeds(
         model: Any,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        pixel_values: torch.Tensor | None = None,
-        pixel_values_videos: torch.Tensor | None = None,
+        attention_mask: Any = None,
+        pixel_values: Any = None,
+        pixel_values_videos: Any = None,
         *grids: Any,
         **named_grids: Any,
     ) -> Any:
@@ -96,5 +100,4 @@ def _with_text_alone(own: Any) -> Any:
             return embeds_of_text(model, input_ids), attention_mask
         return own(model, input_ids, attention_mask, pixel_values, pixel_values_videos, *grids, **named_grids)
 
-    get_input_embeds.verls_own = own  # type: ignore[attr-defined]
     return get_input_embeds
