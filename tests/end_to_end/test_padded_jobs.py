@@ -250,9 +250,9 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
     for step, metrics in facts.metrics.items():
         (timed,) = read_steps(facts.folder / "timing" / f"{step}.jsonl")
         assert (timed.step, list(timed.keys)) == (step, keys[step])
-        assert {LOG_PROB, ACTOR_CALL} <= set(timed.calls)
-        for call in timed.calls:
-            laps, epochs = timed.of_call(call), EPOCHS[job].get(call, 1)
+        assert {LOG_PROB, ACTOR_CALL} <= set(timed.by_call())
+        for call, laps in timed.by_call().items():
+            epochs = EPOCHS[job].get(call, 1)
             assert Counter(row for lap in laps for row in lap.rows) == dict.fromkeys(range(len(timed.keys)), epochs)
             assert set(Counter((lap.mini_batch, lap.micro_batch) for lap in laps).values()) == {2}, "of both ranks"
             assert all(0 < lap.forward_s < lap.seconds and lap.reserved_bytes > 1e8 for lap in laps)

@@ -107,7 +107,7 @@ def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_an
         outcomes_of(trainer, keys, masks, rewards_R, kind._compute_advantage)
         for kind in (get_trainer_cls("sync"), type(trainer))
     )
-    assert verls[0] == [0, 0], "verl looks for a trained token now: mend_untrained_ends may go"
+    assert verls[0] == [0, 0], "verl looks for a trained token now: repair_untrained_ends may go"
     assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
     assert ours[1:] == verls[1:]
     assert ours[2][0] != ours[5][0] == ours[6][0] != 0

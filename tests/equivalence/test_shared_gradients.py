@@ -41,7 +41,7 @@ from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.weighing import Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
 from verl_padding.worker.losses import RealRowsLoss
-from verl_padding.worker.row_means import over_the_mini_batch
+from verl_padding.worker.row_means import normalize_over_mini_batch
 
 BUDGET = 48
 SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
@@ -196,7 +196,7 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
     loss = policy_loss(mode, name)
     if name not in PACKING_MATTERS:
         # verl's means of rows divide by the rows that they get, whatever they are told
-        verls = loss if denominator == "rows" else over_the_mini_batch(loss)
+        verls = loss if denominator == "rows" else normalize_over_mini_batch(loss)
         want = plain_gradients(plain, rows, plan, verls, denominator)
     else:
         loss = Seeded(loss)

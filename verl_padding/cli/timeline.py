@@ -44,8 +44,7 @@ def _table(timed: TimedStep) -> Table:
     table.add_column("call", no_wrap=True)
     for name in ("ranks", "micro", "seconds", "forward", "waited", "imbalance", "tokens/s", "GB"):
         table.add_column(name, justify="right", no_wrap=True)
-    for call in timed.calls:
-        laps = timed.of_call(call)
+    for call, laps in timed.by_call().items():
         by_rank = [[lap for lap in laps if lap.rank == rank] for rank in {lap.rank for lap in laps}]
         slowest = max(by_rank, key=lambda of_rank: sum(lap.seconds for lap in of_rank))
         seconds = sum(lap.seconds for lap in slowest)

@@ -19,16 +19,15 @@ def draw_timeline(timed: TimedStep, path: Path) -> None:
     A bar is as long as its lap. What the rank waited in it is hatched, at its end, and the share of pads before that
     is dark; where waiting is not known, the bar is whole.
     """
-    calls = timed.calls
+    calls = timed.by_call()
     ranks = min(max(lap.rank for lap in timed.laps) + 1, MOST_RANKS)
     figure, axes_C = new_figure(
         nrows=len(calls), squeeze=False, figsize=(12, 1 + len(calls) * (0.9 + 0.16 * ranks)), layout="constrained"
     )
-    for axes, call in zip(axes_C[:, 0], calls, strict=True):
-        laps = [lap for lap in timed.of_call(call) if lap.rank < ranks]
-        first = min(lap.start_s for lap in laps)
+    for axes, (call, laps) in zip(axes_C[:, 0], calls.items(), strict=True):
+        first = min(lap.start_s for lap in laps if lap.rank < ranks)
         for rank in range(ranks):
-            of_rank = sorted((lap for lap in laps if lap.rank == rank), key=lambda lap: lap.start_s)
+            of_rank = [lap for lap in laps if lap.rank == rank]
             for lap, colour in zip(of_rank, cycle((OURS, OURS_LIGHT)), strict=False):
                 _draw_lap(axes, lap, lap.start_s - first, colour)
         axes.set_ylim(ranks - 0.4, -0.6)

@@ -17,7 +17,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
 from verl_padding.driver.engine_check import check_engines
-from verl_padding.driver.session_advantages import credit_sessions, mend_untrained_ends
+from verl_padding.driver.session_advantages import compute_session_advantages, repair_untrained_ends
 from verl_padding.driver.session_groups import count_sessions
 from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, read_session_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming
@@ -269,9 +269,9 @@ class PaddedTrainer(VerlTrainer):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
         if self._padding.advantages == "session":
-            credit_sessions(batch, self.config.algorithm, images=self._job_reader.has_images)
+            compute_session_advantages(batch, self.config.algorithm, images=self._job_reader.has_images)
         else:
-            mend_untrained_ends(batch, self.config.algorithm)
+            repair_untrained_ends(batch, self.config.algorithm)
         return computed
 
     def _compute_metrics(

@@ -89,7 +89,7 @@ def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
     return chain[::-1]
 
 
-def credit_sessions(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
+def compute_session_advantages(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
     """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows."""
     tokens_R = tokens_of_tags(batch.keys, batch.tags)
     extends_R = find_continued(batch, tokens_R, images=images)
@@ -168,7 +168,7 @@ def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str
     return data.batch
 
 
-def mend_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
+def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from them.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is

@@ -9,9 +9,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_padding.plan.row_keys import rows_of_sessions
 
-FILTER = "_dapo_filtered_keys"
-"""verl's method that finds the prompts to filter out."""
-
 
 def count_sessions(buffer: Any) -> Any:
     """The same buffer; verl's own filters groups by their sessions, a user's is left as it is.
@@ -20,9 +17,10 @@ def count_sessions(buffer: Any) -> Any:
     group by itself, and more copies of a reward change whether NumPy finds a standard deviation of exactly 0. So the
     filter sees the last row of each session alone.
     """
-    if getattr(type(buffer), FILTER, None) is not getattr(ReplayBuffer, FILTER) or buffer.filter_groups_metric is None:
+    own = getattr(type(buffer), "_dapo_filtered_keys", None)
+    if own is not ReplayBuffer._dapo_filtered_keys or buffer.filter_groups_metric is None:
         return buffer
-    filter_rows = getattr(buffer, FILTER)
+    filter_rows = buffer._dapo_filtered_keys
 
     def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
         rows = buffer.partitions[partition_id]
@@ -34,5 +32,5 @@ def count_sessions(buffer: Any) -> Any:
         finally:
             buffer.partitions[partition_id] = rows
 
-    setattr(buffer, FILTER, filter_sessions)
+    buffer._dapo_filtered_keys = filter_sessions
     return buffer

@@ -108,8 +108,8 @@ class StepTiming:
 def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> dict[str, float]:
     """Metrics of the calls that have laps; ``cost_models``: of each call, what the plan reckoned with."""
     metrics: dict[str, float] = {}
-    for call in timed.calls:
-        figures = measured_figures(timed.of_call(call), cost_models[call])
+    for call, laps in timed.by_call().items():
+        figures = measured_figures(laps, cost_models[call])
         metrics[names.PREDICTION_ERROR.format(call=call)] = figures.prediction_error
         if figures.micro_imbalance is not None and figures.waited_s is not None:
             metrics[names.MEASURED_IMBALANCE.format(call=call)] = figures.micro_imbalance

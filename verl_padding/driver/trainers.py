@@ -4,6 +4,7 @@ Importing this module is all it takes.
 """
 
 import logging
+from typing import Any
 
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1 import (
@@ -60,6 +61,12 @@ def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
         ValueError: verl's; there is no trainer of this name.
     """
     return padded_or_refused(get_trainer_cls(trainer_mode))
+
+
+def trainer_of_mode(config: DictConfig) -> type[Any]:
+    """The trainer of a job's mode, padded if the job asks for it: not a user-defined one that extends it."""
+    mode = config.trainer.v1.trainer_mode
+    return get_trainer_cls(MODE_PREFIX + padded_trainer(mode).extends if asks_for_padding(config) else mode)
 
 
 def asks_for_padding(config: DictConfig) -> bool:

@@ -44,19 +44,15 @@ def _trainer(config: DictConfig) -> None:
 
     A sampler may ask for TransferQueue, which is not there, or make an actor, which would start Ray.
     """
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    from verl_padding.driver.trainers import asks_for_padding, padded_trainer
+    from verl_padding.driver.trainers import trainer_of_mode
 
     config = deepcopy(config)  # verl writes into it
-    v1 = config.trainer.v1
-    if asks_for_padding(config):
-        v1.trainer_mode = padded_trainer(v1.trainer_mode).extends
+    sampler = config.trainer.v1.sampler
     with open_dict(config):
         config.trainer.checkpoint_callback_class = None
-        if (v1.sampler.get("custom_sampler") or {}).get("path"):  # which reads the section of filters by itself
-            v1.sampler.custom_sampler = config.algorithm.filter_groups = None
-    get_trainer_cls(v1.trainer_mode)(config=config)._init_resource_pool_mgr()
+        if (sampler.get("custom_sampler") or {}).get("path"):  # which reads the section of filters by itself
+            sampler.custom_sampler = config.algorithm.filter_groups = None
+    trainer_of_mode(config)(config=config)._init_resource_pool_mgr()
 
 
 def _typed_configs(config: DictConfig) -> None:

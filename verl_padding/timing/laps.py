@@ -63,14 +63,12 @@ class TimedStep:
     """Key of each row of the batch."""
     laps: list[Lap] = field(repr=False)
 
-    def of_call(self, call: str) -> list[Lap]:
-        """The laps of a call."""
-        return [lap for lap in self.laps if lap.call == call]
-
-    @property
-    def calls(self) -> list[str]:
-        """Calls that have laps, in the order in which they began."""
-        return list(dict.fromkeys(lap.call for lap in sorted(self.laps, key=lambda lap: lap.start_s)))
+    def by_call(self) -> dict[str, list[Lap]]:
+        """The laps of each call, calls and laps in the order in which they began."""
+        found: dict[str, list[Lap]] = defaultdict(list)
+        for lap in sorted(self.laps, key=lambda lap: lap.start_s):
+            found[lap.call].append(lap)
+        return found
 
 
 def by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
@@ -106,8 +104,8 @@ def read_steps(path: Path) -> list[TimedStep]:
             else:
                 tuples = {name: tuple(values[name]) for name in ("rows", "computed_tokens")}
                 steps[-1].laps.append(Lap(**values | tuples))
+        if not steps:
+            raise LookupError("it holds no step")
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise PaddingDataError(f"{path}: no laps ({error!r}). Name a file of padding.timing_dir.") from error
-    if not steps:
-        raise PaddingDataError(f"{path}: holds no step. Name a file of padding.timing_dir.")
     return steps

@@ -113,9 +113,9 @@ class LearnedCosts:
         Returns: a sentence for each call whose plan changes over, or that is to try another fill.
         """
         changes = []
-        for call in timed.calls:
+        for call, laps in timed.by_call().items():
             known = self._learned[call]
-            known.add(measurements(timed.of_call(call), formulas[call]))
+            known.add(measurements(laps, formulas[call]))
             known.fitted = fit_cost([measured for measured, _ in known.seen()]) or known.fitted
             known.trial_fill = 0
             errors = _errors(known.seen()) if len(known.steps) >= LEAST_STEPS else None

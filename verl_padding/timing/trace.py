@@ -18,7 +18,7 @@ def chrome_trace(steps: Iterable[TimedStep]) -> dict[str, Any]:
     """
     timed = list(steps)
     laps = [lap for step in timed for lap in step.laps]
-    calls = list(dict.fromkeys(call for step in timed for call in step.calls))
+    calls = list(dict.fromkeys(call for step in timed for call in step.by_call()))
     first = min((lap.start_s for lap in laps), default=0.0)
     events: list[dict[str, Any]] = []
     for number, call in enumerate(calls):

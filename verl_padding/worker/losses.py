@@ -22,7 +22,7 @@ from verl_padding.pads.columns import (
     read_column,
 )
 from verl_padding.worker.loss_metrics import RunningMetric, names_of_sums, share_metrics
-from verl_padding.worker.row_means import over_the_mini_batch
+from verl_padding.worker.row_means import normalize_over_mini_batch
 from verl_padding.worker.shared_prefixes import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
 
@@ -52,7 +52,7 @@ class RealRowsLoss:
     """
 
     def __init__(self, inner: Loss, denominator: Denominator):
-        self.inner = over_the_mini_batch(inner)
+        self.inner = normalize_over_mini_batch(inner)
         self.denominator = denominator
         self._losses: set[str] = set()
 
@@ -76,7 +76,7 @@ class RealRowsLoss:
             tu.assign_non_tensor(data, global_batch_size=int(read_column(data, REAL_ROWS)[0]))
         if tu.get_non_tensor_data(data=data, key=WEIGHS_ROWS, default=False):
             factor_R = read_column(data, LOSS_FACTOR)
-            model_output = {name: weighed_output(value, factor_R) for name, value in model_output.items()}
+            model_output = {name: weighted_output(value, factor_R) for name, value in model_output.items()}
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
         self._losses.update(names_of_sums(metrics))
         shared = share_metrics(
@@ -119,7 +119,7 @@ def _select(value: Any, rows: list[int], n_rows: int) -> Any:
     return value[rows]
 
 
-def weighed_output(value: Any, factor_R: torch.Tensor) -> Any:
+def weighted_output(value: Any, factor_R: torch.Tensor) -> Any:
     """The same output, of which the gradient of row r is multiplied by ``factor_R[r]``."""
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value

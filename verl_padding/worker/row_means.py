@@ -18,7 +18,7 @@ more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R row
 
 
 @register_policy_loss(PREFIX + ROW_MEAN)
-def share_of_the_mini_batch(
+def share_of_mini_batch(
     *, response_mask: torch.Tensor, config: Any, **arguments: Any
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """verl's loss of a micro-batch, as its share of the mini-batch's."""
@@ -28,7 +28,7 @@ def share_of_the_mini_batch(
     return mean * (len(response_mask) * info["dp_size"] / info["global_batch_size"]), metrics
 
 
-def over_the_mini_batch(loss: Any) -> Any:
+def normalize_over_mini_batch(loss: Any) -> Any:
     """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss stays as it is."""
     config = loss.keywords.get("config") if isinstance(loss, partial) else None
     policy_loss = getattr(config, "policy_loss", None)
