@@ -33,9 +33,7 @@ def rehearsed(*overrides: str, timeout_s: float = 280) -> tuple[int, str]:
     return code, console.export_text()
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gemma2", "gemma3_text", "olmo2"]
-)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text"])
 def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
     large = CONFIG_MAPPING[family]().to_dict()
     small = shrunk(large)

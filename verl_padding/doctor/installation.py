@@ -6,7 +6,8 @@ import os
 import platform
 import traceback
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, entry_points, metadata, requires, version
+from functools import partial
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -65,7 +66,7 @@ def plug_in() -> Iterator[Finding]:
         )
         return
     for subject, message, attempt in (
-        ("entry point", found[0].value, _load_entry_point),
+        ("entry point", found[0].value, partial(_load, found[0])),
         ("trainers", "registered", _look_up_trainers),
         ("config groups", "found by Hydra", _look_up_config_groups),
     ):
@@ -77,9 +78,10 @@ def plug_in() -> Iterator[Finding]:
             yield ok(subject, message)
 
 
-def _load_entry_point() -> None:
-    import verl_padding.entry.import_hooks
-    import verl_padding.plugin  # noqa: F401  (which only logs what goes wrong in the other one)
+def _load(entry: EntryPoint) -> None:
+    import verl_padding.entry.import_hooks  # noqa: F401  (the entry point only logs what goes wrong in it)
+
+    entry.load()
 
 
 def _look_up_trainers() -> None:

@@ -56,7 +56,6 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
     mode = config.trainer.v1.trainer_mode
     try:
         if not asks_for_padding(config):
-            yield ok("trainer", mode)
             yield NOT_ASKED_FOR
             return
         trainer = padded_trainer(mode)

@@ -112,12 +112,6 @@ class RoleEngine:
         return int(getattr(self.config, name, None) or 1)
 
     @property
-    def shape(self) -> str:
-        """The parallel sizes that are more than 1, in words: ``context 2 x pipeline 2``; empty if there are none."""
-        sizes = {word: self.size(word) for word in PARALLEL_SIZES[self.strategy]}
-        return " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1)
-
-    @property
     def sequence_parallel_size(self) -> int:
         """Ranks that share a row; verl multiplies the token budget of a GPU by their number."""
         return self.size(next(iter(PARALLEL_SIZES[self.strategy])))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import lcm
 
 from verl_padding.job.job_reader import JobReader
-from verl_padding.job.role_engine import RoleEngine
+from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine
 from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import reuses_layout_of
@@ -39,8 +39,8 @@ def summary(reader: JobReader, job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _describe(engine: RoleEngine) -> str:
-    """Backend, ranks and parallel sizes."""
+    """Backend, ranks and parallel sizes: ``megatron, 8 ranks: tensor 2 x pipeline 2, so 2 data-parallel ranks``."""
+    sizes = {word: engine.size(word) for word in PARALLEL_SIZES[engine.strategy]}
+    shape = " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1)
     words = f"{engine.strategy}, {counted(engine.n_gpus, 'rank')}"
-    if engine.shape:
-        words += f": {engine.shape}, so {counted(engine.dp_size, 'data-parallel rank')}"
-    return words
+    return f"{words}: {shape}, so {counted(engine.dp_size, 'data-parallel rank')}" if shape else words
