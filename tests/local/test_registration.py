@@ -31,7 +31,7 @@ assert device.mem_get_info()[0] <= device.mem_get_info()[1]
 device.empty_cache(); device.synchronize()
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 from verl.single_controller.ray.base import RayWorkerGroup
-assert RayWorkerGroup.__init__.__wrapped__, "ranks meet at any port"
+assert RayWorkerGroup.__init__.__wrapped__, "ranks connect at any port"
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.rollout.base import get_rollout_class

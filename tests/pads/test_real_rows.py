@@ -1,4 +1,4 @@
-"""The helper for code that may meet a pad: the same kind of thing, without pads."""
+"""The helper for code that may get a pad: the same kind of thing, without pads."""
 
 import numpy as np
 import pytest
