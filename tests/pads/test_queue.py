@@ -1,27 +1,19 @@
 """Rows in the real TransferQueue: set aside and put back as they were; what earlier runs left is cleared."""
 
 import logging
-import weakref
-from types import SimpleNamespace
-from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
 import torch
 import transfer_queue as tq
-import transfer_queue.interface as tq_interface
 
 from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import queue
 from verl_padding.pads.queue import (
-    KVBatchMeta,
     clear_leftovers,
-    detach,
     put_columns,
-    put_new_rows,
-    read_fields,
     read_rows,
     set_aside,
     tags_of,
@@ -69,23 +61,6 @@ def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_t
     assert not [record for record in caplog.records if record.name == queue.logger.name]
 
 
-def test_the_storage_of_a_queue_that_is_let_go_of_lives_on_and_is_not_closed_any_more(monkeypatch):
-    class Storage(dict):
-        """What a weak reference can point to."""
-
-    client, storage = Mock(), Storage(SimpleStorage={})
-    monkeypatch.setattr(tq_interface, "_TQ_CLIENT", client)
-    monkeypatch.setattr(tq_interface, "_TQ_CONTROLLER", object())
-    monkeypatch.setattr(tq_interface, "_TQ_STORAGE", storage)
-    alive = weakref.ref(storage)
-    del storage
-    detach()
-    client.close.assert_called_once()
-    # TransferQueue's own close() ends the controller and the storage that it finds here.
-    assert tq_interface._TQ_CLIENT is tq_interface._TQ_CONTROLLER is tq_interface._TQ_STORAGE is None
-    assert alive() is not None, "Ray would end the storage of another trainer"
-
-
 def test_columns_leave_the_tags_of_rows_alone_also_those_that_have_changed_since_the_batch_was_made():
     batch = put_rows([(5, 3), (7, 2)])
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, tags=[{"status": "seen"}] * 2)
@@ -94,23 +69,6 @@ def test_columns_leave_the_tags_of_rows_alone_also_those_that_have_changed_since
     assert queue_content() == tags
     assert [tags[key]["status"] for key in batch.keys] == ["seen", "seen"]
     assert [int(row["number"]) for row in read_rows(batch.keys, PARTITION)] == [0, 1]
-
-
-def test_a_process_that_has_met_no_queue_makes_none_where_there_is_none_and_says_so(monkeypatch):
-    def ended(name, namespace):
-        raise ValueError(f"no actor {name} in {namespace}")
-
-    new = SimpleNamespace(options=lambda **_: pytest.fail("a new queue was made"))
-    monkeypatch.setattr(tq_interface, "_TQ_CLIENT", None)
-    monkeypatch.setattr(tq_interface, "_TQ_CONTROLLER", None)
-    monkeypatch.setattr(tq_interface, "TransferQueueController", new)
-    monkeypatch.setattr(tq_interface.ray, "get_actor", ended)
-    row = KVBatchMeta(keys=["a_0_0"], tags=[{}], partition_id=PARTITION)
-    for asks in (read_fields, lambda *_: put_new_rows(row, {"n": torch.ones(1)})):
-        with pytest.raises(
-            PaddingDataError, match=r"^no TransferQueue is running in the Ray cluster at .*start the job"
-        ):
-            asks(["a_0_0"], PARTITION)
 
 
 def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():

@@ -140,6 +140,15 @@ def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_an_ended_one_left
     assert "cleared 1 key that an earlier trainer left in TransferQueue's partition 'train'" in message
 
 
+def test_what_a_killed_trainer_left_is_cleared():
+    killed = TrainerProcess.remote()
+    assert ray.get(killed.claim.remote()) == "claimed"
+    put_batch()
+    ray.kill(killed)
+    claim_queue()
+    assert queue_content() == {}
+
+
 def test_the_maker_of_a_queue_keeps_what_it_has_put_there():
     put_batch()
     content = queue_content()

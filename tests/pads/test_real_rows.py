@@ -1,4 +1,4 @@
-"""The helper for code that may meet a pad: the same kind of thing, without pads."""
+"""The helper for code that may get a pad: the same kind of thing, without pads."""
 
 import numpy as np
 import pytest
@@ -64,16 +64,3 @@ def test_a_data_proto_is_filtered_wherever_its_column_is():
 def test_worker_data_of_pads_alone_is_told_by_name():
     with pytest.raises(PaddingDataError, match="6 rows, and only pads"):
         real_rows(worker_data(torch.ones(6, dtype=torch.bool)))
-
-
-def test_what_says_nothing_of_pads_has_real_rows_only():
-    assert len(real_rows(worker_data(None))) == 6
-    assert len(real_rows([{"seq_len": 1}])) == 1
-    assert len(real_rows(KVBatchMeta(keys=["a_0_0"], tags=[{}]))) == 1
-
-
-def test_anything_else_is_refused_with_what_is_taken():
-    with pytest.raises(
-        TypeError, match="ndarray: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataPr"
-    ):
-        real_rows(np.zeros(3))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
 
 from tests.support.padded_rows import plan_for
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
@@ -24,10 +23,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 TEMPLATE = PadTemplate(eos_token_id=3, length=4)
 LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
 BY_ROWS = Weighing(call="actor", mode="seq-mean-token-mean")
-
-
-def put_fields(batch, **fields) -> None:
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)))
 
 
 def sent(batch, *weighings) -> tuple[dict[str, float], list[float], object]:
@@ -73,12 +68,6 @@ def test_weights_of_one_are_factors_of_one_and_rows_that_never_weigh_send_no_col
     assert sent(put_rows(LENGTHS), BY_ROWS)[0] == {}
 
 
-def test_an_update_that_does_not_weigh_rows_beside_one_that_does_reads_no_factor():
-    batch = put_rows(LENGTHS, loss_weight=[2.0] * 5)
-    assert sent(batch, BY_ROWS)[0]
-    assert sent(batch, Weighing(call="critic", mode="token-mean"))[0] == {}
-
-
 def test_an_update_of_rows_without_a_weight_does_not_read_the_factors_that_they_have_from_an_earlier_one():
     batch = put_some_fields(LENGTHS, [{"loss_weight": 4.0}, {}, {}, {}, {}])
     assert sent(batch, BY_ROWS)[0]
@@ -93,15 +82,6 @@ def test_the_sessions_of_a_batch_weigh_the_same():
     keys = ["a_0_0", "a_0_1", "a_0_2", "b_0_0", "b_1_0"]
     real, _, _ = sent(put_rows(LENGTHS, keys), Weighing(call="actor", mode="seq-mean-token-mean", by_session=True))
     assert list(real.values()) == pytest.approx([3 / 14 * 5 / 3, 2 / 14 * 5 / 3, 9 / 14 * 5 / 3, 5 / 3, 5 / 3])
-
-
-def test_an_update_that_weighs_all_rows_the_same_does_not_read_the_factors_of_an_earlier_one():
-    batch = put_rows(LENGTHS, loss_weight=[2.0, 0.5, 0.0, 1.0, 1.5])
-    real, _, _ = sent(batch, BY_ROWS)
-    assert set(real.values()) != {1.0}
-    put_fields(batch, loss_weight=torch.ones(5))
-    again, pads, _ = sent(batch, BY_ROWS)  # rows that were trained before, by another plan
-    assert (set(again.values()), set(pads)) == ({1.0}, {0.0})
 
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():

@@ -206,9 +206,8 @@ NEUTRAL = [
 
 
 @pytest.mark.parametrize(("value", "neutral"), NEUTRAL, ids=[repr(value) for value, _ in NEUTRAL])
-@pytest.mark.parametrize("declared", [None, {"custom": FieldRole(Role.OBJECT)}], ids=["found", "declared"])
-def test_a_value_that_is_no_tensor_leaves_nothing_but_its_type(value, neutral, declared):
-    made = pad_of(rows_with(custom=lambda p, r: value), declared=declared)["custom"]
+def test_a_value_that_is_no_tensor_leaves_nothing_but_its_type(value, neutral):
+    made = pad_of(rows_with(custom=lambda p, r: value))["custom"]
     assert type(made) is type(neutral)
     assert made == neutral
 

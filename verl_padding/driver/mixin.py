@@ -186,7 +186,7 @@ class PaddedTrainer(VerlTrainer):
         planned = time.perf_counter()
         padded = PaddedBatch(batch, plan, template, weighings=self._weighings, timed=self._timing is not None)
         if self._job_reader.has_teacher:
-            padded.refuse_rows_without("teacher_logprobs")
+            padded.check_all_rows_have("teacher_logprobs")
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
         self._padded_batch = padded
         self._padded_batch.put_pads()

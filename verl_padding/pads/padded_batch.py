@@ -21,9 +21,9 @@ from verl_padding.pads.columns import (
     row_column,
 )
 from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, rows_like, tokens_of_masks
-from verl_padding.pads.source import SourceRows, refuse_misplaced_weight
+from verl_padding.pads.source import SourceRows, check_weight_is_a_field
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import fields_of_pads, new_pads, put_pads, refuse_pads, strip
+from verl_padding.pads.upsampling import check_no_pads, fields_of_pads, new_pads, put_pads, strip
 from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.counted import counted
@@ -55,7 +55,7 @@ class PaddedBatch:
         weighings: Sequence[Weighing] = (),
         timed: bool = False,
     ):
-        refuse_pads(batch)
+        check_no_pads(batch)
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
         self.batch = rows_like(batch, batch.keys, batch.tags, batch.fields, batch.extra_info or {})
         """The real rows as they were planned."""
@@ -84,7 +84,7 @@ class PaddedBatch:
             for weighing in planned
         }
 
-    def refuse_rows_without(self, name: str) -> None:
+    def check_all_rows_have(self, name: str) -> None:
         """
         Raises:
             PaddingDataError: a row lacks this field of a teacher's, which the loss reads.
@@ -169,7 +169,7 @@ class PaddedBatch:
 
     def _new_fields(self, n_pads: int) -> Columns:
         rows = self._source.read()
-        refuse_misplaced_weight(rows)
+        check_weight_is_a_field(rows)
         return fields_of_pads(rows, self._template, n_pads, leave_out=self._made | OWN_COLUMNS)
 
     def put_pads(self) -> None:

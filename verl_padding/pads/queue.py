@@ -98,7 +98,7 @@ def read_fields(keys: Sequence[str], partition_id: str, names: Sequence[str] | N
     """The fields that all of these rows have, or those of ``names`` among them; errors are those of every look-up:
 
     Raises:
-        PaddingDataError: a row is not in TransferQueue, or there is no TransferQueue.
+        PaddingDataError: a row is not in TransferQueue.
     """
     meta = _look_up(keys, partition_id)
     chosen = list(meta.field_schema if names is None else [name for name in names if name in meta.field_schema])
@@ -123,7 +123,7 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     Without their tags, which ``kv_batch_get`` copies, and ``kv_batch_put`` copies several times and sends back to the
     controller: most of the time of a put of a few columns.
     """
-    meta: BatchMeta = _client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
+    meta: BatchMeta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
     if lost := len(keys) - len(meta.global_indexes):
         there = tags_of(partition_id)
         first = next((key for key in keys if key not in there), keys[0])
@@ -133,22 +133,6 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
         )
     meta.custom_meta = []  # a put then leaves those in the controller as they are
     return meta
-
-
-def _client() -> Any:
-    """This process's client of the TransferQueue that there is, also in a process that has not used it before.
-
-    Raises:
-        PaddingDataError: there is no TransferQueue in this Ray cluster.
-    """
-    # TransferQueue's own init would make a queue where there is none any more.
-    if not is_connected() and not tq_interface._init_from_existing():
-        raise PaddingDataError(
-            f"no TransferQueue is running in the Ray cluster at {ray.get_runtime_context().gcs_address}, so that rows "
-            "can be neither read nor put. Call init() of transfer_queue first, as verl's trainers do; if it was "
-            "running, start the job again."
-        )
-    return tq.get_client()
 
 
 @dataclass(frozen=True)
@@ -211,7 +195,6 @@ def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Fie
 
 def put_new_rows(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
     """Puts rows that are not there yet, with their tags, in one put."""
-    _client()
     fields = TensorDict(dict(columns), batch_size=len(rows))
     tq.kv_batch_put(keys=rows.keys, partition_id=rows.partition_id, fields=fields, tags=rows.tags)
 

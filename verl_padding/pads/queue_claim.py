@@ -8,11 +8,13 @@ So a padded trainer claims the queue before it looks at it; what it then finds t
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import ray._private.state
+from ray.core.generated.gcs_pb2 import WorkerTableData
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.queue import clear_with_a_warning, controller, detach, is_connected, tags_of
@@ -20,8 +22,8 @@ from verl_padding.pads.queue import clear_with_a_warning, controller, detach, is
 PARTITIONS = ("train", "val")
 """verl's names for the parts of TransferQueue that its trainers use."""
 
-ENDED = "ended"
-"""In the place of a claim whose trainer has ended: what it left belongs to nobody."""
+NOTICE_S = 5.0
+"""Seconds within which Ray's tables show that a process was killed."""
 
 _ATTRIBUTE = "verl_padding_claim"
 _OWN_CLUSTER = (
@@ -29,6 +31,19 @@ _OWN_CLUSTER = (
     "nothing. Give it a Ray cluster of its own (RAY_ADDRESS=local or +ray_kwargs.ray_init.address=local, or the "
     "address of another cluster)"
 )
+
+
+class Claim(NamedTuple):
+    """A trainer's statement that it uses a TransferQueue."""
+
+    worker: str
+    """Ray's id of the process that the trainer runs in, hexadecimal."""
+    place: str
+    """Where that process runs, in words."""
+
+
+ENDED = Claim("", "ended")
+"""In the place of a claim whose trainer has ended: what it left belongs to nobody."""
 
 
 def check_queue_owner() -> None:
@@ -62,13 +77,15 @@ def claim_queue() -> None:
     """
     check_queue_owner()
     mine = _claim_of_this_process()
-    found = ray.get(controller().__ray_call__.remote(_claim_unless_in_use, mine))
-    if found not in (None, ENDED, mine):
-        detach()
-        raise PaddingConfigError(
-            f"The TransferQueue of this Ray cluster is in use by another trainer, {found}. {_OWN_CLUSTER}, or start it "
-            "when the other trainer has ended; if it was killed, close the queue first (close() of transfer_queue)."
-        )
+    free = [None, ENDED, mine]
+    while (found := ray.get(controller().__ray_call__.remote(_claim_if_found, free, mine))) not in free:
+        if _lives_on(found):
+            detach()
+            raise PaddingConfigError(
+                f"The TransferQueue of this Ray cluster is in use by another trainer, {found.place}. {_OWN_CLUSTER}, "
+                "or start it when the other trainer has ended."
+            )
+        free.append(found)
     if found is not None:
         for partition_id in PARTITIONS:
             clear_with_a_warning(list(tags_of(partition_id)), partition_id, "prompts and rows")
@@ -80,25 +97,39 @@ def release_queue() -> None:
         ray.get(controller().__ray_call__.remote(_end_claim, _claim_of_this_process()))
 
 
-def _claim_of_this_process() -> str:
-    return f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+def _claim_of_this_process() -> Claim:
+    place = f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+    return Claim(ray.get_runtime_context().get_worker_id(), place)
 
 
 # These run in the controller, which handles one call at a time: of two trainers that start at once, one gets the queue.
-def _claim_of(queue: Any) -> str | None:
+def _claim_of(queue: Any) -> Claim | None:
     return getattr(queue, _ATTRIBUTE, None)
 
 
-def _claim_unless_in_use(queue: Any, mine: str) -> str | None:
+def _claim_if_found(queue: Any, expected: list[Claim | None], mine: Claim) -> Claim | None:
     found = _claim_of(queue)
-    if found in (None, ENDED, mine):
+    if found in expected:
         setattr(queue, _ATTRIBUTE, mine)
     return found
 
 
-def _end_claim(queue: Any, mine: str) -> None:
+def _end_claim(queue: Any, mine: Claim) -> None:
     if _claim_of(queue) == mine:
         setattr(queue, _ATTRIBUTE, ENDED)
+
+
+def _lives_on(claim: Claim) -> bool:
+    """Whether the process of a claim is still alive after the time that Ray takes to notice a death."""
+    # By Ray's tables: its state API would need a dashboard.
+    tables = ray._private.state.state._connect_and_get_accessor()
+    deadline = time.monotonic() + NOTICE_S
+    while time.monotonic() < deadline:
+        data = tables.get_worker_info(ray.WorkerID(bytes.fromhex(claim.worker)))
+        if data is None or not WorkerTableData.FromString(data).is_alive:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def _describe_job(job: str) -> str:

@@ -27,7 +27,7 @@ class Schema:
     def __init__(self, declared: Mapping[str, FieldRole] | None = None):
         self._declared = dict(declared or {})
         self._found: dict[str, FieldRole] = {}
-        self.met: set[str] = set()
+        self.seen: set[str] = set()
         """Fields that a pad has been made with."""
 
     def role_of(self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]) -> FieldRole:

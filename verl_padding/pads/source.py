@@ -36,10 +36,10 @@ class SourceRows:
         """
         self._batch = batch
         listing = list_rows(batch.keys, batch.partition_id)
-        _refuse_unlisted(listing)
+        _check_all_listed(listing)
         self.names = frozenset(name for names in listing.keys_by_fields for name in names)
         """Fields that a row of the batch has."""
-        _refuse_names_of_columns(listing, self.names)
+        _check_column_names(listing, self.names)
         lengths = _lengths(batch, listing)
         self._keys = [_of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()]
         self._keys_by_fields = listing.keys_by_fields
@@ -77,7 +77,7 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
     return None
 
 
-def refuse_misplaced_weight(rows: Iterable[Mapping[str, object]]) -> None:
+def check_weight_is_a_field(rows: Iterable[Mapping[str, object]]) -> None:
     """
     Raises:
         PaddingDataError: one of these rows has its weight where no loss reads it.
@@ -105,7 +105,7 @@ def _weight(key: str, value: object) -> float:
     return weight
 
 
-def _refuse_unlisted(listing: Listing) -> None:
+def _check_all_listed(listing: Listing) -> None:
     for name, keys in listing.unlisted.items():
         dtype = listing.dtypes.get(name, "that of no tensor")
         raise PaddingDataError(
@@ -116,7 +116,7 @@ def _refuse_unlisted(listing: Listing) -> None:
         )
 
 
-def _refuse_names_of_columns(listing: Listing, names: Collection[str]) -> None:
+def _check_column_names(listing: Listing, names: Collection[str]) -> None:
     # Rows may have the columns of an earlier call: one number each, in the column's dtype.
     for name, dtype in COLUMN_DTYPES.items():
         found = listing.dtypes.get(name, "no tensor" if name in names else dtype)

@@ -69,7 +69,7 @@ class PadTemplate:
 
     def has_seen(self, names: Collection[str]) -> bool:
         """Whether pads have been made with these fields, in this job."""
-        return self._schema.met.issuperset(names)
+        return self._schema.seen.issuperset(names)
 
     def fields(self, rows: Sequence[Row], names: Sequence[str], n_pads: int = 1) -> Columns:
         """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others help find its role.
@@ -89,7 +89,7 @@ class PadTemplate:
                 columns[name] = self._routes(value, n_pads, field.role.tokens(*self._lengths))
             else:
                 columns[name] = same_in_all(self._neutral(name, value, field), n_pads)
-            self._schema.met.add(name)
+            self._schema.seen.add(name)
         return columns
 
     def _neutral(self, name: str, value: Any, field: FieldRole) -> Any:

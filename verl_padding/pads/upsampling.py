@@ -53,7 +53,7 @@ def upsample(
     """
     if multiple < 1:
         raise ValueError(f"multiple={multiple}: a number of rows divides by no number below 1. Give at least 1.")
-    refuse_pads(batch)
+    check_no_pads(batch)
     if not batch.keys:
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave such a batch out.")
     template = PadTemplate(eos_token_id=eos_token_id, length=length, schema=Schema(roles))
@@ -71,7 +71,7 @@ def strip(batch: KVBatchMeta) -> KVBatchMeta:
     return kept
 
 
-def refuse_pads(batch: KVBatchMeta) -> None:
+def check_no_pads(batch: KVBatchMeta) -> None:
     """
     Raises:
         PaddingDataError: a row is tagged as padding.
