@@ -31,6 +31,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
+from benchmarks.attention import use_transformers_attention
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
 from benchmarks.train_step import (
     RANKS,
@@ -151,7 +152,8 @@ def main(
         workers = start_actor(
             make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={SIZE.budget}"
         )
-        for setup in (wrap_worker_loss("rows"), install(), micro_batch_clock.install_in_worker):
+        hooks = (wrap_worker_loss("rows"), install(), micro_batch_clock.install_in_worker, use_transformers_attention)
+        for setup in hooks:
             workers.execute_with_func_generator(setup)
         for mix, put in MIXES.items():
             learned = LearnedCosts()

@@ -41,6 +41,7 @@ import typer
 from rich.progress import track
 from transfer_queue import KVBatchMeta
 
+from benchmarks.attention import use_transformers_attention
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
 from benchmarks.train_step import (
     RANKS,
@@ -151,6 +152,7 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
         model = make_model(Path(folder), HIDDEN, BUDGET)
         # One group for all sides: workers share only what a plan says.
         workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
+        workers.execute_with_func_generator(use_transformers_attention)
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
         workers.execute_with_func_generator(install("chains"))
         for turns in TURNS:

@@ -36,6 +36,7 @@ from rich.progress import track
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
+from benchmarks.attention import use_transformers_attention
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Packer, Sharing
@@ -364,6 +365,7 @@ def main(
             make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
         )
         # Both let rows that no plan has touched pass: stock verl's side runs verl's own loss and packer.
+        workers.execute_with_func_generator(use_transformers_attention)
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
         workers.execute_with_func_generator(install())
         for number in track(range(repeats + 1), "rounds", console=console):
