@@ -6,12 +6,13 @@ Each test shows what verl does, too: the day that verl's side fails, our class f
 import asyncio
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainer
 from verl.utils.tensordict_utils import get_tensordict
 
 from tests.support.rows_in_queue import PARTITION, queue_content
@@ -49,27 +50,27 @@ def worker_of(kind, **attributes):
     return worker
 
 
-def row(first_token, *, tokens=3):
+def row(first_token, *, score=1.0, info=None, tokens=3):
     ids = list(range(first_token, first_token + tokens))
     return AgentLoopOutput(
         prompt_ids=ids[:1],
         response_ids=ids[1:],
         response_mask=[1] * (tokens - 1),
         response_logprobs=[-1.0] * (tokens - 1),
-        reward_score=1.0,
+        reward_score=score,
         num_turns=2,
         metrics=AgentLoopMetrics(),
-        extra_fields={"min_global_steps": 1, "max_global_steps": 1, "reward_extra_info": {}},
+        extra_fields={"min_global_steps": 1, "max_global_steps": 1, "reward_extra_info": info or {}},
     )
 
 
-def put(worker, uid, *sessions):
+def put(worker, uid, *sessions, validate=False):
     """Sessions of a prompt, as an agent loop returns them: a list of rows, or a row by itself."""
     of_prompt = {"global_steps": 1, "data_source": "toy", "reward_model": {"ground_truth": "4"}, "raw_prompt": []}
 
     async def run():
         for number, rows in enumerate(sessions):
-            await worker._agent_loop_postprocess(rows, False, uid=uid, session_id=number, **of_prompt)
+            await worker._agent_loop_postprocess(rows, validate, uid=uid, session_id=number, **of_prompt)
 
     asyncio.run(run())
 
@@ -117,6 +118,62 @@ def test_a_step_with_rows_that_the_teacher_was_not_asked_about_is_refused_before
     else:
         trainer._balance_batch(batch_in_queue(), {})
         assert len(queue_content()) >= len(content)
+
+
+def test_the_teacher_is_not_asked_in_validation_as_in_verl():
+    teacher = Teacher()
+    worker = worker_of(PaddedAgentLoopWorker, distillation_enabled=True, teacher_server_manager=teacher)
+    put(worker, "a", [row(5), row(20)], validate=True)
+    assert not teacher.asked
+
+
+class Prompts:
+    """verl's manager for a validation, whose prompts are answered at once."""
+
+    def __init__(self, worker, sessions_of_prompt):
+        self.worker, self.sessions_of_prompt = worker, iter(sessions_of_prompt)
+
+    def generate_sequences(self, batch):
+        for uid in batch["uid"]:
+            put(self.worker, str(uid), *next(self.sessions_of_prompt), validate=True)
+            tq.kv_batch_put(keys=[str(uid)], partition_id="val", tags=[{"status": "finished"}])
+
+
+def validation_metrics(kind, batches):
+    """Of verl's own ``_validate``; each batch is a list of prompts, and a prompt is a list of sessions."""
+    trainer = padded_trainer("actor_rollout_ref.rollout.val_kwargs.n=1", "trainer.val_only=true")
+    trainer.tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+    trainer.val_dataloader = [
+        {
+            "raw_prompt": np.array([[] for _ in prompts] + [None], dtype=object)[:-1],
+            "data_source": np.array(["toy"] * len(prompts), dtype=object),
+            "index": np.arange(len(prompts)),
+        }
+        for prompts in batches
+    ]
+    sessions = [prompt for prompts in batches for prompt in prompts]
+    trainer.agent_loop_manager = Prompts(worker_of(kind), sessions)
+    trainer.replay_buffer.poll_interval = 0.01
+    return PPOTrainer._validate(trainer)
+
+
+@pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
+def test_a_reward_function_that_returns_a_key_named_reward_does_not_change_the_score_of_a_validation(kind):
+    scores = [[1.0, 0.0], [1.0, 0.0]]
+    batches = [[[row(5, score=score, info={"reward": 1.0, "acc": score})] for score in batch] for batch in scores]
+    metrics = validation_metrics(kind, batches)
+    assert metrics["val-core/toy/acc/mean@1"] == 0.5
+    if kind is VerlWorker:  # of four values, the scores of the first batch and what its function called reward
+        assert metrics["val-aux/toy/reward/mean@1"] == 0.75, "verl counts the score alone by now"
+    else:
+        assert metrics["val-aux/toy/reward/mean@1"] == 0.5
+        assert metrics["val-aux/toy/own_reward/mean@1"] == 1.0
+
+
+def test_a_validation_counts_sessions_of_several_rows_once():
+    metrics = validation_metrics(VerlWorker, [[[[row(5), row(20)]], [row(40, score=0.0)]]])
+    assert metrics["val-core/toy/reward/mean@1"] == 0.5
 
 
 @pytest.mark.parametrize("kind", [AgentLoopManagerTQ, PaddedAgentLoopManager])

@@ -13,11 +13,14 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+REWARD, RENAMED = "reward", "own_reward"
+"""Key of a reward function's result under which verl's validation keeps the scores, and what it is called instead."""
+
 VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # Ray's own class cannot be extended
 
 
 class PaddedAgentLoopWorker(VerlWorker):
-    """verl's worker; every row of a session has what a teacher says of it."""
+    """verl's worker; every row of a session has what a teacher says of it, and no reward is counted twice."""
 
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
@@ -32,6 +35,14 @@ class PaddedAgentLoopWorker(VerlWorker):
                 sample_kwargs=kwargs,
             )
         await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+    async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
+        await super()._compute_score(outputs, kwargs=kwargs)
+        for output in outputs:
+            info = output.extra_fields.get("reward_extra_info")
+            if info and REWARD in info:
+                renamed = {RENAMED if name == REWARD else name: value for name, value in info.items()}
+                output.extra_fields["reward_extra_info"] = renamed
 
 
 class PaddedAgentLoopManager(AgentLoopManagerTQ):
