@@ -97,11 +97,11 @@ class PaddingConfig:
 
     def __post_init__(self) -> None:
         for key, choices in choices_by_setting().items():
-            _refuse_unless_one_of(key, getattr(self, key), choices)
-        _refuse_unless_int_at_least("seed", self.seed, 0)
-        _refuse_unless_one_of("timing", self.timing, (True, False))
+            _check_unless_one_of(key, getattr(self, key), choices)
+        _check_unless_int_at_least("seed", self.seed, 0)
+        _check_unless_one_of("timing", self.timing, (True, False))
         if self.pad_length != "auto":
-            _refuse_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
+            _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
 
     @property
     def is_timed(self) -> bool:
@@ -157,20 +157,20 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
     for name, value in section.items():
         parts = {"fill": Fill.ZERO.value, **(value if isinstance(value, Mapping) else {"role": value})}
         key, role, fill = f"fields.{name}", parts.pop("role", None), parts.pop("fill")
-        _refuse_unless_one_of(key, role, [each.value for each in Role])
-        _refuse_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
+        _check_unless_one_of(key, role, [each.value for each in Role])
+        _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         for part, given in parts.items():
             raise PaddingConfigError(f"padding.{key}.{part}={given!r}: unknown key. Choices: role, fill.")
         fields[str(name)] = FieldRole(Role(role), Fill(fill))
     return fields
 
 
-def _refuse_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
+def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(map(str, choices))}.")
 
 
-def _refuse_unless_int_at_least(key: str, value: object, least: int) -> None:
+def _check_unless_int_at_least(key: str, value: object, least: int) -> None:
     # bool is an int to Python, not to a user.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}.")

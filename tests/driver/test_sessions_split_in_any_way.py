@@ -16,7 +16,7 @@ from tests.support.split_sessions import Row, sessions, split
 from tests.support.verl_config import compose_job
 from verl_padding.driver.session_advantages import session_advantages, trajectories
 from verl_padding.pads.lineage import Inputs, continued, extensions
-from verl_padding.pads.weighing import MEAN_OF_TOKENS, TOKEN_MODES, Weighing, loss_factors
+from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout
 from verl_padding.plan.row_keys import session_of_key
 
@@ -123,8 +123,8 @@ def weights_of_tokens(mode: str, rows: list[Row], *, by_rows: bool) -> dict[tupl
     """What the loss of each trained token is multiplied by, but for a number that is configured."""
     layout = Layout(n_rows=len(rows), cells=((tuple(range(len(rows))),),))
     tokens_R = [sum(row.mask) for row in rows]
-    weighing = Weighing(call="actor", mode=mode, by_rows=by_rows, by_session=True)
-    factor_R = loss_factors(layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighing)
+    weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=True)
+    factor_R = loss_factors(layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting)
     below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, len(rows) if by_rows else 1)
     return {
         (session_of_key(row.key), action): factor / below / (tokens if mode == MEAN_OF_TOKENS else 1)

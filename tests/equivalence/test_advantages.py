@@ -14,7 +14,7 @@ from tests.support.rows_in_queue import read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor.job import _plan
-from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
+from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
 
@@ -70,14 +70,14 @@ def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_r
     keeps = verls_advantages(estimator, **switches) == verls_advantages(estimator)
     assert keeps == (estimator != "gae")
     config = compose_job("+padding=prompt", f"algorithm.adv_estimator={estimator}")
-    refuse_mispaired_advantages(config)
+    check_advantages_stay_with_rows(config)
     config.algorithm.update(switches)
     before = torch.random.get_rng_state()
     if keeps:
-        refuse_mispaired_advantages(config)
+        check_advantages_stay_with_rows(config)
     else:
         with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: "):
-            refuse_mispaired_advantages(config)
+            check_advantages_stay_with_rows(config)
     assert torch.equal(torch.random.get_rng_state(), before), "the job's own random numbers are as they were"
 
 

@@ -123,7 +123,7 @@ def _names_of_weights(worker: Any) -> DataProto:
 
 
 def test_verl_still_sends_other_processes_no_adapter(one_rank_of):
-    # When this fails, verl sends it: refuse_unmerged_adapter() may let separate_async pass.
+    # When this fails, verl sends it: check_unmerged_adapter() may let separate_async pass.
     one_rank = one_rank_of(SHAPES["FSDP2: adapters"])
     names = one_rank.execute_with_func_generator(_names_of_weights).non_tensor_batch["names"]
     assert len(names) > 10

@@ -21,9 +21,9 @@ from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, r
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.job.weighings import MEANS_OVER_ROWS, weighings
+from verl_padding.job.loss_weightings import MEANS_OVER_ROWS, loss_weightings
 from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
-from verl_padding.pads.weighing import LOSS_WEIGHT, TOKEN_MODES, Weighing, loss_factors
+from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout
 from verl_padding.worker.losses import RealRowsLoss, weighted_output
 
@@ -45,10 +45,10 @@ SETTING = pytest.mark.parametrize(("mode", "denominator"), SETTINGS)
 class WeightedRows(Rows):
     """Rows that bring the factors of their weights."""
 
-    def __init__(self, weighing: Weighing, weight_R=WEIGHTS):
+    def __init__(self, weighting: LossWeighting, weight_R=WEIGHTS):
         super().__init__()
         tokens_R = [response for _, response in self.lengths]
-        self.factor_R = loss_factors(ALONE, KEYS, weight_R, tokens_R, weighing)
+        self.factor_R = loss_factors(ALONE, KEYS, weight_R, tokens_R, weighting)
 
     def micro_batch(self, rows, leaves, output_name, **shape):
         output, data = super().micro_batch(rows, leaves, output_name, **shape)
@@ -58,8 +58,8 @@ class WeightedRows(Rows):
         return output, data
 
 
-def weighing(mode, denominator="rows", *, by_session=False) -> Weighing:
-    return Weighing(call="actor", mode=mode, by_rows=denominator == "rows", by_session=by_session)
+def weighting(mode, denominator="rows", *, by_session=False) -> LossWeighting:
+    return LossWeighting(call="actor", mode=mode, by_rows=denominator == "rows", by_session=by_session)
 
 
 @cache
@@ -113,7 +113,7 @@ def refusal(name, mode, *, by_session=False, **settings) -> str:
     config.actor_rollout_ref.actor.policy_loss.loss_mode = name
     with open_dict(config.actor_rollout_ref.actor.policy_loss):
         config.actor_rollout_ref.actor.policy_loss.update(settings)
-    return weighings(config, PaddingConfig(weighting="session" if by_session else "row"))[0].refusal
+    return loss_weightings(config, PaddingConfig(weighting="session" if by_session else "row"))[0].refusal
 
 
 NORMALIZED = {
@@ -129,7 +129,7 @@ def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(name, b
     named, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
     loss = policy_loss(mode, name) if name in POLICY_LOSSES else losses_on_rows.policy_loss(mode, named, **settings)
     refused = refusal(named, mode, by_session=by_session, **settings)
-    rows = WeightedRows(weighing(mode, denominator, by_session=by_session))
+    rows = WeightedRows(weighting(mode, denominator, by_session=by_session))
     weight_R, count_R = parts_of_sessions(mode, WEIGHTS) if by_session else (WEIGHTS, WEIGHTS)
     if by_session and name in MEANS_OVER_ROWS:  # the session's mean, whatever the mode says: parts of it count as such
         weight_R = count_R
@@ -144,13 +144,13 @@ def test_so_is_a_registered_distillation_loss(name, policy_gradient, mode):
     if (name, policy_gradient) == ("k1", False):
         pytest.skip("verl refuses it")
     loss = distilling_loss(mode, name, policy_gradient=policy_gradient)
-    assert_weighed(loss, "log_probs", SPREAD, WeightedRows(weighing(mode)), WEIGHTS, mode, "rows")
+    assert_weighed(loss, "log_probs", SPREAD, WeightedRows(weighting(mode)), WEIGHTS, mode, "rows")
 
 
 @LAYOUTS
 @SETTING
 def test_so_is_the_value_loss(mode, denominator, layout):
-    rows = WeightedRows(weighing(mode, denominator))
+    rows = WeightedRows(weighting(mode, denominator))
     assert_weighed(critic_loss(mode), "values", layout, rows, WEIGHTS, mode, denominator)
 
 
@@ -169,7 +169,7 @@ def parts_of_sessions(mode, weight_R) -> tuple[list[float], list[float]]:
 @LAYOUTS
 @SETTING
 def test_each_session_counts_once(mode, denominator, layout):
-    rows = WeightedRows(weighing(mode, denominator, by_session=True), [1.0] * 5)
+    rows = WeightedRows(weighting(mode, denominator, by_session=True), [1.0] * 5)
     shares, counts = parts_of_sessions(mode, [1.0] * 5)
     if mode != "token-sum" and denominator == "rows":
         assert over(mode, denominator, shares, counts) == pytest.approx(3), "the sessions"
@@ -180,7 +180,7 @@ def test_each_session_counts_once(mode, denominator, layout):
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
     loss = RealRowsLoss(Seeded(policy_loss(mode, name)), "rows")
-    got, metrics = run_as_verl_does(loss, WeightedRows(weighing(mode), [1.0] * 5), SPREAD, "log_probs")
+    got, metrics = run_as_verl_does(loss, WeightedRows(weighting(mode), [1.0] * 5), SPREAD, "log_probs")
     want, unweighted = run_as_verl_does(loss, Rows(), SPREAD, "log_probs")
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert metrics == unweighted

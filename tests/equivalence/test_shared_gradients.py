@@ -34,11 +34,11 @@ from tests.support.engine_in_process import (
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.job.weighings import MEANS_OVER_ROWS
+from verl_padding.job.loss_weightings import MEANS_OVER_ROWS
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
-from verl_padding.pads.weighing import Weighing, loss_factors
+from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.row_means import normalize_over_mini_batch
@@ -233,7 +233,7 @@ def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(name, mode,
         engines = (start_engine(Critic, model, sharing=sharing) for sharing in (True, False))
     sharing, plain = engines
     trained_R = [loss_tokens([row]) for row in rows.values()]
-    equal_sessions = Weighing(call=CALL, mode=mode, by_session=True)
+    equal_sessions = LossWeighting(call=CALL, mode=mode, by_session=True)
     factor_R = loss_factors(plan.layouts[CALL], list(rows), [1.0] * len(rows), trained_R, equal_sessions)
     weighed = RealRowsLoss(loss, "rows")
     got = shared_gradients(sharing, rows, plan, weighed, factor_R=factor_R, **said)

@@ -12,9 +12,9 @@ from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.upsampling import strip
-from verl_padding.pads.weighing import Weighing
 from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
@@ -49,7 +49,7 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
     plan = plan_of(batch, "plan")
-    padded = PaddedBatch(batch, plan, TEMPLATE, weighings=[Weighing(call="actor", mode=mode)])
+    padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=[LossWeighting(call="actor", mode=mode)])
     padded.put_pads()
     before = weights_of(padded_ranks)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)

@@ -8,7 +8,7 @@ import transformers
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.engine_refusals import refuse_model
+from verl_padding.job.engine_refusals import check_model
 from verl_padding.job.job_reader import check_job
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
@@ -98,7 +98,7 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 )  # fmt: skip
 def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, message):
     def refuse(sharing: str) -> None:
-        refuse_model("critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
+        check_model("critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
 
     refuse("off")
     with pytest.raises(

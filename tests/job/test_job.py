@@ -19,10 +19,10 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.summary import summary
-from verl_padding.job.weighings import weighings
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.pads.weighing import TOKEN_MODES
+from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
 
@@ -360,9 +360,11 @@ def test_weights_are_refused_by_the_loss_whatever_the_denominator():
     for loss, agg_mode, denominator in product(POLICY_LOSSES, MODES, ("rows", "nominal")):
         actor.policy_loss.loss_mode, actor.loss_agg_mode, config.padding.denominator = loss, agg_mode, denominator
         config.padding.weighting = "row"
-        (of_rows,) = weighings(config, check_job(config).padding)  # where only rows could bring weights, each loss runs
+        (of_rows,) = loss_weightings(
+            config, check_job(config).padding
+        )  # where only rows could bring weights, each loss runs
         config.padding.weighting = "session"
-        (of_sessions,) = weighings(config, PaddingConfig.from_section(config.padding))
+        (of_sessions,) = loss_weightings(config, PaddingConfig.from_section(config.padding))
         with pytest.raises(PaddingConfigError, match=r"^padding\.weighting=") if of_sessions.refusal else nullcontext():
             check_job(config)
         refused = (bool(of_rows.refusal), bool(of_sessions.refusal))
@@ -407,12 +409,14 @@ def test_sessions_weigh_the_same_where_the_job_says_so():
     for where, calls in (("actor", [ACTOR]), ("all", [ACTOR, CRITIC])):
         overrides = ("padding.weighting=session", f"padding.weighted_losses={where}", "padding.denominator=nominal")
         config = compose_job("+padding=prompt", *DYNAMIC, *critic, *overrides)
-        found = weighings(config, check_job(config).padding)
-        assert [weighing.call for weighing in found] == calls
-        assert [weighing.mode for weighing in found] == ["token-mean", "seq-mean-token-mean"][: len(calls)]
-        assert all(weighing.by_session and not weighing.by_rows and not weighing.refusal for weighing in found)
+        found = loss_weightings(config, check_job(config).padding)
+        assert [weighting.call for weighting in found] == calls
+        assert [weighting.mode for weighting in found] == ["token-mean", "seq-mean-token-mean"][: len(calls)]
+        assert all(weighting.by_session and not weighting.by_rows and not weighting.refusal for weighting in found)
     config = compose_job("+padding=prompt", *DYNAMIC, "padding.weighted_losses=all")
-    assert [weighing.call for weighing in weighings(config, check_job(config).padding)] == [ACTOR], "there is no critic"
+    assert [weighting.call for weighting in loss_weightings(config, check_job(config).padding)] == [ACTOR], (
+        "there is no critic"
+    )
 
 
 @pytest.mark.parametrize(
@@ -471,9 +475,9 @@ def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_bef
         job = compose_job(*overrides, f"critic.model.path={path}", *settings)
         padding = check_job(job).padding
         with pytest.raises(PaddingConfigError, match=message):
-            JobReader(job, padding).refuse_models()
+            JobReader(job, padding).check_models()
     fits = compose_job(*overrides, "critic.model.path=hdfs://models/critic")
-    check_job(fits).refuse_models()
+    check_job(fits).check_models()
 
 
 def test_the_summary_describes_each_engine_and_what_it_asks_of_pads_and_micro_batches():

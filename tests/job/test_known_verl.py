@@ -21,7 +21,7 @@ def later(tmp_path, monkeypatch):
 
 
 def refuse() -> None:
-    known_verl.refuse_unknown_verl.__wrapped__()
+    known_verl.check_verl_is_known.__wrapped__()
 
 
 def test_the_installed_verl_passes_and_so_does_a_later_one_without_either(later, monkeypatch):

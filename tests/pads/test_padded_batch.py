@@ -19,10 +19,10 @@ from verl_padding.pads.columns import (
     REPORTING_RANKS,
     TRAINED_ROWS,
 )
+from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
-from verl_padding.pads.weighing import Weighing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -119,8 +119,8 @@ def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_th
 def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_was_planned_for_it():
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
-    weighing, plan = Weighing(call="actor", mode="token-sum"), plan_for(batch, mini=2)
-    padded = PaddedBatch(batch, plan, TEMPLATE, weighings=[weighing], timed=True)
+    weighting, plan = LossWeighting(call="actor", mode="token-sum"), plan_for(batch, mini=2)
+    padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=[weighting], timed=True)
     weight_of = dict(zip(batch.keys, weights, strict=True))
     padded.put_pads()
     read = []

@@ -12,22 +12,22 @@ from tests.support.padded_rows import plan_for
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
+from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
-from verl_padding.pads.weighing import Weighing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 TEMPLATE = PadTemplate(eos_token_id=3, length=4)
 LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
-BY_ROWS = Weighing(call="actor", mode="seq-mean-token-mean")
+BY_ROWS = LossWeighting(call="actor", mode="seq-mean-token-mean")
 
 
-def sent(batch, *weighings) -> tuple[dict[str, float], list[float], object]:
+def sent(batch, *loss_weightings) -> tuple[dict[str, float], list[float], object]:
     """Factor of each real row, those of the pads, and all that an update sends; none if the loss is to read none."""
-    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=weighings)
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=loss_weightings)
     padded.put_pads()
     rows = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
@@ -51,14 +51,14 @@ def test_the_weights_of_an_agent_loop_reach_the_loss_and_a_pad_weighs_nothing(ki
 
 def test_rows_that_say_nothing_weigh_one():
     batch = put_some_fields(LENGTHS, [{}, {"loss_weight": 3.0}, {}, {}, {}])
-    real, _, _ = sent(batch, Weighing(call="actor", mode="seq-mean-token-mean", by_rows=False))
+    real, _, _ = sent(batch, LossWeighting(call="actor", mode="seq-mean-token-mean", by_rows=False))
     assert list(real.values()) == [1.0, 3.0, 1.0, 1.0, 1.0]
 
 
 def test_tokens_weigh_by_the_mask_that_verl_counts():
     masks = [torch.tensor(mask) for mask in ([1, 0, 1], [1, 1], [0] * 9, [1], [1] * 9)]
     batch = put_rows(LENGTHS, loss_weight=[2.0, 1.0, 5.0, 1.0, 1.0], loss_mask=masks)
-    real, _, _ = sent(batch, Weighing(call="actor", mode="token-mean"))
+    real, _, _ = sent(batch, LossWeighting(call="actor", mode="token-mean"))
     below = 2 * 2 + 2 + 1 + 9
     assert list(real.values()) == pytest.approx([w * 14 / below for w in (2, 1, 5, 1, 1)])
 
@@ -80,13 +80,13 @@ def test_an_update_of_rows_without_a_weight_does_not_read_the_factors_that_they_
 
 def test_the_sessions_of_a_batch_weigh_the_same():
     keys = ["a_0_0", "a_0_1", "a_0_2", "b_0_0", "b_1_0"]
-    real, _, _ = sent(put_rows(LENGTHS, keys), Weighing(call="actor", mode="seq-mean-token-mean", by_session=True))
+    real, _, _ = sent(put_rows(LENGTHS, keys), LossWeighting(call="actor", mode="seq-mean-token-mean", by_session=True))
     assert list(real.values()) == pytest.approx([3 / 14 * 5 / 3, 2 / 14 * 5 / 3, 9 / 14 * 5 / 3, 5 / 3, 5 / 3])
 
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
     batch = put_rows(LENGTHS, extra_fields=[{"loss_weight": 2.0}] * 5)
-    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=[BY_ROWS])
     content = queue_content()
     with pytest.raises(PaddingDataError, match=r"^field 'extra_fields': loss_weight=2.0 is in it, but a weight is a"):
         padded.put_pads()
@@ -98,16 +98,18 @@ def test_a_weight_that_is_none_is_refused_with_its_row(weight):
     batch = put_some_fields(LENGTHS, [{"loss_weight": 1.0}] * 4 + [{"loss_weight": weight}])
     content = queue_content()
     with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[4]}': loss_weight=.*: not a finite number"):
-        PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighings=[BY_ROWS])
+        PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=[BY_ROWS])
     assert queue_content() == content
 
 
 def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
-    weighing = Weighing(call="actor", mode="token-mean", refusal="the reason")
+    weighting = LossWeighting(call="actor", mode="token-mean", refusal="the reason")
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
-        sent(put_rows(LENGTHS, loss_weight=[2.0] * 5), weighing)
-    assert set(sent(put_rows(LENGTHS, loss_weight=[1.0] * 5), weighing)[0].values()) == {1.0}
+        sent(put_rows(LENGTHS, loss_weight=[2.0] * 5), weighting)
+    assert set(sent(put_rows(LENGTHS, loss_weight=[1.0] * 5), weighting)[0].values()) == {1.0}
     batch = put_rows(LENGTHS, loss_weight=[2.0] * 5)
     warming_up = replace(plan_for(batch, mini=3), layouts={})
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
-        PaddedBatch(batch, warming_up, TEMPLATE, weighings=[weighing])  # though this step does not train that loss yet
+        PaddedBatch(
+            batch, warming_up, TEMPLATE, loss_weightings=[weighting]
+        )  # though this step does not train that loss yet

@@ -46,8 +46,8 @@ def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
     """What the plug-in will do to the job's batches, or why it refuses."""
+    from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
-    from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
     from verl_padding.errors import PaddingError
     from verl_padding.job.job_reader import check_job
     from verl_padding.job.summary import summary
@@ -61,7 +61,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         trainer = padded_trainer(mode)
         yield ok("trainer", f"{mode}, by {trainer.__name__}")
         reader = check_job(config, trainer.extends)
-        refuse_mispaired_advantages(config)
+        check_advantages_stay_with_rows(config)
         job = reader.step_job()
         for subject, description in summary(reader, job):
             yield ok(subject, description)

@@ -17,18 +17,18 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
 from verl_padding.driver.engine_check import check_engines
+from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
 from verl_padding.driver.session_advantages import compute_session_advantages, repair_untrained_ends
 from verl_padding.driver.session_groups import count_sessions
 from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, read_session_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming
-from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALLS, WORKER_GROUPS
 from verl_padding.job.job_reader import check_job, translate_plan_error
+from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
-from verl_padding.job.weighings import weighings
 from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
@@ -73,8 +73,8 @@ class PaddedTrainer(VerlTrainer):
         check_queue_owner()
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
-        refuse_mispaired_advantages(config)
-        self._weighings = weighings(config, self._padding)
+        check_advantages_stay_with_rows(config)
+        self._loss_weightings = loss_weightings(config, self._padding)
         self._padded_batch: PaddedBatch | None = None
         self._trained: list[KVBatchMeta] = []
         self._pad_tags: list[dict[str, Any]] = []  # of the pads that the workers got in the step
@@ -90,7 +90,7 @@ class PaddedTrainer(VerlTrainer):
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        self._job_reader.refuse_models()  # the model is at hand now, and no worker has started
+        self._job_reader.check_models()  # the model is at hand now, and no worker has started
 
     def _setup(self) -> None:
         claim_queue()
@@ -184,7 +184,9 @@ class PaddedTrainer(VerlTrainer):
             job = self._timing.with_learned_costs(job)
         plan = self._plan(batch, tokens_R, job, metrics)
         planned = time.perf_counter()
-        padded = PaddedBatch(batch, plan, template, weighings=self._weighings, timed=self._timing is not None)
+        padded = PaddedBatch(
+            batch, plan, template, loss_weightings=self._loss_weightings, timed=self._timing is not None
+        )
         if self._job_reader.has_teacher:
             padded.check_all_rows_have("teacher_logprobs")
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
@@ -250,7 +252,7 @@ class PaddedTrainer(VerlTrainer):
             calls=[call], dp_sizes=self._dp_sizes(), seed=self._step_seed(), pad_tokens=template.length
         )
         plan = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), job, {})
-        padded = PaddedBatch(batch, plan, template, weighings=self._weighings)
+        padded = PaddedBatch(batch, plan, template, loss_weightings=self._loss_weightings)
         try:
             padded.put_pads()
             yield padded

@@ -22,11 +22,11 @@ class CheckJobBeforeStart(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
         try:
+            from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
             from verl_padding.driver.trainers import padded_trainer
-            from verl_padding.driver.tried_advantages import refuse_mispaired_advantages
 
             check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
-            refuse_mispaired_advantages(config)
+            check_advantages_stay_with_rows(config)
             for part, refusal in verl_refusals(config):
                 sys.exit(f"verl_padding: {part} refuses this job: {type(refusal).__name__}: {refusal}")
         except PaddingError as refusal:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.megatron_refusals import refuse_megatron, refuse_megatron_model
+from verl_padding.job.megatron_refusals import check_megatron, check_megatron_model
 from verl_padding.job.model_cost import rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine
@@ -40,15 +40,15 @@ PATH = "lora_adapter_path"
 MERGE = "actor_rollout_ref.model.lora.merge"
 
 
-def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
+def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
     """Refuses what the settings of engines show."""
     first_of: dict[str, RoleEngine] = {}
     for engine in engines:
         if engine.strategy in ("megatron", "veomni"):
-            _refuse_unequal_groups(first_of.setdefault(engine.strategy, engine), engine)
+            _check_groups_are_equal(first_of.setdefault(engine.strategy, engine), engine)
         if engine.strategy == "megatron":
-            refuse_megatron(engine, padding)
-        _refuse_attention(engine)
+            check_megatron(engine, padding)
+        _check_attention(engine)
         config = engine.config
         if engine.padded_to != "row" and padding.packer == "verl" and config.use_dynamic_bsz:
             raise PaddingConfigError(
@@ -69,7 +69,7 @@ def refuse_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> Non
             )
 
 
-def _refuse_unequal_groups(first: RoleEngine, other: RoleEngine) -> None:
+def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
     """Megatron and VeOmni make their groups once a process, with the sizes of the engine that starts first, and all
     roles of a job share their processes (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
     ``init_parallel_state``)."""
@@ -93,7 +93,7 @@ def _sizes_of_groups(engine: RoleEngine) -> dict[str, Any]:
     return sizes | {"fsdp_size": config.fsdp_size if is_part else engine.dp_size}
 
 
-def _refuse_attention(engine: RoleEngine, model_type: str | None = None) -> None:
+def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some attentions pass by.
 
     verl and VeOmni exchange around flash attention, each for its own engines (verl's ``monkey_patch.py``, VeOmni's
@@ -121,7 +121,7 @@ def _refuse_attention(engine: RoleEngine, model_type: str | None = None) -> None
         )
 
 
-def refuse_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
+def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
     """Refuses a model whose outputs pads or shared prefixes would change in longer rows than those of the probe.
 
     Args:
@@ -137,7 +137,7 @@ def refuse_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEng
     text = model.get("text_config") or model
     for engine in engines:
         if engine.strategy == "megatron":
-            refuse_megatron_model(engine, model)
+            check_megatron_model(engine, model)
             continue
         for part in (model, text):
             if key := CHOOSES_AMONG_ALL.get(str(part.get("model_type"))):
@@ -145,11 +145,11 @@ def refuse_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEng
                     f"{named}: this model chooses what a token attends to among all that is computed beside it "
                     f"({key}={text.get(key)}), so pads would change what real rows see. Choose another model."
                 )
-        _refuse_chunks(engine, text, named)
-        _refuse_attention(engine, str(model.get("model_type")))
+        _check_chunks(engine, text, named)
+        _check_attention(engine, str(model.get("model_type")))
 
 
-def _refuse_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> None:
+def _check_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> None:
     """Attention in chunks of all packed tokens, and not of a row's, once a micro-batch is longer than a chunk."""
     size = text.get("attention_chunk_size")
     if not isinstance(size, int) or "chunked_attention" not in (text.get("layer_types") or ()):
@@ -165,7 +165,7 @@ def _refuse_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> N
         )
 
 
-def refuse_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
+def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
     """Refuses an adapter (LoRA) that a role's engine does not make, training the whole model instead, or that never
     reaches the rollout in this mode of verl's."""
     for engine in engines:

@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.engine_refusals import refuse_adapters, refuse_engines, refuse_model
-from verl_padding.job.known_verl import KNOWN_VERL, is_known, refuse_unknown_verl
+from verl_padding.job.engine_refusals import check_adapters, check_engines, check_model
+from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
+from verl_padding.job.loss_weightings import check_correction_is_read, check_session_weights
 from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
 from verl_padding.job.modes import MODE_PREFIX, stock_mode
 from verl_padding.job.role_engine import (
@@ -30,7 +31,6 @@ from verl_padding.job.role_engine import (
     worker_engine,
 )
 from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
-from verl_padding.job.weighings import refuse_equal_sessions, refuse_lost_correction
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
@@ -53,7 +53,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     Raises:
         PaddingConfigError: one message with the setting, its value and the fix.
     """
-    refuse_unknown_verl()
+    check_verl_is_known()
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
         raise PaddingConfigError(
@@ -69,8 +69,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     name = config.trainer.v1.trainer_mode
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
         raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
-    refuse_equal_sessions(config, padding)
-    refuse_lost_correction(config)
+    check_session_weights(config, padding)
+    check_correction_is_read(config)
     for section in (ACTOR_SECTION, *(["critic"] if has_critic(config) else [])):
         role = OmegaConf.select(config, section)
         if role.loss_agg_mode == "seq-mean-token-sum-norm" and role.loss_scale_factor is None:
@@ -79,14 +79,14 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
                 "padded width of each micro-batch. Set it to a constant, such as data.max_response_length."
             )
     reader.step_job()
-    refuse_adapters(config, reader.mode, reader.engines.values())
+    check_adapters(config, reader.mode, reader.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
     path = model.get("hf_config_path") or model.path
     if path and Path(path).expanduser().is_dir():
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
-            reader.refuse_models(fetched=False)
+            reader.check_models(fetched=False)
     return reader
 
 
@@ -121,7 +121,7 @@ class JobReader:
         if has_separate_reference(self._config):
             engines["ref"] = worker_engine(self._config, REF_SECTION)
         engines["actor"] = worker_engine(self._config, ACTOR_SECTION)
-        refuse_engines(list(engines.values()), self.padding)
+        check_engines(list(engines.values()), self.padding)
         return engines
 
     @cached_property
@@ -143,7 +143,7 @@ class JobReader:
         """Whether rows of the actor may have images or sounds, wherever its config has the tower for them."""
         return has_tower(self.model_config)
 
-    def refuse_models(self, *, fetched: bool = True) -> None:
+    def check_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, or whose images pads cannot have.
 
         Args:
@@ -158,7 +158,7 @@ class JobReader:
         for section, model in models.items():
             # The actor's first, whose sizes its reference takes where it has none of its own.
             engines = [engine for engine in reversed(self.engines.values()) if engine.model_section == section]
-            refuse_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
+            check_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
 

@@ -27,7 +27,7 @@ def is_known(version: str) -> bool:
 
 
 @cache
-def refuse_unknown_verl() -> None:
+def check_verl_is_known() -> None:
     """Looks for what later versions of verl may bring and what would go wrong in silence.
 
     Session keys of another form need no look here: the planner refuses each row of another form.

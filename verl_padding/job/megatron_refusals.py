@@ -18,7 +18,7 @@ FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kim
 """Whether a bridge is the vanilla one -> types of models whose experts it gives biases that follow their tokens."""
 
 
-def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
+def check_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
     """Refuses settings with which Megatron would not compute the plan, or pads would count."""
     section = f"{engine.section}.megatron"
     if engine.has_scheduler and (padding.packer == "plan" or padding.is_timed):
@@ -26,7 +26,7 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
             f"{section}.dynamic_context_parallel=True: verl's scheduler then cuts micro-batches, which neither follows "
             "a plan nor is timed. Set it to False, or padding.packer=verl without timing and measured costs."
         )
-    _refuse_uneven_buckets(engine)
+    _check_buckets(engine)
     trains = engine.section != REF_SECTION
     for name in _settings_that_count_pads(engine.megatron_override, trains=trains):
         raise PaddingConfigError(
@@ -40,7 +40,7 @@ def refuse_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         )
 
 
-def _refuse_uneven_buckets(engine: RoleEngine) -> None:
+def _check_buckets(engine: RoleEngine) -> None:
     """verl rounds packed rows up to a bucket, by making the last of them longer, and asks no more of that one than that
     context parallel ranks have equally many tokens (``preprocess_thd_engine``): of two chunks that are not as long as
     each other, it drops the end."""
@@ -86,7 +86,7 @@ def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str | int | float) else list(value)
 
 
-def refuse_megatron_model(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+def check_megatron_model(engine: RoleEngine, model: Mapping[str, Any]) -> None:
     """Refuses a model whose experts' biases would follow pads, or whose gradients would be left out."""
     config, override = engine.config, engine.megatron_override
     if engine.section == REF_SECTION or not n_routed_experts(model):

@@ -22,7 +22,7 @@ REPORTING_RANKS = "mini_batch_reporting_ranks"
 """Column (R,) int64 in an update: data-parallel ranks that hold a trained token of the row's mini-batch."""
 LOSS_FACTOR = "loss_factor"
 """Column (R,) float64 in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied
-by (:mod:`~verl_padding.pads.weighing`); 0 for a pad."""
+by (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
 WEIGHS_ROWS = "weighs_rows"
 """Key of ``extra_info`` of an update whose rows weigh differently. Without it no loss reads :data:`LOSS_FACTOR`: a row
 may have that from an earlier update, while the pads of this one have none."""

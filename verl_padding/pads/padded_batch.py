@@ -20,11 +20,11 @@ from verl_padding.pads.columns import (
     pad_column,
     row_column,
 )
+from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
 from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, rows_like, tokens_of_masks
 from verl_padding.pads.source import SourceRows, check_weight_is_a_field
 from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import check_no_pads, fields_of_pads, new_pads, put_pads, strip
-from verl_padding.pads.weighing import LOSS_WEIGHT, Weighing, loss_factors
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.counted import counted
 
@@ -38,7 +38,7 @@ class PaddedBatch:
     in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip` of them takes them out.
 
     Args:
-        weighings: of the updates whose rows may weigh differently.
+        loss_weightings: of the updates whose rows may weigh differently.
         timed: whether the workers time its micro-batches.
 
     Raises:
@@ -52,7 +52,7 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
-        weighings: Sequence[Weighing] = (),
+        loss_weightings: Sequence[LossWeighting] = (),
         timed: bool = False,
     ):
         check_no_pads(batch)
@@ -66,22 +66,24 @@ class PaddedBatch:
         self._timed = timed
         self._source = SourceRows(batch)
         self._made: set[str] = set()
-        self._factors = self._loss_factors(weighings)
+        self._factors = self._loss_factors(loss_weightings)
 
-    def _loss_factors(self, weighings: Sequence[Weighing]) -> dict[str, list[float]]:
+    def _loss_factors(self, loss_weightings: Sequence[LossWeighting]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
         weight_R = self._source.weights()
-        weighed = [weighing for weighing in weighings if LOSS_WEIGHT in self._source.names or weighing.by_session]
-        for weighing in weighed:  # also where this step does not train, such as an actor whose critic warms up
-            if (refusal := weighing.refusal) and set(weight_R) != {1.0}:
+        weighed = [
+            weighting for weighting in loss_weightings if LOSS_WEIGHT in self._source.names or weighting.by_session
+        ]
+        for weighting in weighed:  # also where this step does not train, such as an actor whose critic warms up
+            if (refusal := weighting.refusal) and set(weight_R) != {1.0}:
                 raise PaddingDataError(f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {refusal}")
         layouts = self.plan.layouts
-        planned = [weighing for weighing in weighed if weighing.call in layouts]
+        planned = [weighting for weighting in weighed if weighting.call in layouts]
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         tokens_R = tokens_of_masks(self.batch, "loss_mask") if planned else []
         return {
-            weighing.call: loss_factors(layouts[weighing.call], self.batch.keys, weight_R, tokens_R, weighing)
-            for weighing in planned
+            weighting.call: loss_factors(layouts[weighting.call], self.batch.keys, weight_R, tokens_R, weighting)
+            for weighting in planned
         }
 
     def check_all_rows_have(self, name: str) -> None:

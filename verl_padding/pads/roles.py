@@ -87,7 +87,7 @@ KNOWN_FIELDS: Mapping[str, FieldRole] = {
     "routed_experts": FieldRole(Role.SEQUENCE, Fill.ROUTES),
     "teacher_ids": FieldRole(Role.SEQUENCE, Fill.EOS),
     "teacher_logprobs": FieldRole(Role.SEQUENCE),
-    # written by a user's agent loop (pads/weighing.py)
+    # written by a user's agent loop (pads/loss_weighting.py)
     "loss_weight": FieldRole(Role.ROW),
     # written by verl's data set (utils/dataset/rl_dataset.py)
     "dummy_tensor": FieldRole(Role.ROW),

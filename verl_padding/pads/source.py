@@ -9,9 +9,9 @@ from typing import Any
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES
 from verl_padding.pads.lineage import EXTRA_FIELDS
+from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
 from verl_padding.pads.tags import LENGTH_TAGS, wrong_tag
-from verl_padding.pads.weighing import LOSS_WEIGHT
 from verl_padding.plan.counted import counted
 
 ROWS_PER_KIND = 4

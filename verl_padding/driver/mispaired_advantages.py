@@ -23,7 +23,7 @@ N_ROWS = 16
 NUMBER = "row_number"
 
 
-def refuse_mispaired_advantages(config: DictConfig) -> None:
+def check_advantages_stay_with_rows(config: DictConfig) -> None:
     """
     Raises:
         PaddingConfigError: rows would be trained with the advantages of other rows.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.losses_on_rows import MODES
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.weighing import TOKEN_MODES, Weighing, loss_factors
+from verl_padding.pads.loss_weighting import TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout
 from verl_padding.plan.row_keys import session_of_key
 
@@ -38,8 +38,8 @@ def weighed_batches(draw):
 @given(batch=weighed_batches(), mode=st.sampled_from(MODES), by_rows=st.booleans(), by_session=st.booleans())
 def test_the_factor_of_a_row_is_what_turns_verls_denominator_into_that_of_its_weights(batch, mode, by_rows, by_session):
     layout, halves, keys, weights, tokens = batch
-    weighing = Weighing(call="actor", mode=mode, by_rows=by_rows, by_session=by_session)
-    factor_R = loss_factors(layout, keys, weights, tokens, weighing)
+    weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=by_session)
+    factor_R = loss_factors(layout, keys, weights, tokens, weighting)
     for rows in halves:
         shares, counts = {}, {}
         for row in rows:
@@ -67,8 +67,10 @@ def test_the_factor_of_a_row_is_what_turns_verls_denominator_into_that_of_its_we
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_of_one_give_factors_of_exactly_one(mode):
     layout = Layout(n_rows=7, cells=(((0, 1), (2, 3)), ((4, 5), (6, 7))))
-    weighing = Weighing(call="actor", mode=mode)
-    assert loss_factors(layout, [f"p_{r}_0" for r in range(7)], [1.0] * 7, [3, 1, 7, 9, 2, 2, 5], weighing) == [1.0] * 7
+    weighting = LossWeighting(call="actor", mode=mode)
+    assert (
+        loss_factors(layout, [f"p_{r}_0" for r in range(7)], [1.0] * 7, [3, 1, 7, 9, 2, 2, 5], weighting) == [1.0] * 7
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -80,7 +82,7 @@ def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weigh
     keys = [f"p_{r}_0" for r in range(3)]
     message = r"^row 'p_\d_0': loss_weight=\S+: in mini-batch 0 of 'actor' .* nearer to each other and to 1\.$"
     with pytest.raises(PaddingDataError, match=message):
-        loss_factors(layout, keys, weights, [2, 3, 4], Weighing(call="actor", mode=mode))
+        loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(call="actor", mode=mode))
 
 
 @pytest.mark.parametrize("by_session", [False, True])
@@ -89,8 +91,8 @@ def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused_in_each_mode_tho
     mode, by_session
 ):
     layout = Layout(n_rows=2, cells=(((0,), (1,)),))
-    weighing = Weighing(call="actor", mode=mode, by_session=by_session)
+    weighting = LossWeighting(call="actor", mode=mode, by_session=by_session)
     with pytest.raises(
         PaddingDataError, match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .* \(1 row\)"
     ):
-        loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], weighing)
+        loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], weighting)

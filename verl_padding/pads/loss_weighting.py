@@ -31,7 +31,7 @@ MEAN_OF_TOKENS = "seq-mean-token-mean"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weighing:
+class LossWeighting:
     """How the loss of an update weighs its rows."""
 
     call: str
@@ -55,7 +55,7 @@ def loss_factors(
     keys: Sequence[str],
     weight_R: Sequence[float],
     tokens_R: Sequence[int],
-    weighing: Weighing,
+    weighting: LossWeighting,
 ) -> list[float]:
     """What the gradient of each real row's outputs is multiplied by.
 
@@ -85,28 +85,28 @@ def loss_factors(
         if with_loss and not weights[with_loss].any():
             raise PaddingDataError(
                 f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row of mini-batch "
-                f"{number} of {weighing.call!r} that has a token with a loss ({counted(len(with_loss), 'row')}) weighs "
+                f"{number} of {weighting.call!r} that has a token with a loss ({counted(len(with_loss), 'row')}) weighs "
                 "more: there is nothing to train on. Give one of them a weight above 0, or let the agent loop leave "
                 "such rows out."
             )
         w, n = weights[rows], tokens[rows]
         counts = w
-        if weighing.by_session:
+        if weighting.by_session:
             counts = w * _shares_of_sessions([keys[row] for row in rows], n)
-            if weighing.mode in TOKEN_MODES:
+            if weighting.mode in TOKEN_MODES:
                 w = np.divide(counts, n, out=np.zeros_like(n), where=n > 0)
-            elif weighing.mode == MEAN_OF_TOKENS:
+            elif weighting.mode == MEAN_OF_TOKENS:
                 w = counts
         with np.errstate(over="ignore"):
-            if weighing.mode == TOKEN_MEAN:
+            if weighting.mode == TOKEN_MEAN:
                 w = w * _over(n.sum(), (w * n).sum())
-            elif weighing.mode != TOKEN_SUM and weighing.by_rows:
+            elif weighting.mode != TOKEN_SUM and weighting.by_rows:
                 w = w * _over(len(rows), counts.sum())
         factor_R[rows] = w
         for row in rows:
             if tokens[row] and weights[row] and not SMALLEST <= factor_R[row] <= LARGEST:
                 raise PaddingDataError(
-                    f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} of {weighing.call!r} "
+                    f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} of {weighting.call!r} "
                     f"its gradient would be multiplied by {factor_R[row]:.3g}, which is no number of 32 bits. Give "
                     "rows weights that are nearer to each other and to 1."
                 )

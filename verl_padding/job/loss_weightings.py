@@ -11,7 +11,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC
 from verl_padding.job.roles_of_job import has_critic
-from verl_padding.pads.weighing import MEAN_OF_TOKENS, TOKEN_MODES, Weighing
+from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
 MEANS_OVER_ROWS = ("geo_mean", "sapo")
 """Policy losses of verl that are a mean over rows, whatever ``loss_agg_mode`` says of the other terms."""
@@ -22,14 +22,14 @@ BYPASS, CORRECTION = "bypass_mode", f"{LOSS_MODE.removesuffix('.loss_mode')}.rol
 """The policy loss that corrects for the rollout by itself, and the section that it reads, which no YAML of verl has."""
 
 
-def weighings(config: DictConfig, padding: PaddingConfig) -> list[Weighing]:
+def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeighting]:
     """Loss weighting of each update whose rows may weigh differently."""
     losses = {ACTOR: config.actor_rollout_ref.actor}
     if padding.weighted_losses == "all" and has_critic(config):
         losses[CRITIC] = config.critic
     by_session = padding.weighting == "session"
     return [
-        Weighing(
+        LossWeighting(
             call=call,
             mode=loss.loss_agg_mode,
             by_rows=padding.denominator == "rows",
@@ -40,10 +40,10 @@ def weighings(config: DictConfig, padding: PaddingConfig) -> list[Weighing]:
     ]
 
 
-def refuse_equal_sessions(config: DictConfig, padding: PaddingConfig) -> None:
+def check_session_weights(config: DictConfig, padding: PaddingConfig) -> None:
     """Refuses sessions that are to weigh the same in a loss that cannot weigh rows."""
-    for weighing in weighings(config, padding):
-        if weighing.by_session and (refusal := weighing.refusal):
+    for weighting in loss_weightings(config, padding):
+        if weighting.by_session and (refusal := weighting.refusal):
             raise PaddingConfigError(f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}")
 
 
@@ -70,7 +70,7 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     return ""
 
 
-def refuse_lost_correction(config: DictConfig) -> None:
+def check_correction_is_read(config: DictConfig) -> None:
     """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the actor's loss. But
     only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads: a
     setting of the correction that is not verl's default would reach no loss."""
