@@ -85,9 +85,9 @@ def loss_factors(
         if with_loss and not weights[with_loss].any():
             raise PaddingDataError(
                 f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row of mini-batch "
-                f"{number} of {weighting.call!r} that has a token with a loss ({counted(len(with_loss), 'row')}) weighs "
-                "more: there is nothing to train on. Give one of them a weight above 0, or let the agent loop leave "
-                "such rows out."
+                f"{number} of {weighting.call!r} that has a token with a loss ({counted(len(with_loss), 'row')}) "
+                "weighs more: there is nothing to train on. Give one of them a weight above 0, or let the agent loop "
+                "leave such rows out."
             )
         w, n = weights[rows], tokens[rows]
         counts = w

@@ -43,8 +43,8 @@ class RealRowsLoss:
     reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for each loss that
     ``inner`` has reported before.
 
-    Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of their
-    outputs is multiplied. Loss and metrics are those of rows that weigh the same.
+    Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of
+    their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
 
     Args:
         inner: verl's loss (actor, critic or distillation), or a user's.
