@@ -77,7 +77,8 @@ def find_extensions(
     compare(sessions, [TOKENS], TOKENS_AT_ONCE)
     extended = set(extends_R)
     alike = [[row for row in rows if extends_R[row] is not None or row in extended] for rows in sessions]
-    compare([rows for rows in alike if rows], [TOKENS, IMAGES, *(PER_TOKEN if outputs else ())], LARGE_AT_ONCE)
+    at_once = TOKENS_AT_ONCE if not images and there.isdisjoint(RECORDED) else LARGE_AT_ONCE
+    compare([rows for rows in alike if rows], [TOKENS, IMAGES, *(PER_TOKEN if outputs else ())], at_once)
     return extends_R
 
 
