@@ -206,7 +206,7 @@ def test_verl_divides_by_configured_sessions_and_fills_up_to_a_multiple_of_them_
 
 def plan_of(trainer, batch):
     job = trainer._job_reader.step_job(dp_sizes=trainer._dp_sizes(), updates_actor=True, seed=0, pad_tokens=4)
-    return trainer._plan(batch.keys, [tag["seq_len"] for tag in batch.tags], None, job)
+    return trainer._plan(batch, [tag["seq_len"] for tag in batch.tags], job, {})
 
 
 @pytest.mark.parametrize("metric", ["reward", "acc"])

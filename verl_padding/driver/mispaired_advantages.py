@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_padding.errors import PaddingConfigError
 
@@ -44,6 +41,11 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
 
 def _keeps_rows(algorithm: Any) -> bool:
     """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
+    # Their import registers the padded trainers, which import this module.
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
     fields = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
     numbers = torch.arange(N_ROWS)
     data = DataProto.from_dict(
