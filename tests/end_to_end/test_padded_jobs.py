@@ -218,7 +218,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
 
 
 def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_over_them(tmp_path):
-    """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; where TransferQueue can, it holds them on disk."""
+    """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on disk, if it can."""
     prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"
     disk.mkdir()
     facts = run_job(
