@@ -12,6 +12,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding.driver import stock_guard
+from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.trainers import PaddedTrainerSeparateAsync, padded_trainer
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.modes import STOCK_MODES
@@ -67,6 +68,12 @@ def test_where_the_padded_trainers_could_not_be_registered_a_section_is_refused(
     name = get_trainer_cls(mode).__name__
     with pytest.raises(PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"):
         get_trainer_cls(mode)(config=job(f"trainer.v1.trainer_mode={mode}", "+padding=prompt"))
+
+
+def test_a_trainer_of_ones_own_may_extend_the_mixin_and_verls_trainer():
+    stock = get_trainer_cls("sync")
+    with registered_as("mine", type("Own", (PaddedTrainer, stock), {"extends": "sync"})) as mine:
+        assert type(mine(config=job("+padding=prompt", "trainer.v1.trainer_mode=mine"))) is mine
 
 
 def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section_and_made_without():

@@ -91,3 +91,11 @@ def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_t
         padded_trainer(*gae)
     (refused,) = [each for each in _plan(job) if each.verdict == "wrong"]
     assert refused.message.startswith("algorithm.use_pf_ppo=True: ")
+
+
+def test_trying_an_algorithm_leaves_the_random_numbers_of_the_job_as_they_are():
+    config = compose_job("+padding=prompt", "algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true")
+    before = torch.random.get_rng_state()
+    with pytest.raises(PaddingConfigError):
+        check_advantages_stay_with_rows(config)
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -503,6 +503,13 @@ def test_the_summary_says_which_passes_have_the_updates_micro_batches():
     assert words[REF] == "8 data-parallel ranks"
 
 
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_local_updates_for_which_a_sleeping_rollout_would_have_to_wake_are_refused(mode):
+    setting = f"trainer.v1.{mode}.parameter_sync_step"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
+        job_of(*DYNAMIC, f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
+
+
 ADAPTER, PATH = "actor_rollout_ref.model", "lora_adapter_path=/adapter"
 
 

@@ -149,6 +149,16 @@ def test_what_a_killed_trainer_left_is_cleared():
     assert queue_content() == {}
 
 
+def test_rows_in_a_queue_of_nobody_known_are_not_touched_but_refused(other):
+    put_batch()
+    content = queue_content()
+    assert "of a trainer that may use them" in ray.get(other.claim.remote())
+    assert queue_content() == content
+
+    tq.kv_clear(keys=list(content), partition_id=PARTITION)
+    assert ray.get(other.claim.remote()) == "claimed", "an empty queue is taken"
+
+
 def test_the_maker_of_a_queue_keeps_what_it_has_put_there():
     put_batch()
     content = queue_content()

@@ -131,10 +131,12 @@ def test_rows_that_are_not_packed_are_not_probed():
     probe(of, passes=0)
 
 
-def test_micro_batches_of_one_row_each_are_not_probed():
+@pytest.mark.parametrize("of_updates", [1, None], ids=["an actor", "a reference, which has no updates"])
+def test_micro_batches_of_one_row_each_are_not_probed(of_updates):
     of = trainee("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config
-    config.use_dynamic_bsz, config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu = False, 1, 1
+    config.use_dynamic_bsz, config.infer_micro_batch_size_per_gpu = False, 1
+    config.micro_batch_size_per_gpu = of_updates
     probe(of, passes=0)
     config.infer_micro_batch_size_per_gpu = 2
     with pytest.raises(PaddingConfigError, match="bloom"):

@@ -22,6 +22,7 @@ from verl_padding.driver.session_advantages import compute_session_advantages, r
 from verl_padding.driver.session_groups import count_sessions
 from verl_padding.driver.step_metrics import performance_metrics, plan_metrics, read_session_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming
+from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, dp_size
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
@@ -58,7 +59,7 @@ TRAIN_PARTITION = "train"
 """verl's name for the part of TransferQueue that training rows are in."""
 
 
-class PaddedTrainer(VerlTrainer):
+class PaddedTrainer(TakesPadding, VerlTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
 
     The batch that verl's methods pass around holds real rows only, from sampling to the rollout dump. Pads lie in

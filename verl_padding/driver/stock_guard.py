@@ -13,9 +13,13 @@ from typing import Any
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.modes import STOCK_MODES
 
+
+class TakesPadding:
+    """Marks padded trainers. They are not imported here, since the guard must work even if they cannot be."""
+
+
 COUNTERPARTS: dict[type, type] = {}
-"""verl's trainers and the padded ones that take their place; filled by ``verl_padding.driver.trainers``, which is not
-imported here, since the guard must work even if it cannot be."""
+"""verl's trainers and the padded ones that take their place; filled by ``verl_padding.driver.trainers``."""
 
 
 def padded_or_refused(trainer: type) -> Any:
@@ -25,7 +29,7 @@ def padded_or_refused(trainer: type) -> Any:
         PaddingConfigError: it pads nothing, and has no counterpart.
     """
     chosen = COUNTERPARTS.get(trainer, trainer)
-    if not issubclass(chosen, tuple(COUNTERPARTS.values())):
+    if not issubclass(chosen, TakesPadding):
         raise PaddingConfigError(
             f"padding: {trainer.__name__} is not a padded trainer and would ignore it. Choose trainer.v1.trainer_mode="
             f"{', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your own extend "

@@ -20,7 +20,7 @@ from verl_padding.job.engine_refusals import check_adapters, check_engines, chec
 from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
 from verl_padding.job.loss_weightings import check_correction_is_read, check_session_weights
 from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
-from verl_padding.job.modes import MODE_PREFIX, stock_mode
+from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     ACTOR_SECTION,
@@ -69,6 +69,13 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     name = config.trainer.v1.trainer_mode
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
         raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
+    sync_step = reader.parameter_sync_step
+    if sync_step != 1 and reader.mode != SEPARATE_ASYNC:
+        raise PaddingConfigError(
+            f"trainer.v1.{reader.mode}.parameter_sync_step={sync_step}: this mode's rollout sleeps from a step's first "
+            "local update on, and the next update would wait for it for ever. Set it to 1, or choose "
+            f"trainer.v1.trainer_mode={SEPARATE_ASYNC}."
+        )
     check_session_weights(config, padding)
     check_correction_is_read(config)
     for section in (ACTOR_SECTION, *(["critic"] if has_critic(config) else [])):
@@ -103,6 +110,11 @@ class JobReader:
         """The verl mode that the job's trainer extends."""
         self.padding = padding
         """The job's section ``padding``."""
+
+    @property
+    def parameter_sync_step(self) -> int:
+        """Local updates per global step, which share its prompts."""
+        return int(self._config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
 
     def configured_dp_sizes(self) -> dict[str, int]:
         """Data-parallel size of each worker call, as the config says; the worker groups know for sure."""
@@ -236,8 +248,7 @@ class JobReader:
             else:
                 follows = name != VALUES and self.padding.log_prob_micro_batches == "update"
                 inference[name] = Pass(as_update=ACTOR if follows else None, **fields)
-        # Local updates per global step, which share its prompts; the colocated modes have one.
-        sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
+        sync_step = self.parameter_sync_step
         try:
             return Job(
                 strategy=self.padding.strategy,

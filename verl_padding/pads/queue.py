@@ -32,6 +32,11 @@ def is_connected() -> bool:
     return tq_interface._TQ_CLIENT is not None
 
 
+def was_made_here() -> bool:
+    """Whether this process has made the TransferQueue that it is connected to."""
+    return tq_interface._TQ_STORAGE is not None
+
+
 def controller() -> ActorHandle:
     """TransferQueue's controller.
 

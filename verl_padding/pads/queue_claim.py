@@ -17,7 +17,15 @@ import ray._private.state
 from ray.core.generated.gcs_pb2 import WorkerTableData
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.queue import clear_with_a_warning, controller, detach, is_connected, tags_of
+from verl_padding.pads.queue import (
+    clear_with_a_warning,
+    controller,
+    detach,
+    first_few,
+    is_connected,
+    tags_of,
+    was_made_here,
+)
 
 PARTITIONS = ("train", "val")
 """verl's names for the parts of TransferQueue that its trainers use."""
@@ -73,11 +81,19 @@ def claim_queue() -> None:
     from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them.
 
     Raises:
-        PaddingConfigError: another trainer has the queue. Nothing was touched.
+        PaddingConfigError: another trainer has the queue, or rows that it may own lie there. Nothing was touched.
     """
     check_queue_owner()
     mine = _claim_of_this_process()
     free = [None, ENDED, mine]
+    found = ray.get(controller().__ray_call__.remote(_claim_of))
+    if found is None and not was_made_here() and (keys := [key for part in PARTITIONS for key in tags_of(part)]):
+        detach()
+        raise PaddingConfigError(
+            f"The TransferQueue of this job was made by another of its processes and holds rows ({first_few(keys)}) "
+            "of a trainer that may use them: only a padded one says when it has ended. Clear them if nobody does, or give "
+            "this trainer a Ray cluster of its own."
+        )
     while (found := ray.get(controller().__ray_call__.remote(_claim_if_found, free, mine))) not in free:
         if _lives_on(found):
             detach()

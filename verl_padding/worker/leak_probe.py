@@ -56,8 +56,8 @@ def probe_for_leaks(
 
 def _packs_rows(config: Any) -> bool:
     """Whether an engine puts rows behind each other; with micro-batches of one row each, it does not."""
-    one_by_one = config.micro_batch_size_per_gpu == config.infer_micro_batch_size_per_gpu == 1
-    return bool(config.use_remove_padding and (config.use_dynamic_bsz or not one_by_one))
+    sizes = {config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu} - {None}  # a reference has one
+    return bool(config.use_remove_padding and (config.use_dynamic_bsz or sizes != {1}))
 
 
 def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix: str, multiple: int) -> None:
