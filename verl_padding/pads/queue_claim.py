@@ -91,8 +91,8 @@ def claim_queue() -> None:
         detach()
         raise PaddingConfigError(
             f"The TransferQueue of this job was made by another of its processes and holds rows ({first_few(keys)}) "
-            "of a trainer that may use them: only a padded one says when it has ended. Clear them if nobody does, or give "
-            "this trainer a Ray cluster of its own."
+            "of a trainer that may use them: only a padded one says when it has ended. Clear them if nobody does, or "
+            "give this trainer a Ray cluster of its own."
         )
     while (found := ray.get(controller().__ray_call__.remote(_claim_if_found, free, mine))) not in free:
         if _lives_on(found):
