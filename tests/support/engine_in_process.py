@@ -78,7 +78,7 @@ def start_engine(engine: type[Whole], module: nn.Module, *, sharing: bool, **set
     """An engine; with ``sharing``, one of a class of its own that computes the tips of its micro-batches alone."""
     started = (type(f"Sharing{engine.__name__}", (engine,), {}) if sharing else engine)(module, **settings)
     if sharing:
-        share_in(started)
+        share_in(started, "chains")
     return started
 
 

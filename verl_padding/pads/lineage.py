@@ -190,36 +190,55 @@ class Inputs:
 
     def __init__(self, data: TensorDict):
         names = set(data.keys())
-        self.bytes_R = [row.to(torch.int64).numpy().tobytes() for row in data[TOKENS].unbind()]
-        """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
-        self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in names]
+        self.ids_R = [row.to(torch.int64) for row in data[TOKENS].unbind()]
+        """The tokens of each row."""
+        # (tokens, ..); position ids are (.., tokens)
+        self._fields_RT = {
+            name: [row.movedim(-1, 0) if name == "position_ids" else row for row in data[name].unbind()]
+            for name in PER_TOKEN
+            if name in names
+        }
         temperature = tu.get(data, "temperature") if "temperature" in names else None
         if isinstance(temperature, torch.Tensor):
             temperature = temperature.tolist()
         # A number holds for all rows.
         self._temperature = temperature if isinstance(temperature, Sequence) else None
-        self._images = tu.get(data, IMAGES) if IMAGES in names else None
+        images = tu.get(data, IMAGES) if IMAGES in names else None
+        self._images: list[Mapping[str, Any]] = [each or {} for each in images or [None] * len(self.ids_R)]
 
-    def extends(self, longer: int, shorter: int) -> bool:
-        """Whether a row begins with all of another, whatever outputs depend on."""
-        return self.bytes_R[longer].startswith(self.bytes_R[shorter]) and self.agree(shorter, longer)
+    def in_tree_order(self) -> list[int]:
+        """The numbers of the rows, so that each shares most with the one before it, and beginnings come last."""
+        # Big endian, bytes sort as numbers do.
+        keys = [ids.numpy().astype(">i8").tobytes() for ids in self.ids_R]
+        return sorted(range(len(keys)), key=lambda row: (keys[row], -row), reverse=True)
 
-    def agree(self, shorter: int, longer: int) -> bool:
-        """Whether two rows agree in all but their tokens, up to the end of the shorter one."""
-        length = len(self.bytes_R[shorter]) // 8
+    def shared(self, longer: int, shorter: int) -> int:
+        """How many of their first tokens two rows may have the same outputs for: 0, or all of one, with images."""
         if self._temperature is not None and self._temperature[shorter] != self._temperature[longer]:
-            return False
-        for name, rows in self._fields:
-            # (tokens, ..), and position ids (.., tokens); a field of another length covers something else.
-            dim = -1 if name == "position_ids" else 0
-            a, b = rows[shorter], rows[longer]
-            if a.shape[dim] != length or b.shape[dim] < length:
-                return False
+            return 0
+        n_shorter, n_longer = len(self.ids_R[shorter]), len(self.ids_R[longer])
+        length = _alike(self.ids_R[shorter], self.ids_R[longer])
+        for name, rows in self._fields_RT.items():
+            if len(rows[shorter]) != n_shorter or len(rows[longer]) != n_longer:
+                return 0  # it covers something else
             # A teacher says nothing of the token after a row's last one: verl fills it in.
-            compared = length - 1 if name.startswith("teacher") else length
-            if not torch.equal(a.narrow(dim, 0, compared), b.narrow(dim, 0, compared)):
-                return False
-        return self._images is None or _images_begin_alike(self._images[shorter], self._images[longer])
+            compared = min(length, n_shorter - 1, n_longer - 1) if name.startswith("teacher") else length
+            alike = _alike(rows[shorter][:compared], rows[longer][:compared])
+            length = alike if alike < compared else length
+        is_whole = length == n_shorter
+        images = self._images[shorter], self._images[longer]
+        if any(images) and not (is_whole and _images_begin_alike(*images)):
+            return 0
+        return length
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> int:
+    """How many of the first lines of two tensors are equal."""
+    length = min(len(one), len(other))
+    if one.shape[1:] != other.shape[1:]:
+        return 0
+    differ = (one[:length] != other[:length]).reshape(length, -1).any(dim=1).nonzero()
+    return int(differ[0]) if len(differ) else length
 
 
 def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, Any] | None) -> bool:

@@ -13,7 +13,7 @@ from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies import STRATEGIES
 
 Packer = Literal["verl", "plan"]
-Sharing = Literal["off", "chains"]
+Sharing = Literal["off", "chains", "trees"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from verl_padding.pads.columns import (
 )
 from verl_padding.worker.loss_metrics import RunningMetric, names_of_sums, share_metrics
 from verl_padding.worker.row_means import normalize_over_mini_batch
-from verl_padding.worker.shared_prefixes import computed_rows
+from verl_padding.worker.shared_prefixes import computed_tokens
 from verl_padding.worker.training_workers import for_training_workers
 
 Loss = Callable[..., Any]
@@ -94,8 +94,7 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
     metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
-        tokens_R = data["input_ids"].offsets().diff()
-        computed = int((tokens_R * real_R)[computed_rows(data)].sum())
+        computed = sum(tokens for row, tokens in computed_tokens(data) if real_R[row])
         metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / budget)
     return metrics
 

@@ -22,7 +22,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
 from verl_padding.timing.laps import Lap
-from verl_padding.worker.shared_prefixes import computed_rows
+from verl_padding.worker.shared_prefixes import computed_tokens
 from verl_padding.worker.training_workers import for_training_workers, training_workers
 
 CLOCK = "_verl_padding_clock"
@@ -140,11 +140,10 @@ class MicroBatchClock:
 
 def _held(data: TensorDict) -> dict[str, Any]:
     """What a micro-batch holds; ``data`` is still on the CPU, so nothing waits for a device."""
-    tokens_R = data["input_ids"].offsets().diff().tolist()
     number_R = read_column(data, BATCH_ROW).tolist()
     rows = tuple(number for number in number_R if number >= 0)
-    computed_tokens = tuple(tokens_R[row] for row in computed_rows(data))
-    return {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed_tokens}
+    computed = tuple(tokens for _, tokens in computed_tokens(data))
+    return {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed}
 
 
 def _install(role: str, trainee: Any) -> None:

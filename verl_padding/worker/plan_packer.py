@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -20,11 +20,12 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
-from verl_padding.pads.columns import CHAIN, MICRO_BATCH, TIPS, read_column
+from verl_padding.pads.columns import MICRO_BATCH, read_column
 from verl_padding.pads.lineage import EXTENDS
 from verl_padding.plan import Sharing
-from verl_padding.worker.shared_prefixes import share_in, tips_of
+from verl_padding.worker.shared_prefixes import find_tree, share_in
 from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.worker.tree_attention import TREE
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | No
 def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
     """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
 
-    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. With
-    ``chains`` each of them also says which rows are computed (:mod:`~verl_padding.worker.shared_prefixes`).
+    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. Where
+    rows share their beginnings, each also has a tree of what is computed
+    (:mod:`~verl_padding.worker.shared_prefixes`).
     """
 
     @functools.wraps(prepare)
@@ -53,41 +55,34 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
             )
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
-        shares = sharing == "chains" and tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
+        shares = sharing != "off" and tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
-            tip_R = tips_of(micro_batch) if shares else range(len(micro_batch))
-            _check_tokens(micro_batch, tip_R, budget)
-            if len(set(tip_R)) < len(tip_R):
-                tu.assign_non_tensor_data(micro_batch, TIPS, tip_R)
+            tokens = computed = len(micro_batch["input_ids"].values())
+            if shares and (tree := find_tree(micro_batch, sharing)).tokens < tokens:
+                computed = tree.tokens
+                tu.assign_non_tensor_data(micro_batch, TREE, tree)
+            _check_tokens(computed, budget, shares=shares)
         return micro_batches, indices
 
     return prepare_micro_batches
 
 
-def _check_tokens(micro_batch: TensorDict, tip_R: Sequence[int], budget: int) -> None:
-    """Refuses a micro-batch that was not planned like this; a wrongly named chain only costs time and memory."""
-    tokens_R = micro_batch["input_ids"].offsets().diff().tolist()
-    chain_R = read_column(micro_batch, CHAIN).tolist() if CHAIN in micro_batch.keys() else [-1] * len(tokens_R)  # noqa: SIM118
-    longest: dict[int, int] = {}  # of each chain; a row of no chain is one by itself
-    for row, (tokens, chain) in enumerate(zip(tokens_R, chain_R, strict=True)):
-        of = chain if chain >= 0 else ~row
-        longest[of] = max(tokens, longest.get(of, 0))
-    planned = sum(longest.values())
-    computed = sum(tokens_R[tip] for tip in set(tip_R))
-    if planned > budget:
+def _check_tokens(computed: int, budget: int, *, shares: bool) -> None:
+    """Refuses a micro-batch that was not planned like this; rows that share less than was planned only cost time."""
+    if computed <= budget:
+        return
+    if not shares:
         raise PaddingDataError(
-            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
+            f"a micro-batch of {computed} tokens, more than the {budget} of this call: rows have changed since the plan."
             " Set padding.packer=verl to have the workers cut them anew."
         )
-    if computed > planned:
-        logger.warning(
-            "verl_padding: a micro-batch computes %d tokens, where %d were planned and the budget is %d: its rows do "
-            "not extend each other as planned. Correct extra_fields[%r] of the agent loop, or set padding.sharing=off.",
-            computed,
-            planned,
-            budget,
-            EXTENDS,
-        )
+    logger.warning(
+        "verl_padding: a micro-batch computes %d tokens, and the budget is %d: its rows do not share what was planned. "
+        "Correct extra_fields[%r] of the agent loop, or set padding.sharing=off.",
+        computed,
+        budget,
+        EXTENDS,
+    )
 
 
 def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
@@ -106,7 +101,7 @@ def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
                 f"verl {KNOWN_VERL} do. Set padding.packer=verl."
             )
         module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]), sharing=sharing)
-        if sharing == "chains":
-            share_in(engine)
+        if sharing != "off":
+            share_in(engine, sharing)
 
     return for_training_workers(patch)

@@ -1,10 +1,11 @@
-"""Rows that extend each other are computed once in verl's FSDP engines, which get the tips of a micro-batch alone.
+"""Tokens that rows share are computed once in verl's FSDP engines, which get the segments of a micro-batch alone.
 
-A causal model's output at a position depends on the tokens up to it. So if row b extends row a, the log-probs, entropy
-and values of a are those of b's first positions. The engine's inputs are made from the tips, and every output is
-expanded to all rows of the micro-batch before loss, metrics or driver see it; backward adds up the gradients of all
-slices. verl 0.9 has no place for this: its engines make inputs and outputs in two methods, which this module wraps in
-the class of a worker's engine, until verl shares prefixes by itself (tests/worker/test_shared_prefixes.py).
+A causal model's output at a position depends on the tokens up to it, so rows that begin alike have the same outputs up to
+where they part. The engine's inputs are made from the segments of the rows' tree
+(:mod:`~verl_padding.worker.prefix_tree`), and every output is expanded to all rows of the micro-batch before loss,
+metrics or driver see it; backward adds up the gradients of all branches. verl 0.9 has no place for this: its engines make
+inputs and outputs in two methods, which this module wraps in the class of a worker's engine, until verl shares prefixes
+by itself (tests/worker/test_shared_prefixes.py).
 
 The last output of a row belongs to whatever token comes next. Shared, it is another one than alone, and nothing reads
 it.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,48 +24,56 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
-from verl_padding.pads.columns import CHAIN, TIPS, read_column
-from verl_padding.pads.lineage import TOKENS, Inputs
+from verl_padding.pads.lineage import PER_TOKEN, TOKENS, Inputs
+from verl_padding.plan import Sharing
+from verl_padding.worker.prefix_tree import PrefixTree, build_tree
+from verl_padding.worker.tree_attention import (
+    ANY_MASK,
+    TREE,
+    GatherTokens,
+    attention_layers,
+    follow_trees,
+    gather_paths,
+)
 
 SHARES = "_verl_padding_shares"
 """Attribute of an engine's method that is wrapped already."""
-COMPUTED = "computed_rows"
-"""Key of what an engine keeps of a micro-batch's inputs for its outputs: the rows that are computed, selected once."""
+SEGMENTS = "computed_segments"
+"""Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected once."""
 
 
-def tips_of(data: TensorDict) -> tuple[int, ...]:
-    """The number of each row's tip: the longest row of its chain that extends it, or itself.
-
-    The plan says which rows are a chain; here they are compared once more, so that a wrong chain costs time and changes
-    nothing. Pads, and rows of no chain, are computed as they are.
+def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
+    """The tree of a micro-batch's rows, found by comparing them: a plan that was wrong about them costs time alone.
 
     Args:
         data: a micro-batch, on the CPU.
+        sharing: with ``chains``, a row shares only what a longer one wholly begins with.
     """
-    tip_R = list(range(len(data)))
-    if CHAIN not in data.keys():  # noqa: SIM118  (a TensorDict)
-        return tuple(tip_R)
-    lengths = [len(row) for row in data[TOKENS].unbind()]
-    members: dict[int, list[int]] = {}
-    for row, chain in enumerate(read_column(data, CHAIN).tolist()):
-        if chain >= 0:
-            members.setdefault(chain, []).append(row)
     inputs = Inputs(data)
-    for rows in members.values():
-        rows.sort(key=lambda row: (lengths[row], row))
-        for shorter, longer in reversed(list(pairwise(rows))):
-            if inputs.extends(longer, shorter):
-                tip_R[shorter] = tip_R[longer]
-    return tuple(tip_R)
+    order = inputs.in_tree_order()
+    shared_I = [0]
+    for before, row in zip(order, order[1:], strict=False):
+        shared = inputs.shared(before, row)
+        shared_I.append(shared if sharing == "trees" or shared == len(inputs.ids_R[row]) else 0)
+    return build_tree([len(ids) for ids in inputs.ids_R], order, shared_I)
 
 
-def computed_rows(data: TensorDict) -> list[int]:
-    """The numbers of those rows of a micro-batch that its engine computes, in order."""
-    return sorted(set(tu.get_non_tensor_data(data=data, key=TIPS, default=range(len(data)))))
+def tree_of(data: TensorDict) -> PrefixTree | None:
+    """The tree of a micro-batch that shares some of its tokens; None for any other."""
+    tree: PrefixTree | None = tu.get_non_tensor_data(data=data, key=TREE, default=None)
+    return tree
 
 
-def share_in(engine: Any) -> None:
-    """Makes the class of an engine compute the tips of its micro-batches alone.
+def computed_tokens(data: TensorDict) -> list[tuple[int, int]]:
+    """Of all that is computed of a micro-batch, on the CPU, the row and the number of its tokens."""
+    tree = tree_of(data)
+    if tree is None:
+        return list(enumerate(data[TOKENS].offsets().diff().tolist()))
+    return list(zip(tree.tip_S, tree.lengths_S, strict=True))
+
+
+def share_in(engine: Any, sharing: Sharing) -> None:
+    """Makes the class of an engine compute the segments of its micro-batches alone.
 
     Raises:
         PaddingError: the engine does not make its inputs and outputs as verl 0.9's FSDP engines do.
@@ -78,29 +87,58 @@ def share_in(engine: Any) -> None:
         own: Any = getattr(cls, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
             raise PaddingError(
-                f"padding.sharing='chains': {cls.__name__} has a {name} of its own, not that of verl's FSDP engines: "
+                f"padding.sharing={sharing!r}: {cls.__name__} has a {name} of its own, not that of verl's FSDP engines: "
                 "it may read fields of rows that are not compared before rows share. Put functools.wraps("
                 f"FSDPEngineWithLMHead.{name}) on it if it reads no others, or set padding.sharing=off."
             )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
-    for name, wrap in (("prepare_model_inputs", _of_tips), ("prepare_model_outputs", _of_all_rows)):
+    for name, wrap in (("prepare_model_inputs", _of_segments), ("prepare_model_outputs", _of_all_rows)):
         method = getattr(cls, name)
         if not hasattr(method, SHARES):
             wrapped = wrap(method)
             setattr(wrapped, SHARES, True)
             setattr(cls, name, wrapped)
+    if sharing == "trees":
+        from verl.models.transformers import monkey_patch
+
+        follow_trees()
+        if not hasattr(monkey_patch._flash_attention_forward, TREE):
+            monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
-def _of_tips(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
+    """The rows of a tree's segments, of which the fields with a value per token begin where the segment does."""
+    segments = tu.index_select_tensor_dict(micro_batch, tree.tip_S)
+    segments.pop(TREE)  # a micro-batch with nothing to share
+    if not tree.branches:
+        return segments
+    offsets = torch.tensor([0, *accumulate(tree.lengths_S)])
+    for name in (TOKENS, *PER_TOKEN):
+        if name not in segments.keys():  # noqa: SIM118  (a TensorDict)
+            continue
+        # (tokens, ..), and position ids (.., tokens)
+        dim = -1 if name == "position_ids" else 0
+        rows = zip(segments[name].unbind(), tree.start_S, tree.lengths_S, strict=True)
+        parts = [row.narrow(dim, start, length) for row, start, length in rows]
+        segments[name] = torch.nested.nested_tensor_from_jagged(
+            torch.cat(parts, dim), offsets.to(parts[0].device), jagged_dim=parts[0].ndim if dim == -1 else 1
+        )
+    return segments
+
+
+def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
-        tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
-        if tip_R is None:
+        tree = tree_of(micro_batch)
+        for layer in attention_layers(self.module):
+            setattr(layer, TREE, tree if tree is not None and tree.branches else None)
+        if tree is None:
             return prepare(self, micro_batch=micro_batch)
-        tips = tu.index_select_tensor_dict(micro_batch, computed_rows(micro_batch))
-        tips.pop(TIPS)  # a micro-batch with nothing to share
-        inputs, output_args = prepare(self, micro_batch=tips)
-        output_args[COMPUTED] = tips
+        segments = segments_of(micro_batch, tree)
+        inputs, output_args = prepare(self, micro_batch=segments)
+        if tree.branches and _text_config(self).get("_attn_implementation") == "sdpa":
+            inputs["attention_mask"] = ANY_MASK
+        output_args[SEGMENTS] = segments
         return inputs, output_args
 
     return prepare_model_inputs
@@ -111,27 +149,42 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_model_outputs(
         self: Any, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, Any]:
-        tip_R = tu.get_non_tensor_data(data=micro_batch, key=TIPS, default=None)
-        computed = micro_batch if tip_R is None else output_args[COMPUTED]
+        tree = tree_of(micro_batch)
+        computed = micro_batch if tree is None else output_args[SEGMENTS]
         outputs: dict[str, Any] = prepare(self, output, output_args, computed, logits_processor_func)
-        if tip_R is None:
+        if tree is None:
             return outputs
+        if tree.branches:
+            _check_all_layers_attended(self, tree)
         offsets = micro_batch["input_ids"].offsets()
-        lengths = offsets.diff().tolist()
-        place = {tip: number for number, tip in enumerate(computed_rows(micro_batch))}
-        tokens = [lengths[tip] for tip in place]
 
-        def expand(name: str, of_tips: Any) -> torch.Tensor:
-            rows = of_tips.unbind() if isinstance(of_tips, torch.Tensor) and of_tips.is_nested else ()
-            if [len(row) for row in rows] != tokens:
+        def expand(name: str, of_segments: Any) -> torch.Tensor:
+            is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
+            if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
                 raise PaddingError(
-                    f"padding.sharing='chains': {type(self).__name__}'s {name!r} must be nested, with a value for each "
-                    f"token of the rows that are computed ({tokens}): anything else of a row is not that of a shorter "
-                    "one. Set padding.sharing=off."
+                    f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a value for each token that "
+                    f"is computed ({tree.lengths_S}): anything else of a row is not that of another row. Set "
+                    "padding.sharing=off."
                 )
-            slices = [rows[place[tip]][:length] for tip, length in zip(tip_R, lengths, strict=True)]
-            return torch.nested.nested_tensor_from_jagged(torch.cat(slices), offsets)
+            values = of_segments.values()
+            expanded = GatherTokens.apply(values, 0, tree.row_places.to(values.device))
+            return torch.nested.nested_tensor_from_jagged(expanded, offsets)
 
         return {name: None if value is None else expand(name, value) for name, value in outputs.items()}
 
     return prepare_model_outputs
+
+
+def _text_config(engine: Any) -> dict[str, Any]:
+    return vars(engine.module.config.get_text_config())
+
+
+def _check_all_layers_attended(engine: Any, tree: PrefixTree) -> None:
+    config = engine.module.config.get_text_config()
+    layers = {id(layer) for layer in attention_layers(engine.module)}
+    if len(layers) != config.num_hidden_layers or tree.attended != layers:
+        raise PaddingError(
+            f"padding.sharing='trees': {len(tree.attended & layers)} of {config.num_hidden_layers} layers have attended to "
+            f"the paths of rows that part (model_type={config.model_type}, attn_implementation="
+            f"{config._attn_implementation}): the others mix branches. Set padding.sharing=chains."
+        )

@@ -1,0 +1,99 @@
+"""The rows of a micro-batch as a tree, in which each token that rows share is computed once, also where rows part.
+
+Sorted so that the longer of two rows that begin alike comes first, a row shares most with the row right before it. A
+row that is not the beginning of another one has a *segment*: the whole row, or what follows the shared tokens and a copy
+of the last one of them, because a token's output is compared with the token after it, which is another one on each
+branch. All tokens of a row, shared or not, are its *path*: queries of a segment attend to keys and values of the path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from verl_padding.plan.cost import Int64s
+
+LEAST_SHARED = 2
+"""Tokens from which on sharing saves any: the last one is computed again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixTree:
+    """Where each token of each row of a micro-batch is computed.
+
+    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6], of which the second comes first, have the segments [5, 6, 7, 9, 9] and
+    [7, 8]: ``tip_S`` is [1, 0], ``start_S`` [0, 2], and the first row's tokens are computed at [0, 1, 5, 6].
+    """
+
+    tip_S: list[int]
+    """The row of each segment."""
+
+    start_S: list[int]
+    """The first token, in its row, of each segment."""
+
+    place_RT: list[Int64s]
+    """Where, among the tokens of all segments, each token of each row is computed."""
+
+    attended: set[int] = field(default_factory=set)
+    """Layers whose attention has followed the tree."""
+
+    @cached_property
+    def path_lengths_S(self) -> list[int]:
+        """Keys that the last query of each segment attends to: the tokens of its row."""
+        return [len(self.place_RT[tip]) for tip in self.tip_S]
+
+    @cached_property
+    def lengths_S(self) -> list[int]:
+        """Tokens of each segment."""
+        return [path - start for path, start in zip(self.path_lengths_S, self.start_S, strict=True)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(self.lengths_S)
+
+    @cached_property
+    def path_places(self) -> torch.Tensor:
+        """Where the tokens of the segments' paths are computed, one path after the other."""
+        return torch.from_numpy(np.concatenate([self.place_RT[tip] for tip in self.tip_S]))
+
+    @cached_property
+    def row_places(self) -> torch.Tensor:
+        """Where the tokens of the rows are computed, one row after the other."""
+        return torch.from_numpy(np.concatenate(self.place_RT))
+
+    @property
+    def branches(self) -> bool:
+        """Whether a segment continues the beginning of another one; if not, segments are whole rows."""
+        return any(self.start_S)
+
+
+def build_tree(lengths_R: Sequence[int], order: Sequence[int], shared_I: Sequence[int]) -> PrefixTree:
+    """
+    Args:
+        lengths_R: tokens of each row.
+        order: the rows' numbers, so that a row shares most with the row before it, and a longer row comes before its
+            own beginnings.
+        shared_I: how many of its first tokens each row, in that order, shares with the row before it.
+    """
+    tip_S: list[int] = []
+    start_S: list[int] = []
+    place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)
+    tokens, before = 0, np.empty(0, dtype=np.int64)
+    for row, shared in zip(order, shared_I, strict=True):
+        length = lengths_R[row]
+        if shared < length:
+            start = shared - 1 if shared >= LEAST_SHARED else 0
+            own = np.arange(tokens, tokens + length - start)
+            place_RT[row] = np.concatenate([before[:start], own])
+            tip_S.append(row)
+            start_S.append(start)
+            tokens += len(own)
+        else:
+            place_RT[row] = before[:length]
+        before = place_RT[row]
+    return PrefixTree(tip_S=tip_S, start_S=start_S, place_RT=place_RT)
