@@ -29,7 +29,9 @@ tokens otherwise."""
 
 def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
     """The causal attention modules of a model; those that look at images are none."""
-    return (module for module in model.modules() if hasattr(module, "layer_idx") and getattr(module, "is_causal", False))
+    return (
+        module for module in model.modules() if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
+    )
 
 
 class GatherTokens(torch.autograd.Function):
