@@ -1,0 +1,62 @@
+"""What rows that begin alike share, beside the rows themselves."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_padding.plan.forest import Forest
+
+TOKEN_ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)
+
+
+def alike(one, other):
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def forest_of(rows):
+    order = sorted(range(len(rows)), key=lambda row: rows[row], reverse=True)
+    place_R, shared_R = np.empty(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+    for place, row in enumerate(order):
+        place_R[row] = place
+        shared_R[row] = alike(rows[order[place - 1]], rows[row]) if place else 0
+    return Forest(tokens_R=np.array([len(row) for row in rows]), place_R=place_R, shared_R=shared_R)
+
+
+def tokens_computed(rows):
+    """Each beginning of a row once, and once more the last token before each further branch: tokens of a trie."""
+    beginnings = {tuple(row[:n]) for row in rows for n in range(1, len(row) + 1)}
+    further = {}
+    for each in beginnings:
+        further.setdefault(each[:-1], set()).add(each)
+    return len(beginnings) + sum(len(after) - 1 for before, after in further.items() if len(before) >= 2)
+
+
+@given(TOKEN_ROWS, st.data())
+def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
+    some = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, min_size=1))
+    numbers, start_I = forest_of(rows).segments(some)
+    distinct = len({number for number in numbers}) == len(numbers) and set(numbers) <= set(some)
+    assert distinct
+    computed = sum(len(rows[row]) - start for row, start in zip(numbers, start_I, strict=True))
+    # A beginning of one token is not worth sharing: each row that parts there computes it by itself.
+    one_token = {}
+    for row in {tuple(rows[row]) for row in some}:
+        one_token.setdefault(row[0], set()).add(row[1:2])
+    alone = sum(len(after - {()}) - 1 for after in one_token.values() if after - {()})
+    assert computed == tokens_computed([rows[row] for row in some]) + alone
+
+
+@given(TOKEN_ROWS)
+def test_chains_share_whole_rows_alone(rows):
+    chains = forest_of(rows).chains()
+    numbers, start_I = chains.segments(range(len(rows)))
+    assert not start_I.any()
+    kept = {tuple(rows[row]) for row in numbers}
+    for row in rows:
+        assert any(tuple(row) == longer[: len(row)] for longer in kept)
+
+
+def test_chains_that_are_named_are_a_forest():
+    forest = Forest.of_chains(np.array([3, 5, 4, 2]), np.array([0, 0, 2, 0]))
+    assert [each.tolist() for each in forest.segments([0, 1, 2, 3])] == [[1, 2], [0, 0]]
+    assert [each.tolist() for each in forest.segments([0, 3])] == [[0], [0]]

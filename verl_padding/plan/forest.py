@@ -1,0 +1,82 @@
+"""Rows that begin alike: what an engine that computes shared beginnings once has to compute.
+
+Sorted so that the longer of two rows that begin alike comes first, each row shares most with the row before it: rows are
+the branches of trees, written down with two whole numbers a row. Any rows of that order share, each with the one before it
+among them, the least that two neighbours between them share. Each token of a tree is computed once, but for the last one
+before two rows part: its output is compared with another next token on each branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from verl_padding.plan.cost import Int64s
+
+LEAST_SHARED = 2
+"""Tokens from which on sharing saves any: the last one of them is computed again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forest:
+    """The rows of a batch in the order of their trees.
+
+    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6] have the order 1, 0, 2: ``place_R`` is [1, 0, 2], and ``shared_R``
+    [3, 0, 2].
+    """
+
+    tokens_R: Int64s
+    """Tokens of each row."""
+
+    place_R: Int64s
+    """Place of each row in the order."""
+
+    shared_R: Int64s
+    """How many of its first tokens a row shares with the row at the place before; 0 for the first."""
+
+    @classmethod
+    def of_chains(cls, tokens_R: Int64s, chain_R: Int64s) -> Forest:
+        """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share nothing."""
+        order = np.lexsort((-np.arange(len(tokens_R)), -tokens_R, chain_R))
+        place_R, shared_R = np.empty_like(order), np.zeros_like(order)
+        place_R[order] = np.arange(len(order))
+        same = np.append(False, chain_R[order][1:] == chain_R[order][:-1])
+        shared_R[order] = np.where(same, tokens_R[order], 0)
+        return cls(tokens_R=tokens_R, place_R=place_R, shared_R=shared_R)
+
+    def chains(self) -> Forest:
+        """The same rows, of which each shares all of itself or nothing."""
+        whole_R = np.where(self.shared_R == self.tokens_R, self.shared_R, 0)
+        return Forest(tokens_R=self.tokens_R, place_R=self.place_R, shared_R=whole_R)
+
+    @cached_property
+    def _least_shared(self) -> list[Int64s]:
+        """Entry i of line k is the least that the rows at places i to i + 2^k - 1 share with the row before them."""
+        lines = [self.shared_R[np.argsort(self.place_R)]]
+        while len(lines[-1]) > 1 << (len(lines) - 1):
+            width = 1 << (len(lines) - 1)
+            lines.append(np.minimum(lines[-1][:-width], lines[-1][width:]))
+        return lines
+
+    def shared_among(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
+        """Some rows in order, and how many tokens each shares with the one before it among them."""
+        numbers = np.asarray(rows, dtype=np.int64)
+        numbers = numbers[np.argsort(self.place_R[numbers])]
+        shared_I = np.zeros_like(numbers)
+        if len(numbers) > 1:
+            first, end = self.place_R[numbers[:-1]] + 1, self.place_R[numbers[1:]] + 1
+            power = np.log2(end - first).astype(np.int64)  # of a width of which two cover what lies between
+            for k in np.unique(power):
+                at, line = np.flatnonzero(power == k), self._least_shared[k]
+                shared_I[at + 1] = np.minimum(line[first[at]], line[end[at] - (1 << k)])
+        return numbers, shared_I
+
+    def segments(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
+        """What is computed of some rows in one micro-batch: rows, and the first token of each that is computed."""
+        numbers, shared_I = self.shared_among(rows)
+        computed = shared_I < self.tokens_R[numbers]
+        start_I = np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0)
+        return numbers[computed], start_I[computed]
