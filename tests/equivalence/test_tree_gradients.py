@@ -1,0 +1,218 @@
+"""Rows that begin alike and part, computed once up to there, give in float64 what each row gives alone."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from verl.models.transformers.dense_common import forward_with_torch_backend
+from verl.utils import tensordict_utils as tu
+
+from tests.equivalence.loss_comparisons import POLICY_LOSSES, Seeded
+from tests.support.branching_rows import branching_rows
+from tests.support.engine_in_process import (
+    COMMON,
+    Actor,
+    Critic,
+    Row,
+    Whole,
+    in_float64,
+    loss_tokens,
+    micro_batch_of,
+    trained_rows,
+)
+from tests.support.flash_attention_on_cpu import attend_as_on_a_gpu
+from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from verl_padding.errors import PaddingError
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.worker.row_means import normalize_over_mini_batch
+from verl_padding.worker.shared_prefixes import find_tree, share_in
+from verl_padding.worker.tree_attention import TREE, GatherTokens
+
+SMALL = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return list(trained_rows(branching_rows()).values())
+
+
+def tiny(kind: str, folder: Path, auto: Any = AutoModelForCausalLM, **settings: Any) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return in_float64(auto.from_pretrained(make_tiny_model(kind, folder), dtype=torch.float64, **settings))
+
+
+def grouped_heads(folder: Path) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return in_float64(LlamaForCausalLM(LlamaConfig(**SMALL)))
+
+
+def sliding_window(folder: Path) -> nn.Module:
+    config = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    assert set(config.layer_types) == {"full_attention", "sliding_attention"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return in_float64(Qwen2ForCausalLM(config))
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def adapted(folder: Path) -> nn.Module:
+    model = get_peft_model(tiny("qwen2", folder), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(0))
+    return model.double()
+
+
+def fused(folder: Path) -> nn.Module:
+    model = tiny("qwen2", folder)
+    model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
+    return model
+
+
+def start_sharing(kind: type[Whole], model: nn.Module, **settings: Any) -> Whole:
+    """An engine, of a class of its own, that shares the beginnings of all rows of a micro-batch."""
+    engine = type(f"Tree{kind.__name__}", (kind,), {})(model, **settings)
+    share_in(engine, "trees")
+    return engine
+
+
+def micro_batch(rows: list[Row], of: list[Row], *, shared: bool = False, **said: Any) -> Any:
+    """Some rows as one micro-batch of a mini-batch of the rows ``of``."""
+    data = micro_batch_of(rows)
+    shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(of), "global_batch_size": len(of)}
+    tu.assign_non_tensor(data, **COMMON | shape | said)
+    if shared:
+        tree = find_tree(data, "trees")
+        assert tree.branches
+        assert tree.tokens < 0.7 * sum(len(row["input_ids"]) for row in rows)
+        tu.assign_non_tensor_data(data, TREE, tree)
+    return data
+
+
+def gradient(engine: Whole, loss: Any, micro_batches: list[Any]) -> torch.Tensor:
+    for data in micro_batches:
+        engine.backward(data, loss)
+    return engine.take_gradient()
+
+
+def assert_same(got: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_FLOAT64) -> None:
+    assert want.norm() > 1e-3
+    assert (got - want).norm() / want.norm() <= tolerance
+
+
+CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
+CASES: dict[str, tuple[Callable[[Path], nn.Module], dict[str, Any], dict[str, Any]]] = {
+    "qwen2": (partial(tiny, "qwen2"), {}, {}),
+    "qwen3": (partial(tiny, "qwen3"), {}, {}),
+    "grouped heads": (grouped_heads, {}, {}),
+    "a sliding window": (sliding_window, {}, {}),
+    "checkpointing": (lambda folder: checkpointed(grouped_heads(folder)), {}, {}),
+    "checkpointing, a sliding window": (lambda folder: checkpointed(sliding_window(folder)), {}, {}),
+    "a critic": (
+        partial(tiny, "qwen2", auto=AutoModelForTokenClassification, num_labels=1),
+        {},
+        {"calculate_entropy": False},
+    ),
+    "adapters": (adapted, {}, {}),
+    "experts": (partial(tiny, "qwen3_moe", experts_implementation="eager"), {}, {}),
+    "fused kernels": (fused, {}, {"use_fused_kernels": True}),
+    "sum of pi squared": (partial(tiny, "qwen2"), {}, {"calculate_sum_pi_squared": True}),
+    "a temperature": (partial(tiny, "qwen2"), {}, {"temperature": 0.7}),
+    "entropy in chunks": (partial(tiny, "qwen2"), CHUNKS, {}),
+    "entropy checkpointing": (partial(tiny, "qwen2"), {"entropy_checkpointing": True}, {}),
+}
+"""The model, settings of the engine, and what each micro-batch says."""
+THROUGH_FLOAT32 = ("experts", "fused kernels")
+"""Routers and kernels of transformers and verl."""
+BY_FLASH = ("grouped heads", "a sliding window", "checkpointing, a sliding window")
+
+
+@pytest.mark.parametrize(
+    ("name", "by_flash"), [*[(name, False) for name in CASES], *[(name, True) for name in BY_FLASH]]
+)
+def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, by_flash, folder, rows, monkeypatch):
+    make_model, settings, said = CASES[name]
+    models = make_model(folder), make_model(folder)
+    if by_flash:
+        for model in models:
+            attend_as_on_a_gpu(monkeypatch, model)
+    kind, loss = (Critic, critic_loss) if name == "a critic" else (Actor, policy_loss)
+    tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
+    loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
+    sharing, plain = start_sharing(kind, models[0], **settings), kind(models[1], **settings)
+    together, alone = micro_batch(rows, rows, shared=True, **said), [micro_batch([row], rows, **said) for row in rows]
+    assert_same(gradient(sharing, loss, [together]), gradient(plain, loss, alone), tolerance)
+    with torch.no_grad():
+        got = sharing.forward_step(together, None, True)[1]["model_output"]
+        want = [plain.forward_step(data, None, True)[1]["model_output"] for data in alone]
+    for output, values in got.items():
+        for shared, each in zip(values.unbind(), want, strict=True):
+            # The last output of a row belongs to no token.
+            torch.testing.assert_close(shared[:-1], each[output].values()[:-1], rtol=1e2 * tolerance, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def engines(folder) -> tuple[Whole, Whole]:
+    return start_sharing(Actor, tiny("qwen2", folder)), Actor(tiny("qwen2", folder))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, engines, rows):
+    loss = Seeded(policy_loss(mode, name))
+    got, want = (
+        gradient(engine, loss, [micro_batch(rows, rows, shared=shared)])
+        for engine, shared in zip(engines, (True, False), strict=True)
+    )
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("branches", [8, 32, 128])
+def test_gradients_of_many_branches_add_up_in_float32(branches):
+    exact = torch.randn(branches, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
+    states = torch.zeros(1, 64, dtype=torch.bfloat16, requires_grad=True)
+    gathered = GatherTokens.apply(states, 0, torch.zeros(branches, dtype=torch.int64))
+    gathered.backward(exact.to(torch.bfloat16))
+    want = exact.to(torch.bfloat16).double().sum(0)
+    assert ((states.grad[0].double() - want) / want).abs().max() <= torch.finfo(torch.bfloat16).eps / 2 * 1.01
+
+
+def test_a_layer_that_attends_in_another_way_ends_the_job(folder, rows):
+    model = tiny("qwen2", folder)
+    model.config._attn_implementation = "eager"
+    with pytest.raises(PaddingError, match="sharing=chains"):
+        start_sharing(Actor, model).forward_step(micro_batch(rows, rows, shared=True), None, True)

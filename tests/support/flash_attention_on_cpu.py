@@ -1,0 +1,68 @@
+"""flash-attn's documented semantics on a CPU, under transformers' own flash path: a reference, not fast.
+
+The causal mask of queries that are fewer than their keys is aligned with the last key (flash-attn 2.1 and later).
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from transformers import modeling_flash_attention_utils
+from transformers.integrations import flash_attention
+from verl.models.transformers import monkey_patch
+
+from verl_padding.worker.tree_attention import gather_paths
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """(tokens, heads, head size) of queries, from packed sequences of queries and of keys and values."""
+    assert dropout_p == softcap == 0.0
+    attended = []
+    for (q_from, q_to), (k_from, k_to) in zip(
+        pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True
+    ):
+        assert 0 < q_to - q_from <= max_seqlen_q
+        assert k_to - k_from <= max_seqlen_k
+        query, key, value = (x.transpose(0, 1) for x in (q[q_from:q_to], k[k_from:k_to], v[k_from:k_to]))
+        groups, n_keys = len(query) // len(key), key.shape[1]
+        at, to = torch.arange(n_keys - query.shape[1], n_keys)[:, None], torch.arange(n_keys)
+        left, right = window_size[0], 0 if causal else window_size[1]
+        seen = (to <= at + right if right >= 0 else to >= 0) & (to >= at - left if left >= 0 else to >= 0)
+        scores = query @ key.repeat_interleave(groups, 0).transpose(1, 2)
+        scores = scores * (softmax_scale or query.shape[-1] ** -0.5)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        attended.append((weights @ value.repeat_interleave(groups, 0)).transpose(0, 1))
+    return torch.cat(attended)
+
+
+def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """(1, tokens, heads, head size), of one sequence."""
+    ends = torch.tensor([0, q.shape[1]])
+    return flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, q.shape[1], q.shape[1], **kwargs)[None]
+
+
+def attend_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+    """Has a model take transformers' flash path, through verl's exchange between Ulysses ranks, as verl sets it up."""
+    process = modeling_flash_attention_utils._lazy_define_process_function(flash_attn_varlen_func)
+    functions = (flash_attn_func, flash_attn_varlen_func, None, None, None), process
+    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *_, **__: functions)
+    attend = gather_paths(modeling_flash_attention_utils._flash_attention_forward)
+    monkeypatch.setattr(monkey_patch, "_flash_attention_forward", attend)
+    exchange = monkey_patch._ulysses_flash_attention_forward
+    monkeypatch.setattr(flash_attention, "_flash_attention_forward", exchange)
+    model.config._attn_implementation = "flash_attention_2"
