@@ -11,18 +11,23 @@ from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.packing.bins import first_fit, spread
-from verl_padding.plan.packing.levels import LevelPacker, Levels
+from verl_padding.plan.packing.by_level import LevelPacker, Levels
+from verl_padding.plan.packing.pads import Cut, fit
 
 EXAMPLES = settings(max_examples=200)
 
 
-def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:
-    costs = CallCosts(
+def costs_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> CallCosts:
+    return CallCosts(
         call=Pass(dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple),
         tokens_R=np.array(tokens, dtype=np.int64),
         cost_model=attention_cost,
         pad_tokens=2,
     )
+
+
+def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:
+    costs = costs_of(tokens, n_ranks, budget, multiple)
     return LevelPacker(costs, costs.longest_first(range(len(tokens))))
 
 
@@ -32,7 +37,7 @@ def bound_of(packer: LevelPacker) -> int:
 
 def packed(packer: LevelPacker) -> Levels:
     found = [packer.polish(levels, bound_of(packer), 10**6) for levels in packer.candidates(bound_of(packer))]
-    return min(found, key=packer.time)
+    return min(found, key=lambda levels: levels.time)
 
 
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:
@@ -51,8 +56,8 @@ def best_of_all(packer: LevelPacker) -> tuple[int, int]:
     times, heights = [], []
     for bins in partitions(list(range(len(packer.tokens_I)))):
         if all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins):
-            levels = Levels.of_bins(bins, packer.cost_I, packer.n_ranks, 1)
-            times.append(packer.time(levels))
+            levels = packer.levels_of(bins)
+            times.append(levels.time)
             heights.append(levels.height)
     return min(times), min(heights)
 
@@ -74,8 +79,8 @@ def test_small_mini_batches_are_packed_as_well_as_trying_everything_does_but_for
         if len(packer.tokens_I) >= packer.n_ranks:
             assert all(found.bins_KD[0])
         assert bound_of(packer) <= least_height
-        assert packer.time(found) >= best or not all(found.bins_KD[0])
-        over.append(packer.time(found) / best)
+        assert found.time >= best or not all(found.bins_KD[0])
+        over.append(found.time / best)
     exact = np.mean(np.array(over) == 1)
     print(f"over the best: {np.mean(over):.4f} on average, {max(over):.4f} at most, exact in {exact:.0%}")
     assert np.mean(over) < 1.002
@@ -111,7 +116,7 @@ def test_polishing_never_makes_a_cut_worse(packer):
     bound = bound_of(packer)
     for way in packer.candidates(bound):
         polished = packer.polish(way, bound, 10**6)
-        assert packer.time(polished) <= packer.time(way)
+        assert polished.time <= way.time
 
 
 @EXAMPLES
@@ -143,3 +148,12 @@ def test_spread_gives_each_item_to_the_bin_farthest_below_its_goal_that_has_room
         used[at] += tokens
     items = range(len(packer.tokens_I))
     assert spread(items, packer.tokens_I, packer.cost_I, goals, packer.token_budget) == want
+
+
+def test_a_cut_with_more_micro_batches_than_a_cell_has_rows_does_not_fit():
+    costs = costs_of([50, 50], n_ranks=1, budget=100)
+    cut = Cut(rows_DK=[[[0], [1], []]], time=0)
+    assert fit(costs, cut, size=2) is None
+    fitted = fit(costs, cut, size=3)
+    assert fitted is not None
+    assert (fitted.rows_DK, fitted.pads_DK) == ([[[0], [1], []]], [[0, 0, 1]])
