@@ -20,14 +20,14 @@ import typer
 from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, report, show
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
 from verl_padding.plan.packing import bins, by_level, cells, pads
+from verl_padding.plan.packing.micro_batch_fill import layout_time
 from verl_padding.plan.planner import costs_of
 from verl_padding.plan.row_keys import row_key
 
 PAD_TOKENS = 2
-MEETS_ONCE = 4
-"""Of so many jobs, the ranks of one meet once a mini-batch; those of the others at every micro-batch."""
+SYNCHRONIZE_ONCE = 4
+"""Of so many jobs, the ranks of one synchronize once a mini-batch; those of the others at every micro-batch."""
 
 STEPS: dict[str, tuple[Any, str, Any]] = {
     "exchanges between bins": (by_level, "exchange", lambda items_B, *_, **__: items_B),
@@ -63,7 +63,7 @@ def batches(number: int) -> Iterator[Batch]:
             dp_size=job.dp_size,
             token_budget=job.token_budget,
             prompts_per_mini_batch=1,
-            sync_point="micro_batch" if place % MEETS_ONCE else "mini_batch",
+            sync_point="micro_batch" if place % SYNCHRONIZE_ONCE else "mini_batch",
         )
         shape = Job(
             strategy="rows",
@@ -80,12 +80,8 @@ def batches(number: int) -> Iterator[Batch]:
 def time_of_plan(batch: Batch) -> int:
     """What the search minimizes, counted from the plan's own layout."""
     rows, job, update = batch
-    layout = plan_batch(rows, job).layouts["actor"]
-    costs = costs_of(rows, job, update)
-    slowest = "mini_slowest" if update.sync_point == "mini_batch" else "micro_slowest"
-    steps = mini_batch_costs(micro_batches_of(layout), costs)
-    levels_time = sum(getattr(step, slowest) + step.micro_batches * costs.level for step in steps)
-    return levels_time + layout.n_pads * costs.pad_handling
+    layout, costs = plan_batch(rows, job).layouts["actor"], costs_of(rows, job, update)
+    return layout_time(layout, costs) + (layout.n_micro_batches or 0) * costs.level
 
 
 def planned(jobs: Sequence[Batch]) -> tuple[list[int], float]:
