@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.packing.bins import first_fit, spread
 from verl_padding.plan.packing.by_level import LevelPacker, Levels
 from verl_padding.plan.packing.pads import Cut, fit
@@ -31,12 +30,8 @@ def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -
     return LevelPacker(costs, costs.longest_first(range(len(tokens))))
 
 
-def bound_of(packer: LevelPacker) -> int:
-    return micro_batch_bound(np.array(packer.tokens_I), np.array(packer.cost_I), packer.n_ranks, packer.token_budget)
-
-
 def packed(packer: LevelPacker) -> Levels:
-    found = [packer.polish(levels, bound_of(packer), 10**6) for levels in packer.candidates(bound_of(packer))]
+    found = [packer.polish(levels, 10**6) for levels in packer.candidates()]
     return min(found, key=lambda levels: levels.time)
 
 
@@ -78,7 +73,7 @@ def test_small_mini_batches_are_packed_as_well_as_trying_everything_does_but_for
         # No rank without a row where there are enough: trying everything does not know that rule.
         if len(packer.tokens_I) >= packer.n_ranks:
             assert all(found.bins_KD[0])
-        assert bound_of(packer) <= least_height
+        assert packer.bound <= least_height
         assert found.time >= best or not all(found.bins_KD[0])
         over.append(found.time / best)
     exact = np.mean(np.array(over) == 1)
@@ -97,25 +92,23 @@ def mini_batches(draw) -> LevelPacker:
 @given(packer=mini_batches(), multiple=st.integers(1, 3))
 def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_what_it_says(packer, multiple):
     packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
-    bound = bound_of(packer)
-    ways = list(packer.candidates(bound))
+    ways = list(packer.candidates())
     assert ways
-    for levels in ways + [packer.polish(way, bound, 10**6) for way in ways]:
+    for levels in ways + [packer.polish(way, 10**6) for way in ways]:
         bins = [items for level in levels.bins_KD for items in level]
         assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
         assert all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins)
         assert all(len(level) == packer.n_ranks for level in levels.bins_KD)
         assert len(levels.bins_KD) % multiple == 0
         heights = [max(sum(packer.cost_I[item] for item in items) for items in level) for level in levels.bins_KD]
-        assert levels.height == sum(heights) >= bound
+        assert levels.height == sum(heights) >= packer.bound
 
 
 @EXAMPLES
 @given(packer=mini_batches())
 def test_polishing_never_makes_a_cut_worse(packer):
-    bound = bound_of(packer)
-    for way in packer.candidates(bound):
-        polished = packer.polish(way, bound, 10**6)
+    for way in packer.candidates():
+        polished = packer.polish(way, 10**6)
         assert polished.time <= way.time
 
 

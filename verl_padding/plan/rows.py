@@ -74,10 +74,7 @@ class Rows:
 
     @classmethod
     def from_keys(
-        cls,
-        keys: Iterable[str],
-        tokens: Iterable[SupportsIndex],
-        extends: Iterable[int | None] | None = None,
+        cls, keys: Iterable[str], tokens: Iterable[SupportsIndex], extends: Iterable[int | None] | None = None
     ) -> Rows:
         """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
 

@@ -30,40 +30,36 @@ NONE = -1
 """Stands for no item, which costs nothing: the number of the last place, behind those of the items."""
 
 
-class Pool:
-    """Items that are not packed yet; the longest that fits is found by bisection."""
-
-    def __init__(self, tokens_I: Sequence[int], cost_I: Sequence[int]):
-        self._tokens_I, self._cost_I = tokens_I, cost_I
-        self.items = list(reversed(range(len(tokens_I))))
-        """What is left, the cheapest and shortest first."""
-
-    def fill(self, items: Bin, most_tokens: int, most_cost: float = inf) -> None:
-        """Puts the longest item that fits into a bin, again and again.
-
-        Long items first make a bin as costly as its tokens allow: cost rises faster than tokens. The limits are those
-        of all items of the bin, also of what is in it.
-        """
-        tokens = most_tokens - sum(self._tokens_I[item] for item in items)
-        cost = most_cost - sum(self._cost_I[item] for item in items)
-        while True:
-            n_short = bisect_right(self.items, tokens, key=self._tokens_I.__getitem__)
-            n_cheap = bisect_right(self.items, cost, key=self._cost_I.__getitem__)
-            if not min(n_short, n_cheap):
-                return
-            item = self.items.pop(min(n_short, n_cheap) - 1)
-            items.append(item)
-            tokens -= self._tokens_I[item]
-            cost -= self._cost_I[item]
-
-
 def first_fit(tokens_I: Sequence[int], cost_I: Sequence[int], token_budget: int) -> list[Bin]:
     """First-fit-decreasing: few bins, each filled to the brim in its turn."""
-    pool, bins = Pool(tokens_I, cost_I), []
-    while pool.items:
-        bins.append([pool.items.pop()])
-        pool.fill(bins[-1], token_budget)
+    left, bins = list(reversed(range(len(tokens_I)))), []
+    while left:
+        bins.append([left.pop()])
+        fill(bins[-1], left, tokens_I, cost_I, token_budget)
     return bins
+
+
+def fill(
+    items: Bin,
+    left: list[int],
+    tokens_I: Sequence[int],
+    cost_I: Sequence[int],
+    most_tokens: int,
+    most_cost: float = inf,
+) -> None:
+    """Moves the longest item left that fits into a bin, again and again; ``left`` has the shortest and cheapest first.
+
+    Long items first make a bin as costly as its tokens allow: cost rises faster than tokens.
+    """
+    tokens = most_tokens - sum(tokens_I[item] for item in items)
+    cost = most_cost - sum(cost_I[item] for item in items)
+    while n_fitting := min(
+        bisect_right(left, tokens, key=tokens_I.__getitem__), bisect_right(left, cost, key=cost_I.__getitem__)
+    ):
+        item = left.pop(n_fitting - 1)
+        items.append(item)
+        tokens -= tokens_I[item]
+        cost -= cost_I[item]
 
 
 def spread(

@@ -21,7 +21,7 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.bins import Bin, Pool, exchange, first_fit, spread
+from verl_padding.plan.packing.bins import Bin, exchange, fill, first_fit, spread
 from verl_padding.plan.packing.cells import (
     balanced_cells,
     cut_by_cell,
@@ -110,24 +110,20 @@ def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows
         max_pairs: how long to polish, in pairs of rows compared.
         most_rows: the most rows of a cell, and so of the part of a chain that stays together; None for any number.
     """
-    call = costs.call
-    assert call.token_budget is not None
     # An item is a row; where chains are computed once, it is a chain, as long as its tip.
     rows_of_tip = _rows_of_tips(costs, rows, most_rows)
     by_length = costs.longest_first(list(rows_of_tip))
     rows_I = [rows_of_tip[tip] for tip in by_length.tolist()]
     packer = LevelPacker(costs, by_length)
-    bound = micro_batch_bound(costs.tokens_R[by_length], costs.cost_R[by_length], call.dp_size, call.token_budget)
     n_polished = POLISHED if len(rows) <= LARGE else 1
-    found = sorted(packer.candidates(bound), key=attrgetter("time"))[:n_polished]
-    polished = [packer.polish(levels, bound, max_pairs // n_polished) for levels in found]
+    found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]
+    polished = [packer.polish(levels, max_pairs // n_polished) for levels in found]
     cuts = []
     for levels in sorted(polished, key=attrgetter("time")):
-        bins_DK = _assign_ranks(levels, packer.cost_I, [len(rows) for rows in rows_I], call.dp_size)
+        bins_DK = packer.assign_ranks(levels, [len(rows) for rows in rows_I])
         rows_DK = [[[row for item in items for row in rows_I[item]] for items in bins_K] for bins_K in bins_DK]
         cuts.append(Cut(rows_DK=rows_DK, time=levels.time))
-    least_levels = -(-sum(packer.tokens_I) // (call.token_budget * call.dp_size))
-    return cuts, bound + least_levels * costs.level
+    return cuts, packer.bound + packer.least_levels * costs.level
 
 
 def _rows_of_tips(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> dict[int, list[int]]:
@@ -147,30 +143,6 @@ def _rows_of_tips(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
         for first in range(0, len(chain), most):
             found[longest_first[first]] = longest_first[first : first + most]
     return found
-
-
-def _assign_ranks(levels: Levels, cost_I: Sequence[int], n_rows_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
-    """Gives each rank a bin of each level; ranks with few rows so far get the bins with many."""
-    bins_DK: list[list[Bin]] = [[] for _ in range(n_ranks)]
-    standing = [(0, 0, rank) for rank in range(n_ranks)]
-    for bins in levels.bins_KD:
-        weighed = sorted(
-            (sum(n_rows_I[item] for item in items), sum(cost_I[item] for item in items), items) for items in bins
-        )
-        standing.sort(reverse=True)
-        for place, (n_rows, cost, items) in enumerate(weighed):
-            rows_before, cost_before, rank = standing[place]
-            bins_DK[rank].append(items)
-            standing[place] = (rows_before + max(n_rows, 1), cost_before + cost, rank)
-    return bins_DK
-
-
-def good_enough(bound: int, n_items: int) -> int:
-    """Height at which a search may end: a thousandth above the lower bound, up to a hundredth for many thousand items.
-
-    A search takes time with the items, and many of them are packed well at the first attempt.
-    """
-    return bound + bound * min(max(n_items, 1 << 11), 1 << 14) // (1 << 21)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,36 +165,41 @@ class LevelPacker:
     """
 
     def __init__(self, costs: CallCosts, items: Int64s):
-        assert costs.call.token_budget is not None
+        call = costs.call
+        assert call.token_budget is not None
         self.tokens_I: list[int] = costs.tokens_R[items].tolist()
         self.cost_I: list[int] = costs.cost_R[items].tolist()
-        self.n_ranks, self.token_budget = costs.call.dp_size, costs.call.token_budget
-        self.multiple = costs.call.micro_batch_multiple
+        self.n_ranks, self.token_budget = call.dp_size, call.token_budget
+        self.multiple = call.micro_batch_multiple
         """The number of levels is a multiple of it."""
+        self.bound = micro_batch_bound(costs.tokens_R[items], costs.cost_R[items], self.n_ranks, self.token_budget)
+        """The least height there is."""
+        # A search takes time with the items, and many of them are packed well at the first attempt.
+        self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
+        """Height at which a search may end: a thousandth above the bound, up to a hundredth for many thousand items."""
+        self.least_levels = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
         self._handling = costs.level
         self._total = sum(self.cost_I)
 
-    def candidates(self, bound: int) -> Iterator[Levels]:
-        """Good ways to cut the levels, until one is good enough; ``bound`` is the least height there is."""
-        goal = good_enough(bound, len(self.cost_I))
+    def candidates(self) -> Iterator[Levels]:
+        """Good ways to cut the levels, until one is good enough."""
         if len(self.tokens_I) >= self.n_ranks:
             bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
             if len(bins) >= self.n_ranks:  # else some rank would have no item in any level
                 yield self.levels_of(bins)
-        least = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks)) or 1
+        least, most = up_to_multiple(self.least_levels or 1, self.multiple), len(self.tokens_I) + self.multiple
         best_time, successes = inf, 0
-        most = len(self.tokens_I) + self.multiple
-        for n_levels in range(up_to_multiple(least, self.multiple), most + 1, self.multiple):
-            if successes > MORE_LEVELS or bound + n_levels * self._handling >= best_time:
+        for n_levels in range(least, most + 1, self.multiple):
+            if successes > MORE_LEVELS or self.bound + n_levels * self._handling >= best_time:
                 return  # not even a perfect cut into so many levels would be better
             found = self._pack(n_levels)
             yield from found
             best_time = min([best_time, *(levels.time for levels in found)])
-            if any(levels.height <= goal for levels in found):
+            if any(levels.height <= self.goal for levels in found):
                 return
             successes += bool(found)
 
-    def polish(self, levels: Levels, bound: int, max_pairs: int) -> Levels:
+    def polish(self, levels: Levels, max_pairs: int) -> Levels:
         """Lowers the levels by exchanges between their bins, until they are good enough."""
         bins = exchange(
             [items for level in levels.bins_KD for items in level],
@@ -230,10 +207,23 @@ class LevelPacker:
             np.array(self.cost_I, dtype=np.int64),
             token_budget=self.token_budget,
             n_levels=len(levels.bins_KD),
-            goal=good_enough(bound, len(self.cost_I)),
+            goal=self.goal,
             max_pairs=max_pairs,
         )
         return self.levels_of(bins)
+
+    def assign_ranks(self, levels: Levels, n_rows_I: Sequence[int]) -> list[list[Bin]]:
+        """Gives each rank a bin of each level; ranks with few rows so far get the bins with many."""
+        bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
+        standing = [(0, 0, rank) for rank in range(self.n_ranks)]
+        for bins in levels.bins_KD:
+            weighed = sorted((sum(n_rows_I[item] for item in items), self._cost([items]), items) for items in bins)
+            standing.sort(reverse=True)
+            for place, (n_rows, cost, items) in enumerate(weighed):
+                rows_before, cost_before, rank = standing[place]
+                bins_DK[rank].append(items)
+                standing[place] = (rows_before + max(n_rows, 1), cost_before + cost, rank)
+        return bins_DK
 
     def levels_of(self, bins: list[Bin]) -> Levels:
         """Groups bins into levels so that the heights are least: neighbours by cost, one bin a rank.
@@ -269,22 +259,22 @@ class LevelPacker:
         return [levels for levels in found if levels is not None]
 
     def _pack_heavy_first(self, n_levels: int) -> Levels | None:
-        pool = Pool(self.tokens_I, self.cost_I)
         heavy_bins: list[Bin] = []
+        left = list(reversed(range(len(self.cost_I))))
         rest, n_light = self._total, n_levels
-        while n_light > 1 and pool.items:
-            height = self.cost_I[pool.items[-1]]
+        while n_light > 1 and left:
+            height = self.cost_I[left[-1]]
             if height * n_light * self.n_ranks <= rest:
                 break
             # One for each first, so that no rank is without an item while there are enough.
-            bins = [[pool.items.pop()] if pool.items and not heavy_bins else [] for _ in range(self.n_ranks)]
+            bins: list[Bin] = [[left.pop()] if left and not heavy_bins else [] for _ in range(self.n_ranks)]
             for items in bins:
-                pool.fill(items, self.token_budget, height)
+                fill(items, left, self.tokens_I, self.cost_I, self.token_budget, height)
             rest -= self._cost(bins)
             heavy_bins += bins
             n_light -= 1
         goal_B = [rest // (n_light * self.n_ranks)] * (n_light * self.n_ranks)
-        light_bins = spread(pool.items[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
+        light_bins = spread(left[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
         return None if light_bins is None else self.levels_of(heavy_bins + light_bins)
 
     def _pack_together(self, n_levels: int) -> Levels | None:

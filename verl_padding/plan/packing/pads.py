@@ -64,9 +64,7 @@ def numbered(cells_M: Sequence[FilledCells], n_rows: int, *, with_micro_batches:
         cells.append(tuple(cells_D))
         micro_batch_rows.append(tuple(n_rows_DK))
     return Layout(
-        n_rows=n_rows,
-        cells=tuple(cells),
-        micro_batch_rows=tuple(micro_batch_rows) if with_micro_batches else None,
+        n_rows=n_rows, cells=tuple(cells), micro_batch_rows=tuple(micro_batch_rows) if with_micro_batches else None
     )
 
 
