@@ -71,9 +71,7 @@ class BatchPlan:
         return max((layout.n_pads for layout in self.layouts.values()), default=0)
 
 
-def layout_as_json(
-    layout: Layout, figures: LayoutFigures | None, names_R: Sequence[int] | None = None
-) -> dict[str, Any]:
+def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None) -> dict[str, Any]:
     """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads": 1}]}]}], "figures": ..}``.
 
     If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
@@ -92,4 +90,4 @@ def layout_as_json(
         return {"micro_batches": [held(rows) for rows in layout.micro_batches(step, number)]}
 
     steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]
-    return {"steps": steps} | ({} if figures is None else {"figures": asdict(figures)})
+    return {"steps": steps, "figures": asdict(figures)}

@@ -80,19 +80,16 @@ def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int)
     """The size of a cell, and the ranks' rows, for which the step takes the least time.
 
     Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must then be
-    as large: one row of 30k tokens leaves its rank with no other row, the rest of that mini-batch fills the other
-    ranks, and the cells of all mini-batches grow with them. So sizes between the least and the free one are tried, and
-    each is scored by the time of the slowest ranks, with its pads. One mini-batch of many then gives up some balance
-    before thousands of pads are made, and where a long row decides the time anyway its rank takes short rows until the
-    pads are gone.
+    as large: a rank with one row of 30k tokens leaves the rest of its mini-batch to the other ranks. So sizes between
+    the least and the free one are tried, and each is scored by the time of the slowest ranks, with its pads. One
+    mini-batch of many then gives up some balance before thousands of pads are made, and where a long row decides the
+    time anyway its rank takes short rows until the pads are gone.
     """
     n_ranks, multiple = costs.call.dp_size, costs.call.cell_multiple
 
     def time(size: int, bins_M: list[list[Bin]]) -> int:
-        slowest_M = [
-            max(int(extra_I[items].sum()) for items in bins) for extra_I, bins in zip(extra_M, bins_M, strict=True)
-        ]
-        return sum(slowest_M) + pads_time(costs, size, len(extra_M))
+        load_MD = [[int(extra_I[items].sum()) for items in bins] for extra_I, bins in zip(extra_M, bins_M, strict=True)]
+        return sum(map(max, load_MD)) + pads_time(costs, size, len(extra_M))
 
     bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
     free = up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)
