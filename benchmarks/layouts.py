@@ -13,6 +13,7 @@ from benchmarks.jobs import BatchJob
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import mini_batch_costs
+from verl_padding.plan.packing.bins import first_fit
 from verl_padding.plan.row_keys import row_key
 from verl_padding.stock.padding import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
@@ -113,16 +114,9 @@ def first_fit_decreasing(job: BatchJob, steps: int) -> Laid:
     """Each mini-batch into the micro-batches of first-fit-decreasing, dealt to the ranks from costly to cheap."""
     bins_MD = []
     for rows in _mini_batches(job, steps):
-        bins: Bins = []
-        free: list[int] = []
-        for tokens in sorted(rows, reverse=True):
-            at = next((number for number, left in enumerate(free) if left >= tokens), None)
-            if at is None:
-                bins.append([tokens])
-                free.append(job.token_budget - tokens)
-            else:
-                bins[at].append(tokens)
-                free[at] -= tokens
+        longest_first = sorted(rows, reverse=True)
+        found = first_fit(longest_first, longest_first, job.token_budget)
+        bins: Bins = [[longest_first[item] for item in items] for items in found]
         bins.sort(key=_cost, reverse=True)
         bins += [[] for _ in range(-len(bins) % job.dp_size)]
         bins_MD.append([bins[rank :: job.dp_size] for rank in range(job.dp_size)])

@@ -28,6 +28,7 @@ from verl.utils.seqlen_balancing import (
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, seconds_of, show, spread
 from verl_padding.plan import BatchPlan, Job, Packer, Pass, Rows, Update, plan_batch
+from verl_padding.plan.packing.bins import first_fit
 from verl_padding.plan.row_keys import row_key
 
 BUDGET = 16384
@@ -96,24 +97,19 @@ def a_cell(n_rows: int, sigma: float) -> dict[str, Any]:
     rows = rows_of(tokens_R)
     ours = seconds_of(lambda: plan(rows, 1, "plan", passes=False, steps=1), REPEATS)
     micro_batches = plan(rows, 1, "plan", passes=False, steps=1).layouts["actor"].n_micro_batches
-    free: list[int] = []
-    for tokens in sorted(tokens_R, reverse=True):
-        at = next((number for number, left in enumerate(free) if left >= tokens), None)
-        if at is None:
-            free.append(BUDGET - tokens)
-        else:
-            free[at] -= tokens
+    longest_first = sorted(tokens_R, reverse=True)
+    first_fit_bins = len(first_fit(longest_first, longest_first, BUDGET))
     show(
         f"a cell of {n_rows:,} rows, sigma {sigma}",
         ["side", "seconds", "micro-batches"],
         [
             ["verl", spread(verl), packed[0]],
-            ["first-fit-decreasing", "", len(free)],
+            ["first-fit-decreasing", "", first_fit_bins],
             ["plan", spread(ours), micro_batches],
             ["verl / plan", median(verl) / median(ours), ""],
         ],
     )
-    counts = {"verl": packed[0], "first_fit_decreasing": len(free), "plan": micro_batches}
+    counts = {"verl": packed[0], "first_fit_decreasing": first_fit_bins, "plan": micro_batches}
     return {"rows": n_rows, "sigma": sigma, "seconds": {"verl": verl, "plan": ours}, "micro_batches": counts}
 
 

@@ -28,6 +28,9 @@ console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the figures beside the benchmark, for the pages to quote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")]
 
+Outcome = float | str
+"""A relative error, or the name of what verl raised."""
+
 VERSIONS = ("verl", "TransferQueue", "ray", "torch", "transformers", "numpy")
 _STARTED = time.time()
 
@@ -55,6 +58,23 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     for row in rows:
         table.add_row(*[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row])
     console.print(table)
+
+
+def worst(errors: Sequence[Outcome]) -> Outcome:
+    """The largest relative error; an exception is worse than any."""
+    raised = [error for error in errors if isinstance(error, str)]
+    return raised[0] if raised else max(error for error in errors if not isinstance(error, str))
+
+
+def shown(error: Outcome) -> str:
+    """A relative error as a page shows it: 0, NaN, 2.6e-16, 49.2 %, or the name of an exception."""
+    if isinstance(error, str):
+        return error
+    if error != error or error == 0:
+        return "NaN" if error else "0"
+    if error < 1e-3:
+        return f"{error:.1e}"
+    return f"{100 * error:.0f} %" if error >= 1 else f"{100 * error:.1f} %"
 
 
 def busy_cores() -> float:

@@ -15,8 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.relative_errors import shown, worst
-from benchmarks.results import kept, kept_file
+from benchmarks.results import kept, kept_file, shown, worst
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 

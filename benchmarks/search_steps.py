@@ -20,54 +20,50 @@ import typer
 from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, report, show
 from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
-from verl_padding.plan.packing import balance, by_level, cell_size, fitting, levels, pads
+from verl_padding.plan.packing import bins, by_level, cells, pads
+from verl_padding.plan.packing.micro_batch_fill import layout_time
 from verl_padding.plan.planner import costs_of
 from verl_padding.plan.row_keys import row_key
 
 PAD_TOKENS = 2
-MEETS_ONCE = 4
-"""Of so many jobs, the ranks of one meet once a mini-batch; those of the others at every micro-batch."""
+SYNCHRONIZE_ONCE = 4
+"""Of so many jobs, the ranks of one synchronize once a mini-batch; those of the others at every micro-batch."""
 
 STEPS: dict[str, tuple[Any, str, Any]] = {
-    "exchanges between bins": (levels, "exchange", lambda bins, *_, **__: bins),
+    "exchanges between bins": (by_level, "exchange", lambda items_B, *_, **__: items_B),
     "heavy levels filled first": (
-        levels.LevelPacker,
+        by_level.LevelPacker,
         "_pack_heavy_first",
         lambda packer, n_levels: packer._pack_together(n_levels),
     ),
-    "all bins in turns": (levels.LevelPacker, "_pack_together", lambda packer, n_levels: None),
-    "guesses of the light levels' height": (levels, "PASSES", 1),
-    "first fit as one way": (levels, "first_fit", lambda tokens, cost, budget: []),
-    "more levels than the least": (levels, "MORE_LEVELS", 0),
+    "all bins in turns": (by_level.LevelPacker, "_pack_together", lambda packer, n_levels: None),
+    "guesses of the light levels' height": (by_level, "PASSES", 1),
+    "first fit as one way": (by_level, "first_fit", lambda tokens, cost, budget: []),
+    "more levels than the least": (by_level, "MORE_LEVELS", 0),
     "several ways polished": (by_level, "POLISHED", 1),
-    "moves and swaps between ranks": (balance, "exchange", lambda bins, *_, **__: bins),
-    "sizes between least and free": (cell_size, "sizes_between", lambda least, free, multiple: []),
+    "moves and swaps between ranks": (bins, "exchange", lambda items_B, *_, **__: items_B),
+    "sizes between least and free": (cells, "sizes_between", lambda least, free, multiple: []),
     "sizes that cuts ask for": (by_level, "sizes_between", lambda least, free, multiple: []),
     "rows that move to make cells fit": (
-        fitting,
+        pads,
         "_shrink",
         lambda costs, cut, size: cut if pads.least_rows(cut.rows_DK) <= size else None,
     ),
-    "micro-batches for pads": (fitting, "_add_levels", lambda costs, cut, size: None),
+    "micro-batches for pads": (pads, "_add_levels", lambda costs, cut, size: None),
 }
 """Step -> where it is, and what stands in its place."""
 
 Batch = tuple[Rows, Job, Update]
 
 
-def batches(number: int) -> list[Batch]:
+def batches(number: int) -> Iterator[Batch]:
     """Random jobs, each with as many mini-batches as its prompts fill."""
-    return list(_batches(number))
-
-
-def _batches(number: int) -> Iterator[Batch]:
     for place, job in enumerate(random_jobs(number)):
         update = Update(
             dp_size=job.dp_size,
             token_budget=job.token_budget,
             prompts_per_mini_batch=1,
-            ranks_meet="micro_batch" if place % MEETS_ONCE else "mini_batch",
+            sync_point="micro_batch" if place % SYNCHRONIZE_ONCE else "mini_batch",
         )
         shape = Job(
             strategy="rows",
@@ -84,12 +80,8 @@ def _batches(number: int) -> Iterator[Batch]:
 def time_of_plan(batch: Batch) -> int:
     """What the search minimizes, counted from the plan's own layout."""
     rows, job, update = batch
-    layout = plan_batch(rows, job).layouts["actor"]
-    costs = costs_of(rows, job, update)
-    slowest = "mini_slowest" if update.ranks_meet == "mini_batch" else "micro_slowest"
-    steps = mini_batch_costs(micro_batches_of(layout), costs)
-    levels_time = sum(getattr(step, slowest) + step.micro_batches * costs.level for step in steps)
-    return levels_time + layout.n_pads * costs.pad_handling
+    layout, costs = plan_batch(rows, job).layouts["actor"], costs_of(rows, job, update)
+    return layout_time(layout, costs) + (layout.n_micro_batches or 0) * costs.level
 
 
 def planned(jobs: Sequence[Batch]) -> tuple[list[int], float]:
@@ -103,7 +95,7 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, help="Random jobs.")] = 200, keep: Keep = False, as_json: AsJson = False
 ) -> None:
     """Plans the jobs with all steps, and without each in turn."""
-    made = batches(jobs)
+    made = list(batches(jobs))
     whole, seconds = planned(made)
     figures = []
     for name, (place, attribute, instead) in STEPS.items():

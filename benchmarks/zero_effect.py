@@ -19,8 +19,7 @@ from typing import Any
 import torch
 import typer
 
-from benchmarks.relative_errors import Outcome, shown, worst
-from benchmarks.results import AsJson, Keep, report, show
+from benchmarks.results import AsJson, Keep, Outcome, report, show, shown, worst
 from benchmarks.two_paddings import (
     ALL_BUT_ONE,
     HALF,

@@ -11,7 +11,7 @@ from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.figures import score_layout
+from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.timing.laps import TimedStep
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2

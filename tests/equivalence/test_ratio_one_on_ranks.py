@@ -33,7 +33,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
         ranks.execute_with_func_generator(install("chains"))
         for sharing in ("off", "chains"):
             start_over(ranks, "token-mean")
-            batch, plan = batch_and_plan(sharing=sharing, ranks_meet=meet)
+            batch, plan = batch_and_plan(sharing=sharing, sync_point=meet)
             assert plan.figures["actor"].sharing_factor > 1.5 or sharing == "off"
             assert plan.layouts["actor"].n_mini_batches == 3
             assert plan.layouts["log_prob"].order == plan.layouts["actor"].order

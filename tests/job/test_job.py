@@ -255,7 +255,7 @@ def test_where_each_rank_holds_all_parameters_passes_take_the_updates_micro_batc
         f"{actor}.fsdp_size=1",
         f"{actor}.use_no_sync_for_gradient_accumulation={not synchronous}",
     )
-    assert job.inference[LOG_PROB].ranks_meet == "mini_batch"
+    assert job.inference[LOG_PROB].sync_point == "mini_batch"
     assert reuses_layout_of(job, job.inference[LOG_PROB]) == ACTOR
     keys = [f"p{prompt}_0_{turn}" for prompt in range(32) for turn in range(3)]
     extends = [None if row % 3 == 0 else row - 1 for row in range(96)]

@@ -196,10 +196,10 @@ def engine_of(role, *overrides, packer="verl") -> RoleEngine:
         (("model_engine=veomni",), "micro_batch", "micro_batch"),
     ],
 )
-def test_ranks_meet_where_the_engine_has_them_wait(overrides, training, inference):
+def test_ranks_synchronize_where_the_engine_has_them_wait(overrides, training, inference):
     engine = engine_of("actor", *overrides)
-    assert engine.pass_fields(8, training=True)["ranks_meet"] == training
-    assert engine.pass_fields(8, training=False)["ranks_meet"] == inference
+    assert engine.pass_fields(8, training=True)["sync_point"] == training
+    assert engine.pass_fields(8, training=False)["sync_point"] == inference
 
 
 NOT_PACKED = ("actor_rollout_ref.model.use_remove_padding=false", "critic.model.use_remove_padding=false")
@@ -330,7 +330,7 @@ def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
         "dp_size": 8,
         "micro_batch_multiple": 1,
         "micro_batch_rows": 2,
-        "ranks_meet": "micro_batch",
+        "sync_point": "micro_batch",
         "padded_to": "micro_batch",
     }
 

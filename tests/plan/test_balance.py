@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.even_cuts import even_groups
 from verl_padding.plan.lower_bounds import mini_batch_bound
-from verl_padding.plan.packing.balance import balance
+from verl_padding.plan.mini_batches import even_groups
+from verl_padding.plan.packing.bins import balance
 
 
 def costliest_bin(costs, bins):
@@ -75,7 +75,7 @@ def test_prompts_leave_their_order_only_to_even_out_the_rows():
     assert even_groups([1, 1, 9, 9], 2) == [[1, 2], [0, 3]]
 
 
-@pytest.mark.parametrize("module", ["planner", "rows", "even_cuts", "row_keys", "counted", "strategies.lcm"])
+@pytest.mark.parametrize("module", ["planner", "rows", "mini_batches", "row_keys", "counted", "strategies.lcm"])
 def test_examples_in_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(f"verl_padding.plan.{module}"))
     assert result.attempted > 0

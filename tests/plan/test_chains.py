@@ -1,6 +1,7 @@
 """Plans for engines that compute a chain of rows as its tip: forests of chains, and every cut of small ones."""
 
 import random
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -8,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_padding.plan import STRATEGIES, Job, Pass, PlanError, Rows, Update, plan_batch
-from verl_padding.plan.calls import Meeting
-from verl_padding.plan.chains import chain_of_rows
+from verl_padding.plan import STRATEGIES, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.lower_bounds import micro_batch_bound
+from verl_padding.plan.rows import chain_of_rows
 
 BUDGET = 64
 
@@ -40,8 +41,8 @@ def forests(draw, most_prompts: int = 8) -> Rows:
     )
 
 
-def job_of(strategy="prompt", dp_size=2, sharing="chains", budget=BUDGET, mini=4, ranks_meet="micro_batch") -> Job:
-    call = {"dp_size": dp_size, "token_budget": budget, "ranks_meet": ranks_meet}
+def job_of(strategy="prompt", dp_size=2, sharing="chains", budget=BUDGET, mini=4, sync_point="micro_batch") -> Job:
+    call = {"dp_size": dp_size, "token_budget": budget, "sync_point": sync_point}
     return Job(
         strategy=strategy,
         prompts=8,
@@ -71,65 +72,58 @@ def tips(rows: Rows, numbers) -> list[int]:
     rows=forests(),
     strategy=st.sampled_from(list(STRATEGIES)),
     dp_size=st.sampled_from([1, 2, 4]),
-    ranks_meet=st.sampled_from(get_args(Meeting)),
+    sync_point=st.sampled_from(get_args(SyncPoint)),
 )
-def test_every_micro_batch_holds_the_budget_in_computed_tokens_and_the_figures_are_those_of_the_tips(
-    rows, strategy, dp_size, ranks_meet
-):
-    plan = plan_batch(rows, job_of(strategy, dp_size, ranks_meet=ranks_meet))
+def test_the_budget_and_the_bound_are_those_of_the_tips(rows, strategy, dp_size, sync_point):
+    plan = plan_batch(rows, job_of(strategy, dp_size, sync_point=sync_point))
     plain = plan_batch(rows, job_of(strategy, dp_size, sharing="off"))
-    cost = dict(enumerate(attention_cost(np.array(rows.tokens_R)).tolist()))
-    pad = int(attention_cost(np.array([2]))[0])
     for name, layout in plan.layouts.items():
-        figures = plan.figures[name]
         assert sorted(row for row in layout.order if row < len(rows)) == list(range(len(rows)))
         # What a mini-batch holds is the strategy's business, whoever shares.
         assert layout.real_rows_M == plain.layouts[name].real_rows_M
-        computed = slowest = bound = 0
-        for m in range(layout.n_mini_batches):
-            micro_DK = [layout.micro_batches(m, rank) for rank in range(dp_size)]
-            assert len({len(micro_K) for micro_K in micro_DK}) == 1
-            load_DK = []
-            for micro_K in micro_DK:
-                load_DK.append([])
-                for micro in micro_K:
-                    real = [row for row in micro if row < len(rows)]
-                    of_tips = tips(rows, real)
-                    tokens = sum(rows.tokens_R[row] for row in of_tips)
-                    computed += tokens
-                    assert tokens + 2 * (len(micro) - len(real)) <= BUDGET
-                    load_DK[-1].append(sum(cost[row] for row in of_tips) + pad * (len(micro) - len(real)))
-            slowest += int(np.array(load_DK).max(axis=0).sum())
-            in_step = [row for micro_K in micro_DK for micro in micro_K for row in micro if row < len(rows)]
-            least = np.array(tips(rows, in_step))
-            bound += micro_batch_bound(
-                np.array(rows.tokens_R)[least], np.array([cost[row] for row in least]), dp_size, BUDGET
-            )
-        assert figures.computed_tokens == computed
-        assert figures.sharing_factor == pytest.approx(sum(rows.tokens_R) / computed)
-        assert figures.micro_over_lower_bound == pytest.approx(slowest / bound)
-        assert slowest >= bound
+        bound = 0
+        for cells_D in layout.cells:
+            least = tips(rows, [row for cell in cells_D for row in cell if row < len(rows)])
+            tokens_I = np.array([rows.tokens_R[row] for row in least])
+            bound += micro_batch_bound(tokens_I, attention_cost(tokens_I), dp_size, BUDGET)
+        assert bound <= time_of(rows, layout)
+        assert plan.figures[name].micro_over_lower_bound == pytest.approx(time_of(rows, layout) / bound)
+
+
+def time_of(rows: Rows, layout: Layout) -> int:
+    """Cost of the slowest rank of each micro-batch, counted from the tips, each within the budget."""
+    time = 0
+    for m in range(layout.n_mini_batches):
+        for held_D in zip(*(layout.micro_batches(m, rank) for rank in range(layout.dp_size)), strict=True):
+            loads = []
+            for held in held_D:
+                real = [row for row in held if row < len(rows)]
+                tokens = [*(rows.tokens_R[row] for row in tips(rows, real)), *[2] * (len(held) - len(real))]
+                assert sum(tokens) <= BUDGET
+                loads.append(int(attention_cost(np.array(tokens)).sum()))
+            time += max(loads)
+    return time
 
 
 @settings(max_examples=60)
-@given(rows=forests(), ranks_meet=st.sampled_from(get_args(Meeting)))
-def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, ranks_meet):
+@given(rows=forests(), sync_point=st.sampled_from(get_args(SyncPoint)))
+def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, sync_point):
     alone = Rows.from_keys(rows.key_R, rows.tokens_R, [None] * len(rows))
     unknown = Rows.from_keys(rows.key_R, rows.tokens_R)
-    want = plan_batch(unknown, job_of(sharing="off", ranks_meet=ranks_meet))
+    want = plan_batch(unknown, job_of(sharing="off", sync_point=sync_point))
     for of_rows, sharing in [(alone, "chains"), (unknown, "chains"), (rows, "off")]:
-        plan = plan_batch(of_rows, job_of(sharing=sharing, ranks_meet=ranks_meet))
+        plan = plan_batch(of_rows, job_of(sharing=sharing, sync_point=sync_point))
         assert plan.layouts == want.layouts
         assert plan.figures == want.figures
         assert {figures.sharing_factor for figures in plan.figures.values()} == {1.0}
 
 
-@pytest.mark.parametrize("ranks_meet", get_args(Meeting))
-def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike(ranks_meet):
+@pytest.mark.parametrize("sync_point", get_args(SyncPoint))
+def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike(sync_point):
     keys = [f"p{prompt}_{session}_{turn}" for prompt in range(8) for session in range(2) for turn in range(4)]
     tokens = [10 * (turn + 1) for _ in range(16) for turn in range(4)]
     rows = Rows.from_keys(keys, tokens, [None if row % 4 == 0 else row - 1 for row in range(64)])
-    plan = plan_batch(rows, job_of(ranks_meet=ranks_meet))
+    plan = plan_batch(rows, job_of(sync_point=sync_point))
     for figures in plan.figures.values():
         assert figures.sharing_factor == 100 / 40
         assert figures.pads == 0
@@ -150,25 +144,12 @@ def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_th
         plan = plan_batch(rows, job_of(mini=8))
         cost = attention_cost(np.array(tokens))
         fastest = _fastest(rows, cost, n_ranks=2, budget=BUDGET)
-        bound = _time_of_plan(rows, plan, cost) / plan.figures["actor"].micro_over_lower_bound
-        assert bound <= fastest * (1 + 1e-9)
-        over.append(_time_of_plan(rows, plan, cost) / fastest)
+        time = time_of(rows, plan.layouts["actor"])
+        assert time / plan.figures["actor"].micro_over_lower_bound <= fastest * (1 + 1e-9)
+        over.append(time / fastest)
     # Pads, which the fastest cut does not have, are a tenth of such short rows.
     assert np.median(over) < 1.03, over
     assert max(over) < 1.2, over
-
-
-def _time_of_plan(rows: Rows, plan, cost) -> int:
-    layout, time = plan.layouts["actor"], 0
-    pad = int(attention_cost(np.array([2]))[0])
-    micro_DK = [layout.micro_batches(0, rank) for rank in range(layout.dp_size)]
-    for k in range(len(micro_DK[0])):
-        loads = []
-        for micro_K in micro_DK:
-            real = [row for row in micro_K[k] if row < len(rows)]
-            loads.append(sum(int(cost[row]) for row in tips(rows, real)) + pad * (len(micro_K[k]) - len(real)))
-        time += max(loads)
-    return time
 
 
 def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int) -> int:
@@ -213,12 +194,4 @@ def test_rows_that_part_share_with_one_of_them():
 
 def test_sharing_without_the_plans_packer_is_refused():
     with pytest.raises(PlanError, match=r"sharing='chains' with packer='verl'.*packer='plan'"):
-        Job(
-            strategy="prompt",
-            prompts=2,
-            sessions_per_prompt=1,
-            updates={},
-            inference={},
-            packer="verl",
-            sharing="chains",
-        )
+        replace(job_of(), packer="verl")

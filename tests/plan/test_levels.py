@@ -9,30 +9,30 @@ from hypothesis import strategies as st
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.packing.bins import first_fit, spread
-from verl_padding.plan.packing.levels import LevelPacker, Levels
+from verl_padding.plan.packing.by_level import LevelPacker, Levels
+from verl_padding.plan.packing.pads import Cut, fit
 
 EXAMPLES = settings(max_examples=200)
 
 
-def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:
-    costs = CallCosts(
+def costs_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> CallCosts:
+    return CallCosts(
         call=Pass(dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple),
         tokens_R=np.array(tokens, dtype=np.int64),
         cost_model=attention_cost,
         pad_tokens=2,
     )
+
+
+def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:
+    costs = costs_of(tokens, n_ranks, budget, multiple)
     return LevelPacker(costs, costs.longest_first(range(len(tokens))))
 
 
-def bound_of(packer: LevelPacker) -> int:
-    return micro_batch_bound(np.array(packer.tokens_I), np.array(packer.cost_I), packer.n_ranks, packer.token_budget)
-
-
 def packed(packer: LevelPacker) -> Levels:
-    found = [packer.polish(levels, bound_of(packer), 10**6) for levels in packer.candidates(bound_of(packer))]
-    return min(found, key=packer.time)
+    found = [packer.polish(levels, 10**6) for levels in packer.candidates()]
+    return min(found, key=lambda levels: levels.time)
 
 
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:
@@ -51,8 +51,8 @@ def best_of_all(packer: LevelPacker) -> tuple[int, int]:
     times, heights = [], []
     for bins in partitions(list(range(len(packer.tokens_I)))):
         if all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins):
-            levels = Levels.of_bins(bins, packer.cost_I, packer.n_ranks, 1)
-            times.append(packer.time(levels))
+            levels = packer.levels_of(bins)
+            times.append(levels.time)
             heights.append(levels.height)
     return min(times), min(heights)
 
@@ -73,9 +73,9 @@ def test_small_mini_batches_are_packed_as_well_as_trying_everything_does_but_for
         # No rank without a row where there are enough: trying everything does not know that rule.
         if len(packer.tokens_I) >= packer.n_ranks:
             assert all(found.bins_KD[0])
-        assert bound_of(packer) <= least_height
-        assert packer.time(found) >= best or not all(found.bins_KD[0])
-        over.append(packer.time(found) / best)
+        assert packer.bound <= least_height
+        assert found.time >= best or not all(found.bins_KD[0])
+        over.append(found.time / best)
     exact = np.mean(np.array(over) == 1)
     print(f"over the best: {np.mean(over):.4f} on average, {max(over):.4f} at most, exact in {exact:.0%}")
     assert np.mean(over) < 1.002
@@ -92,26 +92,24 @@ def mini_batches(draw) -> LevelPacker:
 @given(packer=mini_batches(), multiple=st.integers(1, 3))
 def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_what_it_says(packer, multiple):
     packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
-    bound = bound_of(packer)
-    ways = list(packer.candidates(bound))
+    ways = list(packer.candidates())
     assert ways
-    for levels in ways + [packer.polish(way, bound, 10**6) for way in ways]:
+    for levels in ways + [packer.polish(way, 10**6) for way in ways]:
         bins = [items for level in levels.bins_KD for items in level]
         assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
         assert all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins)
         assert all(len(level) == packer.n_ranks for level in levels.bins_KD)
         assert len(levels.bins_KD) % multiple == 0
         heights = [max(sum(packer.cost_I[item] for item in items) for items in level) for level in levels.bins_KD]
-        assert levels.height == sum(heights) >= bound
+        assert levels.height == sum(heights) >= packer.bound
 
 
 @EXAMPLES
 @given(packer=mini_batches())
 def test_polishing_never_makes_a_cut_worse(packer):
-    bound = bound_of(packer)
-    for way in packer.candidates(bound):
-        polished = packer.polish(way, bound, 10**6)
-        assert packer.time(polished) <= packer.time(way)
+    for way in packer.candidates():
+        polished = packer.polish(way, 10**6)
+        assert polished.time <= way.time
 
 
 @EXAMPLES
@@ -143,3 +141,12 @@ def test_spread_gives_each_item_to_the_bin_farthest_below_its_goal_that_has_room
         used[at] += tokens
     items = range(len(packer.tokens_I))
     assert spread(items, packer.tokens_I, packer.cost_I, goals, packer.token_budget) == want
+
+
+def test_a_cut_with_more_micro_batches_than_a_cell_has_rows_does_not_fit():
+    costs = costs_of([50, 50], n_ranks=1, budget=100)
+    cut = Cut(rows_DK=[[[0], [1], []]], time=0)
+    assert fit(costs, cut, size=2) is None
+    fitted = fit(costs, cut, size=3)
+    assert fitted is not None
+    assert (fitted.rows_DK, fitted.pads_DK) == ([[[0], [1], []]], [[0, 0, 1]])

@@ -8,27 +8,30 @@ import numpy as np
 import pytest
 
 from benchmarks.jobs import five_jobs
-from verl_padding.plan import (
-    Job,
-    Layout,
-    NoRealRowError,
-    Pass,
-    PlanError,
-    Rows,
-    RowTooLongError,
-    Update,
-    plan_batch,
-)
+from verl_padding.plan import Job, Layout, NoRealRowError, Pass, PlanError, Rows, RowTooLongError, Update, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
 
 
-def batch(n_rows, tokens=10):
-    return Rows.from_keys([f"p{i}_0_0" for i in range(n_rows)], [tokens] * n_rows)
+def batch(tokens):
+    """A prompt for each row."""
+    return Rows.from_keys([f"p{i}_0_0" for i in range(len(tokens))], tokens)
+
+
+def job_of(strategy="prompt", *, prompts=1, sessions=1, inference=None, packer="verl", seed=0, **updates):
+    return Job(
+        strategy=strategy,
+        prompts=prompts,
+        sessions_per_prompt=sessions,
+        updates=updates,
+        inference=inference or {},
+        packer=packer,
+        seed=seed,
+    )
 
 
 def lcm_job(dp_size=1, **mini_batches):
     updates = {name: Update(dp_size=dp_size, prompts_per_mini_batch=size) for name, size in mini_batches.items()}
-    return Job(strategy="lcm", prompts=1, sessions_per_prompt=1, updates=updates, inference={})
+    return job_of("lcm", **updates)
 
 
 def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
@@ -42,7 +45,7 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
 
 def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
     # verl 0.9.1 gives the actor [8, 8, 8, 1, 0, 0] and the critic [12, 12, 1, 0] real rows.
-    plan = plan_batch(batch(25), lcm_job(dp_size=4, actor=8, critic=12))
+    plan = plan_batch(batch([10] * 25), lcm_job(dp_size=4, actor=8, critic=12))
     assert plan.layouts["actor"].real_rows_M == (5, 4, 4, 4, 4, 4)
     assert plan.layouts["critic"].real_rows_M == (7, 6, 6, 6)
 
@@ -52,16 +55,15 @@ def test_steps_follow_the_rows_under_lcm_alone(n_rows, verl_steps):
     size, prompts = 16, 64
     by_strategy = {}
     for strategy in ("lcm", "rows"):
-        update = Update(dp_size=2, prompts_per_mini_batch=size)
-        job = Job(strategy=strategy, prompts=prompts, sessions_per_prompt=1, updates={"actor": update}, inference={})
-        by_strategy[strategy] = plan_batch(batch(n_rows), job).layouts["actor"].n_mini_batches
+        job = job_of(strategy, prompts=prompts, actor=Update(dp_size=2, prompts_per_mini_batch=size))
+        by_strategy[strategy] = plan_batch(batch([10] * n_rows), job).layouts["actor"].n_mini_batches
     assert by_strategy == {"lcm": verl_steps, "rows": prompts // size}
 
 
 def test_pads_of_a_nearly_full_batch_are_spread_over_the_steps():
     # verl 0.9.1: 121 rows, mini-batch 120 -> [120, 1]; 361 -> [120, 120, 120, 1].
-    assert plan_batch(batch(121), lcm_job(actor=120)).layouts["actor"].real_rows_M == (61, 60)
-    assert plan_batch(batch(361), lcm_job(actor=120)).layouts["actor"].real_rows_M == (91, 90, 90, 90)
+    assert plan_batch(batch([10] * 121), lcm_job(actor=120)).layouts["actor"].real_rows_M == (61, 60)
+    assert plan_batch(batch([10] * 361), lcm_job(actor=120)).layouts["actor"].real_rows_M == (91, 90, 90, 90)
 
 
 def plan_3509(strategy, packer):
@@ -70,17 +72,7 @@ def plan_3509(strategy, packer):
     assert (len(job.tokens_R), job.mini_batch_rows, job.dp_size) == (3509, 80 * 8, 8)
     rows = Rows.from_keys([f"{row * 400 // 3509}_0_{row}" for row in range(3509)], job.tokens_R)
     update = Update(dp_size=8, token_budget=job.token_budget, prompts_per_mini_batch=80)
-    return plan_batch(
-        rows,
-        Job(
-            strategy=strategy,
-            prompts=400,
-            sessions_per_prompt=8,
-            updates={"actor": update},
-            inference={},
-            packer=packer,
-        ),
-    )
+    return plan_batch(rows, job_of(strategy, prompts=400, sessions=8, packer=packer, actor=update))
 
 
 def assert_even(figures):
@@ -115,17 +107,15 @@ def test_what_the_updates_micro_batches_cost_a_pass_is_told():
     own, taken, micro_batches = [], [], []
     small = replace(five_jobs()[-1], dp_size=8, mini_batch_rows=23)
     for job in (*five_jobs(), small):
-        rows = Rows.from_keys([f"{row}_0_0" for row in range(len(job.tokens_R))], job.tokens_R)
         call = {"dp_size": job.dp_size, "token_budget": job.token_budget}
-        shape = Job(
-            strategy="rows",
+        shape = job_of(
+            "rows",
             prompts=job.verl_steps,
-            sessions_per_prompt=1,
-            updates={"actor": Update(**call, prompts_per_mini_batch=1)},
             inference={"own": Pass(**call), "log_prob": Pass(**call, as_update="actor")},
             packer="plan",
+            actor=Update(**call, prompts_per_mini_batch=1),
         )
-        figures = plan_batch(rows, shape).figures
+        figures = plan_batch(batch(job.tokens_R), shape).figures
         own.append(round(figures["own"].micro_over_lower_bound, 2))
         taken.append(round(figures["log_prob"].micro_over_lower_bound, 2))
         micro_batches.append((figures["log_prob"].micro_batches, figures["own"].micro_batches))
@@ -137,17 +127,12 @@ def test_what_the_updates_micro_batches_cost_a_pass_is_told():
 @pytest.mark.parametrize(("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("cell", None)])
 def test_a_pass_does_not_take_micro_batches_over_whose_rows_would_be_longer_there(padded_to, taken):
     call = {"dp_size": 2, "token_budget": 100, "padded_to": padded_to}
-    job = Job(
-        strategy="rows",
-        prompts=2,
-        sessions_per_prompt=1,
-        updates={"actor": Update(**call, prompts_per_mini_batch=1)},
-        inference={"log_prob": Pass(**call, as_update="actor")},
-        packer="plan",
-    )
-    assert reuses_layout_of(job, job.inference["log_prob"]) == taken
+    inference = {"log_prob": Pass(**call, as_update="actor")}
+    actor = Update(**call, prompts_per_mini_batch=1)
+    job = job_of("rows", prompts=2, inference=inference, packer="plan", actor=actor)
+    assert reuses_layout_of(job, inference["log_prob"]) == taken
     # In order: a long row in the first mini-batch alone.
-    rows = Rows.from_keys([f"p{i}_0_0" for i in range(8)], [60, 10, 10, 10, 20, 20, 20, 20])
+    rows = batch([60, 10, 10, 10, 20, 20, 20, 20])
     layout = plan_batch(rows, job).layouts["log_prob"]
     for rank in range(2):
         micro_batches = [[row for row in rows if row < 8] for rows in layout.micro_batches(0, rank)]
@@ -157,10 +142,8 @@ def test_a_pass_does_not_take_micro_batches_over_whose_rows_would_be_longer_ther
 
 
 def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():
-    rows = Rows.from_keys([f"p{i}_0_0" for i in range(41)], [16000] + [400] * 40)
-    update = Update(dp_size=2, token_budget=16000, prompts_per_mini_batch=41)
-    job = Job(strategy="prompt", prompts=41, sessions_per_prompt=1, updates={"actor": update}, inference={})
-    layout = plan_batch(rows, job).layouts["actor"]
+    job = job_of(prompts=41, actor=Update(dp_size=2, token_budget=16000, prompts_per_mini_batch=41))
+    layout = plan_batch(batch([16000] + [400] * 40), job).layouts["actor"]
     long_rank = next(cell for cell in layout.cells[0] if 0 in cell)
     assert sum(row < 41 for row in long_rank) == 1, "the rank of the long row has no other"
     assert layout.rows_per_cell == 40
@@ -168,14 +151,8 @@ def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():
 
 def test_a_single_row_is_one_step_with_the_fewest_pads():
     update = Update(dp_size=2, token_budget=100, prompts_per_mini_batch=1)
-    job = Job(
-        strategy="prompt",
-        prompts=4,
-        sessions_per_prompt=2,
-        updates={"actor": update},
-        inference={"log_prob": Pass(dp_size=2, micro_batch_rows=2)},
-    )
-    plan = plan_batch(batch(1), job)
+    job = job_of(prompts=4, sessions=2, inference={"log_prob": Pass(dp_size=2, micro_batch_rows=2)}, actor=update)
+    plan = plan_batch(batch([10]), job)
     assert plan.layouts["actor"].n_mini_batches == 1
     assert plan.layouts["actor"].n_pads == 1
     assert plan.layouts["log_prob"].n_pads == 3
@@ -186,9 +163,8 @@ def test_a_single_row_is_one_step_with_the_fewest_pads():
 
 def test_shuffle_changes_the_mini_batches_with_the_seed_and_nothing_else():
     def mini_batches(seed, shuffle):
-        update = Update(dp_size=1, prompts_per_mini_batch=4, shuffle=shuffle)
-        job = Job(strategy="prompt", prompts=16, sessions_per_prompt=1, updates={"a": update}, inference={}, seed=seed)
-        return plan_batch(batch(16), job).layouts["a"].cells
+        job = job_of(prompts=16, seed=seed, a=Update(dp_size=1, prompts_per_mini_batch=4, shuffle=shuffle))
+        return plan_batch(batch([10] * 16), job).layouts["a"].cells
 
     assert mini_batches(1, False) == mini_batches(2, False)
     assert mini_batches(1, True) == mini_batches(1, True)
@@ -197,12 +173,12 @@ def test_shuffle_changes_the_mini_batches_with_the_seed_and_nothing_else():
 
 def test_an_empty_batch_is_refused():
     with pytest.raises(NoRealRowError, match=r"no real row in the batch: every session failed"):
-        plan_batch(batch(0), lcm_job(actor=1))
+        plan_batch(batch([]), lcm_job(actor=1))
 
 
 def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting():
     call = Pass(dp_size=1, token_budget=50, budget_setting="ref.max_tokens")
-    job = Job(strategy="rows", prompts=1, sessions_per_prompt=1, updates={}, inference={"ref": call})
+    job = job_of("rows", inference={"ref": call})
     rows = Rows.from_keys(["a_0_0", "a_0_1"], [50, 51])
     with pytest.raises(RowTooLongError, match=r"row 'a_0_1' has 51 tokens.* 50 .*'ref'.*raise ref.max_tokens"):
         plan_batch(rows, job)
@@ -229,18 +205,15 @@ def test_numpys_whole_numbers_are_tokens_too():
 @pytest.mark.parametrize("cost_model", ["tokens", "attention"])
 def test_rows_whose_costs_do_not_fit_int64_are_refused_with_the_longest(cost_model):
     longest = 2**26
-    call = Pass(dp_size=2, token_budget=longest)
-    job = Job(
-        strategy="rows", prompts=1, sessions_per_prompt=1, updates={}, inference={"ref": call}, cost_model=cost_model
-    )
-    few, many = (Rows.from_keys([f"a_0_{i}" for i in range(n)], [longest, *[5] * (n - 1)]) for n in (4, 300))
+    job = replace(job_of("rows", inference={"ref": Pass(dp_size=2, token_budget=longest)}), cost_model=cost_model)
+    few, many = (batch([longest, *[5] * (n - 1)]) for n in (4, 300))
     figures = plan_batch(few, job).figures["ref"]
     assert figures.imbalance >= 1
     assert figures.over_lower_bound >= 1
     if cost_model == "tokens":
         assert plan_batch(many, job).n_rows == 300
     else:
-        with pytest.raises(PlanError, match=r"^row 'a_0_0' has 67108864 tokens: 300 rows .*choose cost_model=tokens"):
+        with pytest.raises(PlanError, match=r"^row 'p0_0_0' has 67108864 tokens: 300 rows .*choose cost_model=tokens"):
             plan_batch(many, job)
 
 
@@ -250,9 +223,8 @@ def test_a_uid_may_hold_underscores():
 
 
 def test_a_mini_batch_that_does_not_divide_is_refused_with_those_that_do():
-    update = Update(dp_size=1, prompts_per_mini_batch=5)
     with pytest.raises(PlanError, match=r"prompts_per_mini_batch=5 of 'actor' does not divide prompts=12.* 4 or 6"):
-        Job(strategy="prompt", prompts=12, sessions_per_prompt=1, updates={"actor": update}, inference={})
+        job_of(prompts=12, actor=Update(dp_size=1, prompts_per_mini_batch=5))
 
 
 def test_a_fixed_size_that_the_ranks_cannot_share_is_refused():
@@ -271,9 +243,8 @@ def test_the_planner_imports_nothing_heavy():
 
 def test_a_row_as_long_as_the_budget_gets_its_pads_in_a_micro_batch_more():
     # Its rank needs five rows and has no token left for a pad; the other rank's rows fit into one micro-batch.
-    rows = Rows.from_keys([f"p{i}_0_0" for i in range(6)], [100, 20, 20, 20, 20, 20])
-    actor = Update(dp_size=2, token_budget=100, prompts_per_mini_batch=6)
-    job = Job(strategy="prompt", prompts=6, sessions_per_prompt=1, updates={"a": actor}, inference={}, packer="plan")
+    rows = batch([100, 20, 20, 20, 20, 20])
+    job = job_of(prompts=6, packer="plan", a=Update(dp_size=2, token_budget=100, prompts_per_mini_batch=6))
     layout = plan_batch(rows, job).layouts["a"]
     by_rank = [layout.micro_batches(0, rank) for rank in range(2)]
     assert {len(micro_batches) for micro_batches in by_rank} == {2}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawn_jobs import batches, jobs
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Pass, Rows, Update, plan_batch
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.calls import Call
 from verl_padding.plan.planner import reuses_layout_of
@@ -58,16 +58,8 @@ def _not_vacuous():
     met.clear()
     yield
     # Each is met several times as often, whatever the seed.
-    for what in (
-        "pads",
-        "steps",
-        "two updates",
-        "fewer steps",
-        "micro-batches",
-        "micro-batches of pads alone",
-        "shared prefixes",
-        "rows that are computed in others",
-    ):
+    once = "pads", "steps", "two updates", "fewer steps", "micro-batches", "micro-batches of pads alone"
+    for what in (*once, "shared prefixes", "rows that are computed in others"):
         assert met[what] >= met["plans"] / 50, (what, met)
     assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
 
@@ -269,17 +261,9 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(rows, job):
             held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
             counted_DK = [[computed(rows, job, call, held) for held in held_K] for held_K in held_DK]
             load_DK = np.array([[cost_R[counted].sum() for counted in counted_K] for counted_K in counted_DK])
-            computed_tokens += sum(
-                rows.tokens_R[row]
-                for counted_K in counted_DK
-                for counted in counted_K
-                for row in counted
-                if row < len(rows)
-            )
-            met["rows that are computed in others"] += len(
-                {row for held_K in held_DK for held in held_K for row in held}
-                - {row for counted_K in counted_DK for counted in counted_K for row in counted}
-            )
+            all_counted = {row for counted_K in counted_DK for counted in counted_K for row in counted}
+            computed_tokens += sum(rows.tokens_R[row] for row in all_counted if row < len(rows))
+            met["rows that are computed in others"] += sum(map(len, layout.cells[mini_batch])) - len(all_counted)
             slowest += load_DK.sum(axis=1).max()
             micro_slowest += load_DK.max(axis=0).sum()
             cost += load_DK.sum()
@@ -318,9 +302,7 @@ def test_no_rank_is_slower_than_the_greedy_bound_allows():
     # Graham: list scheduling, costliest first, ends within 4/3 of the best; exchanges only improve on it.
     rows = Rows.from_keys([f"p{i}_0_0" for i in range(300)], [2 + (i * 37) % 900 for i in range(300)])
     update = Update(dp_size=8, token_budget=1000, prompts_per_mini_batch=60)
-    job = Job(
-        strategy="prompt", prompts=300, sessions_per_prompt=1, updates={"a": update}, inference={"b": Pass(dp_size=3)}
-    )
+    job = Job(strategy="prompt", prompts=300, sessions_per_prompt=1, updates={"a": update}, inference={})
     figures = planned(rows, job).figures["a"]
     assert 1 <= figures.over_lower_bound < 1.02
     assert 1 <= figures.imbalance <= figures.over_lower_bound

@@ -31,33 +31,31 @@ def cost(block: list[int]) -> int:
     return len(block) * int(attention_cost(np.array([max(block)]))[0])
 
 
-def blocks_of(layout: Layout, tokens_R: list[int], rank_of: int | None = None) -> Blocks:
+def blocks_of(layout: Layout, tokens_R: list[int]) -> Blocks:
     tokens = [*tokens_R, *[PAD_TOKENS] * layout.n_pads]
-    ranks = range(layout.dp_size) if rank_of is None else [rank_of]
     return [
         [tokens[row] for row in block]
         for mini_batch in range(layout.n_mini_batches)
-        for rank in ranks
+        for rank in range(layout.dp_size)
         for block in layout.micro_batches(mini_batch, rank)
     ]
 
 
-def rows_of(tokens: list[int]) -> Rows:
-    return Rows.from_keys([f"{row}_0_0" for row in range(len(tokens))], tokens)
-
-
-def planned(tokens: list[int], *, steps: int, strategy: str = "rows", sessions: int = 1, **call) -> Layout:
-    update = Update(prompts_per_mini_batch=1, **call)
+def planned_calls(tokens: list[int], steps: int, update: Update, strategy="rows", sessions=1, inference=None):
     job = Job(
         strategy=strategy,
         prompts=steps,
         sessions_per_prompt=sessions,
         updates={"actor": update},
-        inference={},
+        inference=inference or {},
         packer="plan",
         pad_tokens=PAD_TOKENS,
     )
-    return plan_batch(rows_of(tokens), job).layouts["actor"]
+    return plan_batch(Rows.from_keys([f"{row}_0_0" for row in range(len(tokens))], tokens), job)
+
+
+def planned(tokens: list[int], *, steps: int, strategy: str = "rows", sessions: int = 1, **call) -> Layout:
+    return planned_calls(tokens, steps, Update(prompts_per_mini_batch=1, **call), strategy, sessions).layouts["actor"]
 
 
 def random_batches(number: int) -> Iterator[tuple[list[int], int, int, int]]:
@@ -175,7 +173,7 @@ def calls(draw):
     return {
         "dp_size": draw(st.integers(1, 5)),
         "padded_to": draw(st.sampled_from(["micro_batch", "cell"])),
-        "ranks_meet": draw(st.sampled_from(["mini_batch", "micro_batch"])),
+        "sync_point": draw(st.sampled_from(["mini_batch", "micro_batch"])),
         "token_budget": None if fixed else draw(st.sampled_from([500, 1200, 5000])),
         "micro_batch_multiple": draw(st.integers(1, 3)),
         "micro_batch_rows": multiple if fixed else 1,
@@ -186,15 +184,7 @@ def calls(draw):
 @given(tokens=st.lists(st.integers(1, 500), min_size=1, max_size=80), steps=st.integers(1, 4), call=calls())
 def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tokens, steps, call):
     update = Update(prompts_per_mini_batch=1, **call)
-    job = Job(
-        strategy="rows",
-        prompts=steps,
-        sessions_per_prompt=1,
-        updates={"actor": update},
-        inference={"pass": Pass(**call)},
-        packer="plan",
-    )
-    plan = plan_batch(rows_of(tokens), job)
+    plan = planned_calls(tokens, steps, update, inference={"pass": Pass(**call)})
     for name, layout in plan.layouts.items():
         all_tokens = [*tokens, *[PAD_TOKENS] * layout.n_pads]
         assert sorted(layout.order) == list(range(len(all_tokens)))

@@ -74,14 +74,8 @@ def test_a_query_sees_itself_and_the_keys_before_it_within_its_window(window):
 
 def test_layers_slide_where_the_config_says_so():
     layers = {name: TransformerCost.from_config(config.to_dict()) for name, config in CONFIGS.items()}
-    assert [
-        (layers[n].full_layers, layers[n].sliding_layers) for n in ("qwen2", "qwen2 sliding", "mistral", "gemma2")
-    ] == [
-        (3, 0),
-        (1, 2),
-        (0, 3),
-        (1, 2),
-    ]
+    found = [layers[name] for name in ("qwen2", "qwen2 sliding", "mistral", "gemma2")]
+    assert [(cost.full_layers, cost.sliding_layers) for cost in found] == [(3, 0), (1, 2), (0, 3), (1, 2)]
     plain = {key: value for key, value in CONFIGS["qwen2 sliding"].to_dict().items() if key != "layer_types"}
     assert TransformerCost.from_config(plain) == layers["qwen2 sliding"]
     assert TransformerCost.from_config(plain | {"use_sliding_window": False}) == layers["qwen2"]
@@ -96,9 +90,8 @@ def test_a_tied_head_takes_what_a_head_takes_and_a_critic_has_none():
 
 def test_of_a_vision_language_model_the_text_counts():
     text = CONFIGS["qwen2"].to_dict()
-    assert TransformerCost.from_config({"model_type": "some_vl", "text_config": text}) == TransformerCost.from_config(
-        text
-    )
+    of_both = TransformerCost.from_config({"model_type": "some_vl", "text_config": text})
+    assert of_both == TransformerCost.from_config(text)
 
 
 @given(

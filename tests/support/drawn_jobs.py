@@ -55,7 +55,7 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -
             multiple = draw(st.sampled_from([c for c in range(1, 4) if size // dp_size % c == 0]))
         shape = {"micro_batch_rows": multiple} if budget is None else {"micro_batch_multiple": multiple}
         meet = draw(st.sampled_from(["mini_batch", "micro_batch"]))
-        return kind(dp_size=dp_size, token_budget=budget, ranks_meet=meet, **shape, **fields)
+        return kind(dp_size=dp_size, token_budget=budget, sync_point=meet, **shape, **fields)
 
     updates = {
         name: call(
@@ -70,7 +70,7 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -
     if pass_cut_as_update or (inference and draw(st.booleans())):
         # A pass that is cut by the rules of the update, as most are.
         shared = {field.name: getattr(updates["actor"], field.name) for field in dataclasses.fields(Call)}
-        shared["ranks_meet"] = draw(st.sampled_from(["mini_batch", "micro_batch"]))
+        shared["sync_point"] = draw(st.sampled_from(["mini_batch", "micro_batch"]))
         inference["log_prob"] = Pass(as_update="actor", **shared)
     packer = "plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"]))
     return Job(

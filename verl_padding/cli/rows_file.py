@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
-from verl_padding.plan.chains import may_extend
 from verl_padding.plan.row_keys import row_key, session_of_key
+from verl_padding.plan.rows import may_extend
 from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.plan.calls import Meeting, PaddedTo
+from verl_padding.plan.calls import PaddedTo, SyncPoint
 
 ACTOR_SECTION, REF_SECTION = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 ACTOR_MODEL, CRITIC_MODEL = "actor_rollout_ref.model", "critic.model"
@@ -137,13 +137,13 @@ class RoleEngine:
             return {
                 "dp_size": dp_size,
                 "token_budget": int(config.max_seqlen_per_dp_cp_rank) * ranks,
-                "ranks_meet": "mini_batch",
+                "sync_point": "mini_batch",
                 "budget_setting": f"{self.section}.megatron.max_seqlen_per_dp_cp_rank",
             }
         fields: dict[str, Any] = {
             "dp_size": dp_size,
             "micro_batch_multiple": self.micro_batch_multiple,
-            "ranks_meet": self._ranks_meet(training),
+            "sync_point": self._sync_point(training),
             "padded_to": self.padded_to,
         }
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
@@ -169,7 +169,7 @@ class RoleEngine:
         # Megatron's own default is the pipeline's size (core/model_parallel_config.py).
         return int(self.megatron_override.get("microbatch_group_size_per_vp_stage") or self.size("pipeline"))
 
-    def _ranks_meet(self, training: bool) -> Meeting:
+    def _sync_point(self, training: bool) -> SyncPoint:
         """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
         config = self.config
         if self.strategy == "megatron":

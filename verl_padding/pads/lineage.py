@@ -22,8 +22,8 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
-from verl_padding.plan.chains import may_extend
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key
+from verl_padding.plan.rows import may_extend
 
 logger = logging.getLogger(__name__)
 

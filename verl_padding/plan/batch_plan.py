@@ -17,43 +17,31 @@ class LayoutFigures:
 
     imbalance: float
     """Cost of the slowest rank over that of the mean rank, each summed over the mini-batches: 1 is perfect."""
-
     over_lower_bound: float
     """Cost of the slowest rank over the least it could be, each summed over the mini-batches.
 
     The slowest rank cannot cost less than the costliest row, nor less than the mean of the ranks.
     """
-
     micro_batches: int | None
     """Micro-batches of a rank, over all mini-batches. This and the next three are None if verl's packer cuts them."""
-
     packing_efficiency: float | None
     """Computed tokens of real rows over what all ranks' micro-batches could hold; also None without a token budget."""
-
     computed_tokens: int
     """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the tips."""
-
     sharing_factor: float
     """Tokens of the real rows over computed tokens: 1 where nothing is shared."""
-
     micro_imbalance: float | None
     """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that meet at every one."""
-
     micro_over_lower_bound: float | None
     """As ``over_lower_bound``, but with the cost of the slowest rank of each micro-batch (``micro_batch_bound``)."""
-
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
-
     pads: int
     """Pads in the layout."""
-
     rows_per_cell: int
     """Rows of every cell, pads among them."""
-
     real_rows_min: int
     """Fewest real rows in a mini-batch."""
-
     real_rows_max: int
     """Most real rows in a mini-batch."""
 
@@ -64,22 +52,16 @@ class BatchPlan:
 
     n_rows: int
     """Real rows."""
-
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
-
     sharing: Sharing = "off"
     """Whether the micro-batches count on chains that are computed as their tips."""
-
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
-
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
-
     chains: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of each call that shares prefixes: the chain of each real row, by the number of its first row."""
-
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
 
@@ -89,9 +71,7 @@ class BatchPlan:
         return max((layout.n_pads for layout in self.layouts.values()), default=0)
 
 
-def layout_as_json(
-    layout: Layout, figures: LayoutFigures | None, names_R: Sequence[int] | None = None
-) -> dict[str, Any]:
+def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None) -> dict[str, Any]:
     """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads": 1}]}]}], "figures": ..}``.
 
     If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
@@ -110,4 +90,4 @@ def layout_as_json(
         return {"micro_batches": [held(rows) for rows in layout.micro_batches(step, number)]}
 
     steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]
-    return {"steps": steps} | ({} if figures is None else {"figures": asdict(figures)})
+    return {"steps": steps, "figures": asdict(figures)}

@@ -15,15 +15,13 @@ from verl_padding.plan.measured_cost import PAD_HANDLING, MeasuredCost
 LEVEL_HANDLING_TOKENS = 256
 """A micro-batch delays a step by as much as this many tokens more on every rank would, beside the rows in it.
 
-Parameters are gathered for it, and kernels started, mostly while other work goes on: about a hundredth of a full
-micro-batch of 16k to 32k tokens.
+Parameters are gathered, and kernels started, mostly beside other work: a hundredth of a full micro-batch of 16k to 32k.
 """
-
 PAD_HANDLING_TOKENS = 8
 """A pad delays the step by as much as this many tokens more on every rank would, beside the tokens it has.
 
-It is written to the queue, fetched, and its outputs are written back, mostly one row after the other: about a tenth
-of a millisecond, in which a rank trains 8 tokens or so (a model of about a billion parameters; fewer for larger ones).
+It is written to the queue, fetched, and its outputs are written back, mostly one row after the other: about a tenth of
+a millisecond, in which a rank trains 8 tokens or so (a model of about a billion parameters; fewer for larger ones).
 """
 
 
@@ -32,19 +30,14 @@ class CallCosts:
     """Costs of a worker call, made once for all that plans it."""
 
     call: Call
-
     tokens_R: Int64s
     """Tokens of each real row of the batch."""
-
     cost_model: CostModel
     """Cost of a row by its tokens."""
-
     pad_tokens: int
     """Tokens of a pad."""
-
     chain_R: Int64s | None = None
     """The chain of each real row, if rows of one chain and micro-batch are computed as their tip; else None."""
-
     own_cost_R: Int64s | None = None
     """Cost of each real row where it is not that of its tokens alone; else None."""
 
@@ -73,8 +66,7 @@ class CallCosts:
     @cached_property
     def pad_handling(self) -> int:
         """Cost of handling a pad, which all ranks wait for; no clock of a micro-batch sees it."""
-        least = PAD_HANDLING if isinstance(self.cost_model, MeasuredCost) else 0
-        return max(self.of(PAD_HANDLING_TOKENS), least)
+        return max(self.of(PAD_HANDLING_TOKENS), PAD_HANDLING if isinstance(self.cost_model, MeasuredCost) else 0)
 
     def of_micro_batch(self, tokens_I: Int64s, n_pads: int = 0) -> int:
         """What a micro-batch costs beside what each of its computed rows and pads costs alone, where measured."""
@@ -93,20 +85,18 @@ class CallCosts:
         if self.chain_R is None or len(numbers) < 2:
             return numbers
         # By chain, then by length: the last one of each chain is its tip.
-        order = np.lexsort((numbers, self.tokens_R[numbers], self.chain_R[numbers]))
-        ordered = numbers[order]
+        ordered = numbers[np.lexsort((numbers, self.tokens_R[numbers], self.chain_R[numbers]))]
         chains = self.chain_R[ordered]
         return ordered[np.append(chains[1:] != chains[:-1], True)]
 
-    def sum(self, rows: Sequence[int]) -> tuple[int, int]:
-        """Tokens and cost of a micro-batch of real rows, as it is computed."""
-        computed = self.computed(rows)
-        return int(self.tokens_R[computed].sum()), int(self.cost_R[computed].sum())
-
     def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
-        sums_DK2 = np.array([[self.sum(rows) for rows in rows_K] for rows_K in rows_DK], dtype=np.int64)
-        return sums_DK2[..., 0], sums_DK2[..., 1]
+        computed_DK = [[self.computed(rows) for rows in rows_K] for rows_K in rows_DK]
+        tokens_DK, cost_DK = (
+            np.array([[of_R[computed].sum() for computed in computed_K] for computed_K in computed_DK], dtype=np.int64)
+            for of_R in (self.tokens_R, self.cost_R)
+        )
+        return tokens_DK, cost_DK
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first; of rows that count as equally long, the costliest."""

@@ -1,15 +1,15 @@
-"""What a worker call requires of the rows that it gets."""
+"""The worker calls of a training step, and what each requires of the rows that it gets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.errors import PlanError
 
-Meeting = Literal["mini_batch", "micro_batch"]
+SyncPoint = Literal["mini_batch", "micro_batch"]
 PaddedTo = Literal["row", "micro_batch", "cell"]
 
 
@@ -19,29 +19,21 @@ class Call:
 
     dp_size: int
     """Data-parallel ranks; each gets the same number of rows."""
-
     token_budget: int | None = None
     """Most tokens of a micro-batch on one rank; None if micro-batches are cut by rows."""
-
     micro_batch_rows: int = 1
     """Rows of a micro-batch if micro-batches are cut by rows; unused with a token budget."""
-
     micro_batch_multiple: int = 1
     """The number of micro-batches of a cell must be a multiple of this, as a virtual pipeline requires."""
-
-    ranks_meet: Meeting = "micro_batch"
-    """Where ranks wait for each other: at each micro-batch, where FSDP gathers parameters, or once per mini-batch."""
-
+    sync_point: SyncPoint = "micro_batch"
+    """Where ranks synchronize: at each micro-batch, where FSDP gathers parameters, or once per mini-batch."""
     padded_to: PaddedTo = "row"
     """The length that a row is computed with: its own (the engine packs rows), or that of the longest in its
     micro-batch or cell. If rows are padded, the token budget counts all that a micro-batch computes."""
-
     bucket_tokens: int = 1
     """An engine that packs rows rounds a micro-batch up to a multiple of this many tokens."""
-
     cost_model: CostModel | None = None
     """Cost that the ranks of this call are balanced by, if it is not the job's."""
-
     budget_setting: str = ""
     """Setting that raises the budget, for messages."""
 
@@ -49,7 +41,7 @@ class Call:
         check_at_least_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens")
         if self.token_budget is not None:
             check_at_least_one(self, "token_budget")
-        check_choice("ranks_meet", self.ranks_meet, get_args(Meeting))
+        check_choice("sync_point", self.sync_point, get_args(SyncPoint))
         check_choice("padded_to", self.padded_to, get_args(PaddedTo))
 
     @property
@@ -64,9 +56,8 @@ class Pass(Call):
     """A worker call that does not train and gets the whole batch, such as the log-probs of the reference."""
 
     as_update: str | None = None
-    """Update whose micro-batches the pass reuses where it can
-    (:func:`~verl_padding.plan.planner.reuses_layout_of`): an engine then computes the same numbers for a row in both,
-    bit by bit. None for micro-batches of its own."""
+    """Update whose micro-batches the pass reuses where it can (:func:`~verl_padding.plan.planner.reuses_layout_of`): an
+    engine then computes the same numbers for a row in both, bit by bit. None for micro-batches of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +66,8 @@ class Update(Call):
 
     prompts_per_mini_batch: int
     """Prompts of one optimizer step when all prompts of the job have arrived."""
-
     shuffle: bool = False
     """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order of the batch."""
-
     mini_batch_setting: str = "prompts_per_mini_batch"
     """Setting of ``prompts_per_mini_batch``, for messages."""
 
@@ -87,7 +76,35 @@ class Update(Call):
         check_at_least_one(self, "prompts_per_mini_batch")
 
 
-LABELS = {
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """What a strategy cuts mini-batches by: the prompts of a training step, and the calls that train on them."""
+
+    prompts: int
+    """Prompts configured for the step; fewer may arrive."""
+    sessions_per_prompt: int
+    """Rollouts of a prompt."""
+    updates: Mapping[str, Update]
+    """Training calls by name."""
+    row_multiple: int = 1
+    """``lcm`` pads the rows to a multiple of this, and of what the updates require."""
+    seed: int = 0
+    """Seed of the permutations of updates that shuffle."""
+    prompts_setting: str = "prompts"
+    """Setting of ``prompts``, for messages."""
+    sessions_setting: str = "sessions_per_prompt"
+    """Setting of ``sessions_per_prompt``, for messages."""
+
+    def optimizer_steps(self, update: Update) -> int:
+        """Optimizer steps if all prompts have arrived."""
+        return self.prompts // update.prompts_per_mini_batch
+
+    def mini_batch_rows(self, update: Update) -> int:
+        """Rows of a mini-batch when every session is one row."""
+        return update.prompts_per_mini_batch * self.sessions_per_prompt
+
+
+SETTING_FIELDS = {
     "prompts": "prompts_setting",
     "sessions_per_prompt": "sessions_setting",
     "prompts_per_mini_batch": "mini_batch_setting",
@@ -102,20 +119,14 @@ def setting_of(call: Call) -> str:
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """
-    Raises:
-        PlanError: the value is not a choice.
-    """
+    """Raises a PlanError if the value is not a choice."""
     if value not in choices:
         raise PlanError(f"{name}={value!r}: choose one of {', '.join(choices)}")
 
 
 def check_at_least_one(values: object, *names: str) -> None:
-    """
-    Raises:
-        PlanError: an attribute of one of these names is below 1.
-    """
+    """Raises a PlanError if an attribute of one of these names is below 1."""
     for name in names:
         if getattr(values, name) < 1:
-            setting = getattr(values, LABELS.get(name, ""), "") or name
+            setting = getattr(values, SETTING_FIELDS.get(name, ""), "") or name
             raise PlanError(f"{setting}={getattr(values, name)}: must be at least 1")

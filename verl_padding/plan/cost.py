@@ -6,7 +6,6 @@ Costs are whole numbers: sums of them do not depend on the order of addition, so
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,5 +29,5 @@ def attention_cost(tokens_R: Int64s) -> Int64s:
     return 24576 * tokens_R + tokens_R**2
 
 
-COST_MODELS: Mapping[str, CostModel] = MappingProxyType({"tokens": token_cost, "attention": attention_cost})
+COST_MODELS: Mapping[str, CostModel] = {"tokens": token_cost, "attention": attention_cost}
 """Cost models by the name that a job gives."""

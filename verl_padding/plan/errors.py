@@ -2,11 +2,7 @@
 
 
 class PlanError(ValueError):
-    """Rows or a job that cannot be planned.
-
-    Attributes:
-        row: number of the row in the batch that cannot be planned, if it is about one.
-    """
+    """Rows or a job that cannot be planned; ``row`` is the number of the row in the batch, if it is about one."""
 
     def __init__(self, message: str, *, row: int | None = None):
         super().__init__(message)

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.calls import Call, Pass, check_at_least_one, check_choice, setting_of
+from verl_padding.plan.calls import Call, Pass, StepShape, check_at_least_one, check_choice, setting_of
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
-from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies import STRATEGIES
 
 Packer = Literal["verl", "plan"]
@@ -22,19 +21,14 @@ class Job(StepShape):
 
     strategy: str
     """Name in ``STRATEGIES``: what a mini-batch is made of."""
-
     inference: Mapping[str, Pass]
     """Calls without training, by name."""
-
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the plan."""
-
     sharing: Sharing = "off"
     """``chains``: the rows of a chain that are in one micro-batch are computed as its tip alone."""
-
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
-
     cost_model: str = "attention"
     """Name in ``COST_MODELS``: the cost that the ranks are balanced by, unless a call brings its own."""
 
@@ -57,12 +51,14 @@ class Job(StepShape):
         for name in self.updates:
             STRATEGIES[self.strategy].check(self, name)
         for name, call in self.calls():
-            if call.padded_to != "row" and call.token_budget is not None and self.packer == "verl":
+            if call.token_budget is None:
+                continue
+            if call.padded_to != "row" and self.packer == "verl":
                 raise PlanError(
                     f"padded_to={call.padded_to!r} of {name!r}: verl's packer counts the tokens of rows without their "
                     "padding; choose packer='plan'"
                 )
-            if call.token_budget is not None and self.pad_tokens > call.token_budget:
+            if self.pad_tokens > call.token_budget:
                 raise PlanError(
                     f"pad_tokens={self.pad_tokens}: a pad does not fit into the {call.token_budget} tokens of a "
                     f"micro-batch of {name!r}; make pads shorter or raise {setting_of(call)}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
 
 Cell = tuple[int, ...]
+IntsMDK = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +19,9 @@ class Layout:
 
     n_rows: int
     """Real rows of the batch: they are numbered from 0, and ``n_rows + j`` is pad ``j``."""
-
     cells: tuple[tuple[Cell, ...], ...]
     """Row numbers of each cell, by mini-batch and rank; all cells have the same length."""
-
-    micro_batch_rows: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    micro_batch_rows: IntsMDK | None = None
     """Rows of each micro-batch, by mini-batch and rank, in the order of the cell; the ranks of a mini-batch have
     the same number of micro-batches, each of one row or more. None if verl's packer cuts them in the workers."""
 
@@ -30,17 +29,15 @@ class Layout:
         if not self.cells or not self.cells[0]:
             raise PlanError("a layout has at least one mini-batch and one rank")
         for ranks in self.cells:
-            if len(ranks) != len(self.cells[0]):
-                n_ranks = counted(len(ranks), "rank")
-                raise PlanError(f"a mini-batch has {n_ranks}, the first one has {len(self.cells[0])}")
+            if len(ranks) != self.dp_size:
+                raise PlanError(f"a mini-batch has {counted(len(ranks), 'rank')}, the first one has {self.dp_size}")
             for cell in ranks:
-                if len(cell) != len(self.cells[0][0]):
-                    n_rows = counted(len(cell), "row")
-                    raise PlanError(f"a cell has {n_rows}, the first one has {len(self.cells[0][0])}")
+                if len(cell) != self.rows_per_cell:
+                    raise PlanError(f"a cell has {counted(len(cell), 'row')}, the first one has {self.rows_per_cell}")
         if self.micro_batch_rows is not None:
             self._check_micro_batches(self.micro_batch_rows)
 
-    def _check_micro_batches(self, n_rows_MDK: tuple[tuple[tuple[int, ...], ...], ...]) -> None:
+    def _check_micro_batches(self, n_rows_MDK: IntsMDK) -> None:
         if [len(n_rows_DK) for n_rows_DK in n_rows_MDK] != [self.dp_size] * self.n_mini_batches:
             raise PlanError("micro_batch_rows must name every rank of every mini-batch")
         for n_rows_DK in n_rows_MDK:
@@ -56,19 +53,19 @@ class Layout:
         """Row numbers of each micro-batch of a cell."""
         assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
         cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
-        ends = list(accumulate(n_rows_K))
-        return [cell[end - rows : end] for end, rows in zip(ends, n_rows_K, strict=True)]
+        return [cell[end - rows : end] for end, rows in zip(accumulate(n_rows_K), n_rows_K, strict=True)]
 
     def as_one_mini_batch(self) -> Layout:
         """The same ranks, order of rows and micro-batches, for a call that takes the whole batch at once."""
-        ranks = range(self.dp_size)
-        n_rows_DK = None
-        if self.micro_batch_rows is not None:
-            n_rows_DK = tuple(tuple(n for ranks_M in self.micro_batch_rows for n in ranks_M[rank]) for rank in ranks)
+
+        def joined(parts_MD: IntsMDK) -> IntsMDK:
+            return (tuple(tuple(chain.from_iterable(parts_M)) for parts_M in zip(*parts_MD, strict=True)),)
+
+        n_rows_MDK = self.micro_batch_rows
         return Layout(
             n_rows=self.n_rows,
-            cells=(tuple(tuple(row for cells in self.cells for row in cells[rank]) for rank in ranks),),
-            micro_batch_rows=None if n_rows_DK is None else (n_rows_DK,),
+            cells=joined(self.cells),
+            micro_batch_rows=None if n_rows_MDK is None else joined(n_rows_MDK),
         )
 
     @property
@@ -100,9 +97,9 @@ class Layout:
     def order(self) -> tuple[int, ...]:
         """Row numbers in the order in which the batch is handed to verl.
 
-        verl cuts the batch into equal chunks, one a rank, and each chunk into equal mini-batches. With M
-        mini-batches and c rows a cell, row j of a cell stands at ``rank * M * c + mini_batch * c + j``: for two
-        mini-batches ((0, 1), (2, 3)) and ((4, 5), (6, 7)) on two ranks the order is 0 1 4 5 2 3 6 7.
+        verl cuts the batch into equal chunks, one a rank, and each chunk into equal mini-batches. With M mini-batches
+        and c rows a cell, row j of a cell stands at ``rank * M * c + mini_batch * c + j``: for two mini-batches
+        ((0, 1), (2, 3)) and ((4, 5), (6, 7)) on two ranks the order is 0 1 4 5 2 3 6 7.
         """
         return tuple(row for rank in range(self.dp_size) for ranks in self.cells for row in ranks[rank])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from verl_padding.plan.cost import Int64s
 
 
@@ -21,18 +23,15 @@ def equal_blocks_bound(cost_I: Int64s, n_ranks: int, block: int) -> int:
     layout of neighbours reaches the sum.
 
     Args:
-        cost_I: cost of each row.
         block: rows of every micro-batch, pads among them.
     """
-    falling = sorted(map(int, cost_I), reverse=True)
-    return block * sum(falling[:: n_ranks * block])
+    return block * sum(sorted(cost_I.tolist(), reverse=True)[:: n_ranks * block])
 
 
 def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
     """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
 
-    Call the cost of the slowest rank of micro-batch k, for each k, its height. The highest come first.
-    Three facts:
+    Call the cost of the slowest rank of micro-batch k, for each k, its height. The highest come first. Three facts:
 
     - A micro-batch of height h costs the n ranks at most n h together, so the height is at least the mean of the ranks.
     - n bins together hold at most the cost G(n) of the longest rows with n x budget tokens in sum, the last one in
@@ -46,15 +45,13 @@ def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budg
 
     Args:
         tokens_I: tokens of each row; more tokens cost more.
-        cost_I: cost of each row.
         token_budget: most tokens of a micro-batch on a rank.
     """
     n_rows = len(cost_I)
     if not n_rows:
         return 0
-    order = sorted(range(n_rows), key=lambda row: -int(tokens_I[row]))
-    tokens = [int(tokens_I[row]) for row in order]
-    cost = [int(cost_I[row]) for row in order]
+    longest_first = np.argsort(-tokens_I, kind="stable")
+    tokens, cost = tokens_I[longest_first].tolist(), cost_I[longest_first].tolist()
     total = sum(cost)
     bound = -(-total // n_ranks)
     heads = held = held_tokens = filled = level = 0

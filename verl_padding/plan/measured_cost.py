@@ -50,13 +50,10 @@ class MeasuredCost:
     """c: seconds of a pair of tokens of one row."""
     per_pair_s: float
     """d: seconds of a pair of tokens of two rows."""
-
     least_fill: int = 0
     """Half the tokens of the emptiest micro-batches that were measured: of emptier ones nothing is known."""
-
     trial_fill: int = 0
     """Tokens of the micro-batches that a plan is to try, whatever they cost; 0 for a plan that chooses."""
-
     fill: int = 0
     """Tokens of the micro-batch that a row is priced for; 0 for a row alone."""
 

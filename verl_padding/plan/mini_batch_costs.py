@@ -1,4 +1,4 @@
-"""What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied."""
+"""What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied and scored."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
@@ -29,27 +30,59 @@ class MiniBatchCost:
     """Tokens of the real rows."""
     computed_tokens: int
     """Tokens of the real rows that are computed: of each chain in a micro-batch, its tip's."""
-    real_cost: int
-    """Cost of the real rows, each chain computed once."""
     cost: int
     """Cost of all that is computed, with the handling of micro-batches where that was measured."""
     micro_batches: int
     """Micro-batches of a rank."""
     mini_slowest: int
-    """Cost of the slowest rank: the time if ranks meet once per step."""
+    """Cost of the slowest rank: the time if ranks synchronize once per step."""
     micro_slowest: int
-    """Cost of the slowest rank of each micro-batch, summed: the time if ranks meet at each of them."""
+    """Cost of the slowest rank of each micro-batch, summed: the time if ranks synchronize at each of them."""
     mini_bound: int
     """Least that ``mini_slowest`` can be; pairs of rows that were measured to cost something are not in it."""
     micro_bound: int
     """Least that ``micro_slowest`` can be, likewise; 0 if micro-batches are not looked at."""
 
 
+def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
+    """The figures of a layout; lower bounds are those of its real rows, cut into its mini-batches."""
+    is_cut = layout.micro_batch_rows is not None
+    steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=is_cut)
+    cost, n_ranks, budget = sum(step.cost for step in steps), layout.dp_size, costs.call.token_budget
+    slowest = sum(step.mini_slowest for step in steps)
+    micro_slowest = sum(step.micro_slowest for step in steps)
+    n_micro = layout.n_micro_batches
+    computed = sum(step.computed_tokens for step in steps)
+    return LayoutFigures(
+        imbalance=slowest * n_ranks / cost,
+        over_lower_bound=slowest / sum(step.mini_bound for step in steps),
+        micro_batches=n_micro,
+        packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
+        computed_tokens=computed,
+        sharing_factor=int(costs.tokens_R.sum()) / computed,
+        micro_imbalance=micro_slowest * n_ranks / cost if is_cut else None,
+        micro_over_lower_bound=micro_slowest / sum(step.micro_bound for step in steps) if is_cut else None,
+        optimizer_steps=layout.n_mini_batches,
+        pads=layout.n_pads,
+        rows_per_cell=layout.rows_per_cell,
+        real_rows_min=min(layout.real_rows_M),
+        real_rows_max=max(layout.real_rows_M),
+    )
+
+
+def micro_batches_of(layout: Layout) -> RowsMDK:
+    """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is one of them."""
+    if layout.micro_batch_rows is None:
+        return [[[cell] for cell in cells_D] for cells_D in layout.cells]
+    ranks = range(layout.dp_size)
+    return [[layout.micro_batches(number, rank) for rank in ranks] for number in range(layout.n_mini_batches)]
+
+
 def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts, *, with_micro_bounds: bool = True) -> list[MiniBatchCost]:
     """Costs of the steps of any layout, also of stock verl's.
 
     Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches ``[[[2], [3]]]`` on rank 0
-    and ``[[[0], [1]]]`` on rank 1 cost 900 + 300 where ranks meet at each, and 1,000 where they meet once.
+    and ``[[[0], [1]]]`` on rank 1 cost 900 + 300 where ranks synchronize at each, and 1,000 where they do so once.
 
     Args:
         rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the cells, each cell is one
@@ -58,19 +91,6 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts, *, with_micro_bounds: 
         with_micro_bounds: False if the workers cut the micro-batches.
     """
     return [_step_cost(rows_DK, costs, with_micro_bounds) for rows_DK in rows_MDK]
-
-
-def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
-    """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is one of them."""
-    return [
-        [
-            [list(cell)]
-            if layout.micro_batch_rows is None
-            else [list(rows) for rows in layout.micro_batches(mini_batch, rank)]
-            for rank, cell in enumerate(ranks)
-        ]
-        for mini_batch, ranks in enumerate(layout.cells)
-    ]
 
 
 def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, with_micro_bound: bool) -> MiniBatchCost:
@@ -94,7 +114,9 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
     else:
         # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
         micro_bound = micro_batch_bound(tokens_I, cost_I, n_ranks, call.token_budget or int(tokens_I.sum()))
-    handling = _least_handling(tokens_I, n_ranks, costs)
+    # No more micro-batches are needed than these rows fill.
+    fewest = 1 if call.token_budget is None else max(1, -(-int(tokens_I.sum()) // (n_ranks * call.token_budget)))
+    handling = fewest * costs.of_micro_batch(tokens_I[:0])
     return MiniBatchCost(
         ranks=n_ranks,
         real_rows=len(real),
@@ -102,7 +124,6 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
         tokens=int(costs.tokens_R[real].sum()) + n_pads * costs.pad_tokens,
         real_tokens=int(costs.tokens_R[real].sum()),
         computed_tokens=int(costs.tokens_R[in_micro_batches].sum()),
-        real_cost=int(cost_I.sum()),
         cost=int(load_DK.sum()),
         micro_batches=load_DK.shape[1],
         mini_slowest=int(load_DK.sum(axis=1).max()),
@@ -112,23 +133,13 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
     )
 
 
-def _least_handling(tokens_I: Int64s, n_ranks: int, costs: CallCosts) -> int:
-    """What handling costs a rank if no more micro-batches are made than these rows fill."""
-    budget = costs.call.token_budget
-    fewest = 1 if budget is None else max(1, -(-int(tokens_I.sum()) // (n_ranks * budget)))
-    return fewest * costs.of_micro_batch(tokens_I[:0])
-
-
 def micro_batch_loads(rows_K: Sequence[Sequence[int]], costs: CallCosts) -> list[int]:
     """Cost of each micro-batch of a rank, as the engine computes it; its handling too, where that was measured."""
     return _loads([_computed(rows, costs) for rows in rows_K], costs)
 
 
 def _loads(computed_K: Sequence[tuple[Int64s, int]], costs: CallCosts) -> list[int]:
-    """
-    Args:
-        computed_K: numbers of the real rows that are computed, and how many pads, of each micro-batch of a rank.
-    """
+    """As ``micro_batch_loads``, of what ``_computed`` found in each micro-batch."""
     if costs.call.padded_to == "row":
         return [
             int(costs.cost_R[rows].sum()) + n_pads * costs.pad + costs.of_micro_batch(costs.tokens_R[rows], n_pads)

@@ -1,20 +1,20 @@
-"""The rows of an update, cut into mini-batches, and what strategies have in common."""
+"""The rows of an update, cut into mini-batches, and what strategies have in common: even cuts of rows and prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
 
 from verl_padding.plan.calls import Update
-from verl_padding.plan.errors import PlanError
-from verl_padding.plan.even_cuts import even_ranges
 from verl_padding.plan.rows import Rows
-from verl_padding.plan.step_shape import StepShape
 
 Unit = TypeVar("Unit")
+Groups = list[list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,8 @@ class MiniBatches:
 
     rows_M: list[list[int]]
     """Numbers of the real rows of each mini-batch; none is empty."""
-
     mini_batch_rows: int | None = None
     """Rows of a mini-batch, pads among them, if the strategy fixes their number."""
-
     warning: str | None = None
     """Why there are fewer optimizer steps than configured."""
 
@@ -60,19 +58,82 @@ def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:
     return [units[unit] for unit in permutation.tolist()]
 
 
-def check_prompts_divide(shape: StepShape, name: str) -> None:
+def even_ranges(n_items: int, n_parts: int) -> list[range]:
+    """Cuts items in their order; sizes differ by at most one, the larger ones first.
+
+    >>> even_ranges(5, 2)
+    [range(0, 3), range(3, 5)]
     """
-    Raises:
-        PlanError: the prompts do not divide into whole mini-batches of the update called ``name``.
+    size, rest = divmod(n_items, n_parts)
+    ends = [part * size + min(part, rest) for part in range(n_parts + 1)]
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
+    """Groups prompts: groups differ by at most one prompt, and by at most as many rows as the largest prompt has.
+
+    Starts from the cut in order, so that prompts of one size stay in order, and exchanges prompts between an
+    extreme group and another only while the two come closer.
+
+    Why the bound holds: let the fullest group H have more rows than the emptiest group L by a gap larger than any
+    prompt. If H has one prompt more than L, moving any prompt of H to L keeps the numbers of prompts within one.
+    Otherwise H has at most as many prompts as L and more rows, so a prompt of H is larger than one of L: swap them.
+    Either way the two change by at least one row and by less than the gap, so both end strictly between the old
+    extremes. The sum of squares falls each time, so the search ends, and it cannot end above the bound.
+
+    Args:
+        n_rows_P: rows of each prompt, at least one.
+        n_groups: at most the number of prompts.
+
+    Returns:
+        Prompts of each group, in ascending order.
     """
-    update, prompts = shape.updates[name], shape.prompts_setting
-    size = update.prompts_per_mini_batch
-    if shape.prompts % size:
-        divisors = [d for d in range(1, shape.prompts + 1) if shape.prompts % d == 0]
-        below = max((d for d in divisors if d < size), default=1)
-        above = min((d for d in divisors if d > size), default=below)
-        choices = f"{below}" if above == below else f"{below} or {above}"
-        raise PlanError(
-            f"{update.mini_batch_setting}={size} of {name!r} does not divide {prompts}={shape.prompts}: set it to "
-            f"{choices}, or make {prompts} a multiple of {size}"
-        )
+    groups = [list(prompts) for prompts in even_ranges(len(n_rows_P), n_groups)]
+    n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
+    while (exchange := _find_exchange(groups, n_rows_M, n_rows_P)) is not None:
+        giver, prompt, taker, returned = exchange
+        groups[giver].remove(prompt)
+        groups[taker].append(prompt)
+        change = n_rows_P[prompt]
+        if returned is not None:
+            groups[taker].remove(returned)
+            groups[giver].append(returned)
+            change -= n_rows_P[returned]
+        n_rows_M[giver] -= change
+        n_rows_M[taker] += change
+    return [sorted(group) for group in groups]
+
+
+def _find_exchange(
+    groups: Groups, n_rows_M: list[int], n_rows_P: Sequence[int]
+) -> tuple[int, int, int, int | None] | None:
+    """An exchange that relieves a fullest group or feeds an emptiest one: giver, prompt, taker, prompt returned.
+
+    It leaves the two as close as can be, and closer than they are: it moves 1 .. gap - 1 rows.
+    """
+    by_rows = sorted(range(len(groups)), key=n_rows_M.__getitem__)
+    fullest, emptiest = by_rows[-1], by_rows[0]
+    pairs = [(fullest, taker) for taker in by_rows[:-1]]
+    pairs += [(giver, emptiest) for giver in reversed(by_rows[1:-1])]
+    for giver, taker in pairs:
+        gap = n_rows_M[giver] - n_rows_M[taker]
+        returns: list[tuple[int, int | None]] = list(_first_of_size(groups[taker], n_rows_P).items())
+        if len(groups[giver]) > len(groups[taker]):  # by one: with nothing returned the two only change roles
+            returns.insert(0, (0, None))
+        exchanges = [
+            (abs(gap - 2 * (out_rows - back_rows)), prompt, returned)
+            for out_rows, prompt in _first_of_size(groups[giver], n_rows_P).items()
+            for back_rows, returned in returns
+        ]
+        after, prompt, returned = min(exchanges, key=itemgetter(0))
+        if after < gap:
+            return giver, prompt, taker, returned
+    return None
+
+
+def _first_of_size(group: list[int], n_rows_P: Sequence[int]) -> dict[int, int]:
+    """The first prompt of each size in a group; others of that size are as good."""
+    first: dict[int, int] = {}
+    for prompt in sorted(group):
+        first.setdefault(n_rows_P[prompt], prompt)
+    return first

@@ -9,11 +9,10 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
-from verl_padding.plan.cost import CostModel
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
-from verl_padding.plan.figures import score_layout
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
+from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_cells
 from verl_padding.plan.rows import Rows
@@ -43,25 +42,22 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             "let verl replace failed groups (trainer.v1.sampler.sync_refill_failed_groups=True)"
         )
     for name, call in job.calls():
-        _check_rows_fit(rows, name, call)
-        _check_costs_fit_int64(rows, name, job.cost_model_of(call))
+        _check_longest_row(rows, job, name, call)
     chains: dict[str, tuple[int, ...]] = {}
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
     planned: list[tuple[object, Layout, LayoutFigures]] = []
     for name, call in job.calls():
+        cut = MiniBatches(rows_M=[list(range(len(rows)))])
         if isinstance(call, Update):
             cut = STRATEGIES[job.strategy].cut(rows, job, name)
             if cut.warning:
                 warnings.append(cut.warning)
-        else:
-            cut = MiniBatches(rows_M=[list(range(len(rows)))])
         costs = costs_of(rows, job, call)
         taken = reuses_layout_of(job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        needs = layout_key(call, job.packer)
-        shape = (taken, cut.rows_M, cut.mini_batch_rows, needs, costs.cost_model)
+        shape = (taken, cut.rows_M, cut.mini_batch_rows, layout_key(call, job.packer), costs.cost_model)
         known = next(((layout, scored) for of, layout, scored in planned if of == shape), None)
         if known is None:
             layout = fill_cells(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
@@ -85,8 +81,8 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     """The update whose micro-batches a call takes over; None if it gets its own.
 
     They must be the plan's, and cut by the same rules: the same ranks, and the same token budget. What rows cost is no
-    such rule, nor is where ranks meet: an engine may reduce gradients in every micro-batch, and meet nowhere in a pass.
-    Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
+    such rule, nor is where ranks synchronize: an engine may reduce gradients in every micro-batch, and nothing in a
+    pass. Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
     Nor are those whose rows must be as long as the longest one of their cell: that of a pass holds all mini-batches.
     """
     if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
@@ -94,60 +90,53 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
-    needs = [replace(layout_key(each, job.packer), ranks_meet="micro_batch") for each in (call, update)]
+    needs = [replace(layout_key(each, job.packer), sync_point="micro_batch") for each in (call, update)]
     return call.as_update if needs[0] == needs[1] else None
 
 
-def shares(job: Job, call: Call) -> bool:
-    """Whether the rows of a chain that are in one micro-batch of a call are computed once.
-
-    Not where micro-batches are cut by rows, nor where the engine pads rows to the longest one beside them.
-    """
-    return job.sharing == "chains" and call.token_budget is not None and call.padded_to == "row"
-
-
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
-    """What rows and pads cost in a call."""
+    """What rows and pads cost in a call.
+
+    The rows of a chain that are in one micro-batch are not computed once where micro-batches are cut by rows, nor where
+    the engine pads rows to the longest one beside them.
+    """
+    shares = job.sharing == "chains" and call.token_budget is not None and call.padded_to == "row"
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
         cost_model=job.cost_model_of(call),
         pad_tokens=job.pad_tokens,
-        chain_R=rows.chain_R if shares(job, call) else None,
+        chain_R=rows.chain_R if shares else None,
     )
 
 
 def layout_key(call: Call, packer: Packer) -> Call:
+    """What a layout depends on, beside the cost model: calls with the same key and rows get the same one."""
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
-    compared |= {"budget_setting": "", "cost_model": None}  # a label, and what is compared beside it
+    compared |= {"budget_setting": "", "cost_model": None}
     if packer == "verl" and call.token_budget is not None:
         # Micro-batches are cut in the workers: the plan assigns rows to ranks, whatever the budget.
-        compared |= {"token_budget": 1, "ranks_meet": "micro_batch", "bucket_tokens": 1}
+        compared |= {"token_budget": 1, "sync_point": "micro_batch", "bucket_tokens": 1}
     return Call(**compared)
 
 
-def _check_rows_fit(rows: Rows, name: str, call: Call) -> None:
-    if call.token_budget is None:
-        return
+def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
+    """Refuses rows that do not fit into a micro-batch, or whose costs do not fit int64."""
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
-    tokens = rows.tokens_R[longest]
-    if tokens > call.token_budget:
+    key, tokens = rows.key_R[longest], rows.tokens_R[longest]
+    if call.token_budget is not None and tokens > call.token_budget:
         raise RowTooLongError(
-            f"row {rows.key_R[longest]!r} has {tokens} tokens, prompt and response, more than the {call.token_budget} "
-            f"that a micro-batch of {name!r} may hold: raise {setting_of(call)} until it holds {tokens}, or keep rows "
-            "shorter (data.max_prompt_length, data.max_response_length)",
+            f"row {key!r} has {tokens} tokens, prompt and response, more than the {call.token_budget} that a "
+            f"micro-batch of {name!r} may hold: raise {setting_of(call)} until it holds {tokens}, or keep rows shorter "
+            "(data.max_prompt_length, data.max_response_length)",
             row=longest,
         )
-
-
-def _check_costs_fit_int64(rows: Rows, name: str, cost_model: CostModel) -> None:
-    longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
-    cost = int(cost_model(np.array([rows.tokens_R[longest]], dtype=np.int64))[0])
+    cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
     if cost < 0 or cost * len(rows) > MOST_COST:
         raise PlanError(
-            f"row {rows.key_R[longest]!r} has {rows.tokens_R[longest]} tokens: {len(rows)} rows of that length cost "
-            f"{cost * len(rows):.1e} in call {name!r}, more than the planner can count ({MOST_COST:.1e}). Keep rows "
-            "shorter, or choose cost_model=tokens",
+            f"row {key!r} has {tokens} tokens: {len(rows)} rows of that length cost {cost * len(rows):.1e} in call "
+            f"{name!r}, more than the planner can count ({MOST_COST:.1e}). Keep rows shorter, or choose "
+            "cost_model=tokens",
             row=longest,
         )

@@ -8,43 +8,27 @@ KEY_FORM = "{uid}_{session}_{index}"
 
 
 def row_key(uid: str, session: int | str, index: int) -> str:
-    """
-    >>> row_key("math_7", 0, 1)
-    'math_7_0_1'
-    """
+    """``math_7_0_1`` is row 1 of session 0 of the prompt ``math_7``."""
     return f"{session_name(uid, session)}_{index}"
 
 
 def session_name(uid: str, session: int | str) -> str:
-    """
-    >>> session_name("math_7", 0)
-    'math_7_0'
-    """
+    """``math_7_0``"""
     return f"{uid}_{session}"
 
 
 def session_of_key(key: str) -> str:
-    """
-    >>> session_of_key("math_7_0_1")
-    'math_7_0'
-    """
+    """``math_7_0`` of ``math_7_0_1``"""
     return key.rsplit("_", 1)[0]
 
 
 def uid_of_key(key: str) -> str:
-    """
-    >>> uid_of_key("math_7_0_1")
-    'math_7'
-    """
+    """``math_7`` of ``math_7_0_1``"""
     return key.rsplit("_", 2)[0]
 
 
 def index_of_key(key: str) -> int:
-    """Place of a row in its session.
-
-    >>> index_of_key("math_7_0_1")
-    1
-    """
+    """Place of a row in its session: 1 of ``math_7_0_1``."""
     return int(key.rsplit("_", 1)[1])
 
 
@@ -67,11 +51,7 @@ def parts_of_key(key: str) -> tuple[str, str, str] | None:
     ('math_7', '0', '1')
     """
     uid, *counts = key.rsplit("_", 2)
-    if not uid or len(counts) != 2 or not all(map(_is_count, counts)):
+    # isdigit alone takes superscripts and the digits of other scripts.
+    if not uid or len(counts) != 2 or not all(count.isascii() and count.isdigit() for count in counts):
         return None
     return uid, counts[0], counts[1]
-
-
-def _is_count(text: str) -> bool:
-    # isdigit alone takes superscripts and the digits of other scripts.
-    return text.isascii() and text.isdigit()

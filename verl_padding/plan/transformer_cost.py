@@ -20,7 +20,7 @@ A row of 128k tokens then costs less than 10^12 with any model of today, and the
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 OTHER_MIXERS = (
     "kv_lora_rank",
     "mamba_d_state",
@@ -42,10 +42,9 @@ class TransformerCost:
     """Operations of a row in a forward pass; a backward pass takes twice as many, so their ratios are the same.
 
     A multiply-add is two operations. Linear layers, per token: 2 x (q, k, v and output projections, gated MLP or active
-    experts with their router, LM head; a tied head has no parameters of its own but takes the same operations, and
-    the embedding lookup takes none). Attention, per pair of query and key: 4 x heads x head_dim a layer, half for the
-    scores and half for the sum of values; with a causal mask a row of L tokens has L (L + 1) / 2 pairs, with a sliding
-    window of w the sum of min(t, w) over t = 1 .. L.
+    experts with their router, LM head, tied or not; the embedding lookup takes none). Attention, per pair of query and
+    key: 4 x heads x head_dim a layer, half for the scores and half for the sum of values; with a causal mask a row of L
+    tokens has L (L + 1) / 2 pairs, with a sliding window of w the sum of min(t, w) over t = 1 .. L.
 
     Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, and verl's flops_counter.py,
     which counts full squares instead of causal pairs or windows, and embeddings as a layer. Norms, activations and
@@ -54,19 +53,14 @@ class TransformerCost:
 
     linear: int
     """Operations per token, in all layers and the head."""
-
     attention: int
     """Operations per pair of query and key, in one layer."""
-
     full_layers: int
     """Layers whose queries see all keys before them."""
-
     sliding_layers: int = 0
     """Layers whose queries see the last ``window`` keys."""
-
     window: int | None = None
     """Keys that a query of a sliding layer sees."""
-
     causal: bool = True
     """False counts L^2 pairs, as for a kernel that computes masked pairs too."""
 
@@ -142,7 +136,7 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
         return 0
     kinds = config.get("layer_types")
     if kinds:
-        return sum(kind == SLIDING for kind in kinds)
+        return list(kinds).count(SLIDING)
     if config.get("use_sliding_window"):
         # transformers' Qwen2Config: the first max_window_layers see everything.
         return max(config["num_hidden_layers"] - config.get("max_window_layers", 0), 0)
@@ -150,15 +144,7 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
 
 
 def _check_known(config: Mapping[str, Any]) -> None:
-    needed: tuple[str, ...] = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "vocab_size",
-    )
-    if any(config.get(key) for key in EXPERTS):
-        needed = (*needed, "num_experts_per_tok")
+    needed = (*NEEDED, *(["num_experts_per_tok"] if any(config.get(key) for key in EXPERTS) else []))
     missing = [key for key in needed if not config.get(key)]
     odd = [f"layer_types holds {kind!r}" for kind in config.get("layer_types") or () if kind not in (FULL, SLIDING)]
     odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_EXPERTS if config.get(key)]

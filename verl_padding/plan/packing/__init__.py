@@ -1,4 +1,4 @@
-"""The ways to fill cells with rows and pads. To add one, write its module and register it below."""
+"""The ways to fill cells with rows and pads. To add one, write it in a module of its own and register it below."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.by_cell import ByCell
 from verl_padding.plan.packing.by_level import ByLevel
-from verl_padding.plan.packing.by_rows import ByRows
+from verl_padding.plan.packing.cells import ByCell, ByRows, Uncut
 from verl_padding.plan.packing.micro_batch_fill import at_best_fill
 from verl_padding.plan.packing.rectangles import Rectangles
-from verl_padding.plan.packing.uncut import Uncut
 from verl_padding.plan.packing.way import Way
 
 WAYS: tuple[Way, ...] = (Rectangles(), ByRows(), Uncut(), ByCell(), ByLevel())

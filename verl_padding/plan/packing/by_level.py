@@ -1,33 +1,46 @@
-"""Cuts mini-batches into micro-batches by tokens, for ranks that meet at every one of them.
+"""Cuts mini-batches into micro-batches by tokens, for ranks that synchronize at every one of them.
 
-Micro-batch k of all ranks is a level. Rows are packed into levels first, whatever rank they will be on
-(:mod:`~verl_padding.plan.packing.levels`), then ranks get a bin of each level, and then the pads find their places
-(:mod:`~verl_padding.plan.packing.fitting`).
+FSDP gathers parameters in each micro-batch, so ranks wait for each other in each. Micro-batch k of all ranks is a
+level, whose height is the cost of its costliest bin; a mini-batch takes the sum of the heights, and a little more for
+each level. Two things keep that low: few levels, and bins of one level that cost the same. Rows are packed into levels
+first, whatever rank they will be on, then ranks get a bin of each level, and then the pads find their places
+(:mod:`~verl_padding.plan.packing.pads`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
+
+import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.chains import members_of_chains
+from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.bins import Bin
-from verl_padding.plan.packing.by_cell import cut_by_cell
-from verl_padding.plan.packing.cell_size import balanced_cells, may_grow, pads_time, sizes_between, up_to_multiple
-from verl_padding.plan.packing.fitting import Cut, fit
-from verl_padding.plan.packing.levels import LevelPacker, Levels
-from verl_padding.plan.packing.pads import FilledCells, least_rows
+from verl_padding.plan.packing.bins import Bin, exchange, fill, first_fit, spread
+from verl_padding.plan.packing.cells import (
+    balanced_cells,
+    cut_by_cell,
+    may_grow,
+    pads_time,
+    sizes_between,
+    up_to_multiple,
+)
+from verl_padding.plan.packing.pads import Cut, FilledCells, fit, least_rows
 from verl_padding.plan.packing.way import Way
 
+MORE_LEVELS = 3
+"""How many larger numbers of levels are tried than the least: one more costs its handling, but may fit rows better."""
+PASSES = 3
+"""Times the light levels' common height is guessed, each time from what the pass before put elsewhere."""
 POLISH_PAIRS = 1 << 22
 """How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
-
 POLISHED = 3
 """How many of the best ways to cut a mini-batch are polished; for a large one, only the best is."""
-
 LARGE = 1024
 """A mini-batch with more rows is large: the ways to cut it differ little once they are polished."""
 
@@ -53,31 +66,25 @@ class ByLevel(Way):
             needed = {up_to_multiple(least_rows(cut.rows_DK), multiple) for cuts, _ in offers_M for cut in cuts}
             sizes |= {rows for rows in needed if rows > size}
             sizes |= set(sizes_between(size, max(sizes), multiple))
-        best: tuple[int, list[FilledCells]] | None = None
+        best_time: float = inf
         for tried in sorted(sizes):
-            if best is not None and least_time + pads_time(costs, tried, n_mini) >= best[0]:
+            if least_time + pads_time(costs, tried, n_mini) >= best_time:
                 break  # more rows cannot pay for their handling
             offered = zip(offers_M, rows_MD, strict=True)
             filled_M = [_fit_best(costs, cuts, least, rows_D, tried) for (cuts, least), rows_D in offered]
             time = sum(filled.time for filled in filled_M) + pads_time(costs, tried, n_mini)
-            if best is None or time < best[0]:
-                best = (time, filled_M)
-        assert best is not None
-        return best[1]
+            if time < best_time:
+                best_time, best_M = time, filled_M
+        return best_M
 
 
 def _fit_best(
-    costs: CallCosts,
-    cuts: Sequence[Cut],
-    least_time: int,
-    rows_D: Sequence[Sequence[int]],
-    size: int,
+    costs: CallCosts, cuts: Sequence[Cut], least_time: int, rows_D: Sequence[Sequence[int]], size: int
 ) -> FilledCells:
     """The best cut that fits into cells of ``size`` rows.
 
     Args:
-        cuts: ways to cut the mini-batch, the best first.
-        least_time: no way can beat it.
+        cuts: ways to cut the mini-batch, the best first; none can beat ``least_time``.
         rows_D: balanced cells of the mini-batch, which are cut if no way fits, or none fits well.
     """
     best: FilledCells | None = None
@@ -95,42 +102,28 @@ def _fit_best(
     return best
 
 
-def ways_to_cut(
-    costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows: int | None = None
-) -> tuple[list[Cut], int]:
-    """Good ways to cut a mini-batch for ranks that synchronize at each micro-batch.
+def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows: int | None) -> tuple[list[Cut], int]:
+    """Good ways to cut a mini-batch, the best first, and a time that none can beat.
 
     Args:
         rows: real rows of the mini-batch.
         max_pairs: how long to polish, in pairs of rows compared.
         most_rows: the most rows of a cell, and so of the part of a chain that stays together; None for any number.
-
-    Returns:
-        The ways, the best first, and a time that none can beat.
     """
-    call = costs.call
-    assert call.token_budget is not None
     # An item is a row; where chains are computed once, it is a chain, as long as its tip.
     rows_of_tip = _rows_of_tips(costs, rows, most_rows)
     by_length = costs.longest_first(list(rows_of_tip))
     rows_I = [rows_of_tip[tip] for tip in by_length.tolist()]
     packer = LevelPacker(costs, by_length)
-    bound = micro_batch_bound(costs.tokens_R[by_length], costs.cost_R[by_length], call.dp_size, call.token_budget)
     n_polished = POLISHED if len(rows) <= LARGE else 1
-    found = sorted(packer.candidates(bound), key=packer.time)[:n_polished]
-    polished = [packer.polish(levels, bound, max_pairs // n_polished) for levels in found]
-    cuts = [
-        Cut(
-            rows_DK=[
-                [[row for item in items for row in rows_I[item]] for items in bins_K]
-                for bins_K in _assign_ranks(levels, packer.cost_I, [len(rows) for rows in rows_I], call.dp_size)
-            ],
-            time=packer.time(levels),
-        )
-        for levels in sorted(polished, key=packer.time)
-    ]
-    least_levels = -(-sum(packer.tokens_I) // (call.token_budget * call.dp_size))
-    return cuts, bound + least_levels * costs.level
+    found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]
+    polished = [packer.polish(levels, max_pairs // n_polished) for levels in found]
+    cuts = []
+    for levels in sorted(polished, key=attrgetter("time")):
+        bins_DK = packer.assign_ranks(levels, [len(rows) for rows in rows_I])
+        rows_DK = [[[row for item in items for row in rows_I[item]] for items in bins_K] for bins_K in bins_DK]
+        cuts.append(Cut(rows_DK=rows_DK, time=levels.time))
+    return cuts, packer.bound + packer.least_levels * costs.level
 
 
 def _rows_of_tips(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> dict[int, list[int]]:
@@ -140,30 +133,167 @@ def _rows_of_tips(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
     """
     if costs.chain_R is None:
         return {row: [row] for row in rows}
+    chains: dict[int, list[int]] = {}
+    for row in rows:
+        chains.setdefault(int(costs.chain_R[row]), []).append(row)
     found = {}
-    for chain in members_of_chains(rows, costs.chain_R, costs.tokens_R):
-        falling = chain[::-1]
-        most = most_rows or len(falling)
-        for first in range(0, len(falling), most):
-            found[falling[first]] = falling[first : first + most]
+    for chain in chains.values():
+        longest_first = sorted(chain, key=lambda row: (costs.tokens_R[row], row), reverse=True)
+        most = most_rows or len(chain)
+        for first in range(0, len(chain), most):
+            found[longest_first[first]] = longest_first[first : first + most]
     return found
 
 
-def _assign_ranks(levels: Levels, cost_I: Sequence[int], n_rows_I: Sequence[int], n_ranks: int) -> list[list[Bin]]:
-    """Gives each rank a bin of each level; ranks with few rows so far get the bins with many.
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """Items of a mini-batch, by level and bin; a bin is a rank's micro-batch, but which rank's is not yet decided."""
+
+    bins_KD: list[list[Bin]]
+    """Bins of each level; both levels and the bins in them from costly to cheap."""
+    height: int
+    """Cost of the costliest bin, summed over the levels."""
+    time: int
+    """The height, and the handling of the levels."""
+
+
+class LevelPacker:
+    """Packs the rows of a mini-batch into levels.
 
     Args:
-        n_rows_I: rows of each item.
+        items: the row of each item, the longest first; of a chain, it is the tip.
     """
-    bins_DK: list[list[Bin]] = [[] for _ in range(n_ranks)]
-    standing = [(0, 0, rank) for rank in range(n_ranks)]
-    for bins in levels.bins_KD:
-        weighed = sorted(
-            ((sum(n_rows_I[item] for item in items), sum(cost_I[item] for item in items)), items) for items in bins
+
+    def __init__(self, costs: CallCosts, items: Int64s):
+        call = costs.call
+        assert call.token_budget is not None
+        self.tokens_I: list[int] = costs.tokens_R[items].tolist()
+        self.cost_I: list[int] = costs.cost_R[items].tolist()
+        self.n_ranks, self.token_budget = call.dp_size, call.token_budget
+        self.multiple = call.micro_batch_multiple
+        """The number of levels is a multiple of it."""
+        self.bound = micro_batch_bound(costs.tokens_R[items], costs.cost_R[items], self.n_ranks, self.token_budget)
+        """The least height there is."""
+        # A search takes time with the items, and many of them are packed well at the first attempt.
+        self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
+        """Height at which a search may end: a thousandth above the bound, up to a hundredth for many thousand items."""
+        self.least_levels = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
+        self._handling = costs.level
+        self._total = sum(self.cost_I)
+
+    def candidates(self) -> Iterator[Levels]:
+        """Good ways to cut the levels, until one is good enough."""
+        if len(self.tokens_I) >= self.n_ranks:
+            bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
+            if len(bins) >= self.n_ranks:  # else some rank would have no item in any level
+                yield self.levels_of(bins)
+        least, most = up_to_multiple(self.least_levels or 1, self.multiple), len(self.tokens_I) + self.multiple
+        best_time, successes = inf, 0
+        for n_levels in range(least, most + 1, self.multiple):
+            if successes > MORE_LEVELS or self.bound + n_levels * self._handling >= best_time:
+                return  # not even a perfect cut into so many levels would be better
+            found = self._pack(n_levels)
+            yield from found
+            best_time = min([best_time, *(levels.time for levels in found)])
+            if any(levels.height <= self.goal for levels in found):
+                return
+            successes += bool(found)
+
+    def polish(self, levels: Levels, max_pairs: int) -> Levels:
+        """Lowers the levels by exchanges between their bins, until they are good enough."""
+        bins = exchange(
+            [items for level in levels.bins_KD for items in level],
+            np.array(self.tokens_I, dtype=np.int64),
+            np.array(self.cost_I, dtype=np.int64),
+            token_budget=self.token_budget,
+            n_levels=len(levels.bins_KD),
+            goal=self.goal,
+            max_pairs=max_pairs,
         )
-        standing.sort(reverse=True)
-        for place, ((count, cost), items) in enumerate(weighed):
-            items_before, cost_before, rank = standing[place]
-            bins_DK[rank].append(items)
-            standing[place] = (items_before + max(count, 1), cost_before + cost, rank)
-    return bins_DK
+        return self.levels_of(bins)
+
+    def assign_ranks(self, levels: Levels, n_rows_I: Sequence[int]) -> list[list[Bin]]:
+        """Gives each rank a bin of each level; ranks with few rows so far get the bins with many."""
+        bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
+        standing = [(0, 0, rank) for rank in range(self.n_ranks)]
+        for bins in levels.bins_KD:
+            weighed = sorted((sum(n_rows_I[item] for item in items), self._cost([items]), items) for items in bins)
+            standing.sort(reverse=True)
+            for place, (n_rows, cost, items) in enumerate(weighed):
+                rows_before, cost_before, rank = standing[place]
+                bins_DK[rank].append(items)
+                standing[place] = (rows_before + max(n_rows, 1), cost_before + cost, rank)
+        return bins_DK
+
+    def levels_of(self, bins: list[Bin]) -> Levels:
+        """Groups bins into levels so that the heights are least: neighbours by cost, one bin a rank.
+
+        Bins without items fill the last levels.
+        """
+        load_B = [self._cost([items]) for items in bins]
+        costliest_first = sorted(range(len(bins)), key=lambda number: -load_B[number])
+        n_levels = up_to_multiple(-(-len(bins) // self.n_ranks), self.multiple)
+        ordered = [bins[number] for number in costliest_first]
+        ordered += [[] for _ in range(n_levels * self.n_ranks - len(bins))]
+        height = sum(load_B[number] for number in costliest_first[:: self.n_ranks])
+        return Levels(
+            bins_KD=[ordered[first : first + self.n_ranks] for first in range(0, len(ordered), self.n_ranks)],
+            height=height,
+            time=height + n_levels * self._handling,
+        )
+
+    def _cost(self, bins: list[Bin]) -> int:
+        return sum(self.cost_I[item] for items in bins for item in items)
+
+    def _pack(self, n_levels: int) -> list[Levels]:
+        """Packs into ``n_levels`` levels: heavy ones, as high as their longest row, and light ones of one height.
+
+        A row costlier than the levels' mean makes its level a heavy one. The other bins of a heavy level can be
+        filled as high as it only with long rows, for many short ones exceed the token budget first. Two ways: fill
+        heavy levels bin by bin, then the rest into the light ones; or let all bins take turns, which leaves them
+        with more equal numbers of rows.
+        """
+        found = [self._pack_heavy_first(n_levels)]
+        if n_levels > 1 and self.cost_I[0] * n_levels * self.n_ranks > self._total:
+            found.append(self._pack_together(n_levels))
+        return [levels for levels in found if levels is not None]
+
+    def _pack_heavy_first(self, n_levels: int) -> Levels | None:
+        heavy_bins: list[Bin] = []
+        left = list(reversed(range(len(self.cost_I))))
+        rest, n_light = self._total, n_levels
+        while n_light > 1 and left:
+            height = self.cost_I[left[-1]]
+            if height * n_light * self.n_ranks <= rest:
+                break
+            # One for each first, so that no rank is without an item while there are enough.
+            bins: list[Bin] = [[left.pop()] if left and not heavy_bins else [] for _ in range(self.n_ranks)]
+            for items in bins:
+                fill(items, left, self.tokens_I, self.cost_I, self.token_budget, height)
+            rest -= self._cost(bins)
+            heavy_bins += bins
+            n_light -= 1
+        goal_B = [rest // (n_light * self.n_ranks)] * (n_light * self.n_ranks)
+        light_bins = spread(left[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
+        return None if light_bins is None else self.levels_of(heavy_bins + light_bins)
+
+    def _pack_together(self, n_levels: int) -> Levels | None:
+        cost_I, n_ranks = self.cost_I, self.n_ranks
+        heads = [*cost_I[::n_ranks], *[0] * n_levels][:n_levels]
+        n_heavy, rest = 0, self._total
+        while n_heavy < n_levels - 1 and heads[n_heavy] * n_ranks * (n_levels - n_heavy) > rest:
+            rest -= n_ranks * heads[n_heavy]
+            n_heavy += 1
+        best: Levels | None = None
+        for _ in range(PASSES if n_heavy else 1):
+            light = max(rest, 0) // (n_ranks * (n_levels - n_heavy))
+            goal_B = [max(head, light) for head in heads for _ in range(n_ranks)]
+            bins = spread(range(len(cost_I)), self.tokens_I, cost_I, goal_B, self.token_budget)
+            if bins is None:
+                break
+            levels = self.levels_of(bins)
+            if best is None or levels.height < best.height:
+                best = levels
+            # Heavy bins take less than their height where the token budget stops them: the rest is for the light.
+            rest = self._total - self._cost(bins[: n_heavy * n_ranks])
+        return best

@@ -6,13 +6,11 @@ tokens: that adds up too, once T is known. So a few fills T are tried, from the 
 rows are priced for a micro-batch of T tokens and packed with T in the place of the budget; what the layout really costs
 decides. Of many rows, a part is packed for each fill, on a part of the ranks, and the best fill is taken for all. A row
 longer than T is alone in its micro-batch: while rows are packed it counts as T tokens, and nothing fits beside it.
-
 A cost that does not know yet what depends on the fill may ask for one: then that fill alone is planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -31,19 +29,14 @@ HALVES = 6
 
 
 def at_best_fill(way: Way, costs: CallCosts, mini_batches: MiniBatches) -> CallCosts:
-    """The costs of a call with rows priced for the fill by which its layout takes the least time, of a few fills.
-
-    Args:
-        way: what fills the cells.
-        costs: the call's; its cost model is one of micro-batches, for rows alone.
-    """
+    """The costs of a call with rows priced for the fill by which its layout takes the least time, of a few fills."""
     model, call = costs.cost_model, costs.call
     assert isinstance(model, MeasuredCost)
-    assert not model.fill
+    assert not model.fill, "rows are priced for a fill already"
     if call.token_budget is None or not way.cuts_micro_batches:
         fill = call.token_budget or int(costs.tokens_R.mean()) * call.micro_batch_rows
         return replace(costs, cost_model=model.at(fill))
-    fills = list(_fills(costs, model))
+    fills = _fills(costs, model)
     if len(fills) == 1:
         return _priced_for(fills[0], costs, model)
     sample, ranks = _sample(mini_batches, call.dp_size)
@@ -53,10 +46,9 @@ def at_best_fill(way: Way, costs: CallCosts, mini_batches: MiniBatches) -> CallC
 
 
 def _sample(mini_batches: MiniBatches, ranks: int) -> tuple[MiniBatches, int]:
-    """The first mini-batches, about `SAMPLED` rows of them, and their ranks.
+    """The first mini-batches, about ``SAMPLED`` rows of them, and their ranks.
 
-    Of a mini-batch that alone has more, the first rows are taken, on the same part of the ranks. Of one whose number of
-    rows is fixed, all are.
+    Of a mini-batch that alone has more, unless its size is fixed, the first rows are taken, on that part of the ranks.
     """
     rows_M = mini_batches.rows_M
     n_taken = max(1, SAMPLED // max(map(len, rows_M)))
@@ -68,10 +60,10 @@ def _sample(mini_batches: MiniBatches, ranks: int) -> tuple[MiniBatches, int]:
 
 
 def layout_time(layout: Layout, costs: CallCosts) -> int:
-    """What a layout costs the slowest ranks, where they meet, with the handling of its pads."""
+    """What a layout costs the slowest ranks, where they synchronize, with the handling of its pads."""
     steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
-    meets_often = costs.call.ranks_meet == "micro_batch"
-    slowest = sum(step.micro_slowest if meets_often else step.mini_slowest for step in steps)
+    by_micro = costs.call.sync_point == "micro_batch"
+    slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
     return slowest + layout.n_pads * costs.pad_handling
 
 
@@ -85,7 +77,7 @@ def _priced_for(fill: int, costs: CallCosts, model: MeasuredCost) -> CallCosts:
     )
 
 
-def _fills(costs: CallCosts, model: MeasuredCost) -> Iterator[int]:
+def _fills(costs: CallCosts, model: MeasuredCost) -> list[int]:
     """The token budget, its half, and so on, while micro-batches of so many tokens hold a row of the mean length.
 
     None that is emptier than what was measured allows to predict. Where a fill is to be tried, that one alone; where
@@ -97,10 +89,6 @@ def _fills(costs: CallCosts, model: MeasuredCost) -> Iterator[int]:
     longest = int(costs.tokens_R.max()) if costs.chain_R is not None else 0
     least = max(int(costs.tokens_R.mean()), costs.pad_tokens, longest)
     if model.trial_fill:
-        yield min(max(model.trial_fill, least), budget)
-        return
-    yield budget
-    for halves in range(1, HALVES + 1 if model.per_pair_s else 1):
-        if budget >> halves < max(least, model.least_fill):
-            return
-        yield budget >> halves
+        return [min(max(model.trial_fill, least), budget)]
+    halved = [budget >> halves for halves in range(1, HALVES + 1)] if model.per_pair_s else []
+    return [budget, *(fill for fill in halved if fill >= max(least, model.least_fill))]

@@ -1,86 +1,77 @@
-"""Cells that have been filled: which rank has which rows and how many pads, micro-batch by micro-batch.
+"""Where pads go: cells are filled up with them, micro-batch by micro-batch.
 
-All pads find their places here: where every micro-batch has a fixed number of places, they take those that are left;
-where micro-batches are cut by tokens, those where ranks wait for others come first.
+Where every micro-batch has a fixed number of places, pads take those that are left. Where micro-batches are cut by
+tokens, those where a rank waits for others come first; if they have no room, rows move and micro-batches are added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import Cell, Layout
+from verl_padding.plan.layout import Layout
 
-Item = TypeVar("Item")
+MORE_PAD_LEVELS = 2
+"""How often micro-batches may be added to a cut to hold its pads."""
+
 RowsDK = list[list[list[int]]]
 """Row numbers of each rank's micro-batches; all ranks have equally many."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilledCells:
-    """The cells of a mini-batch, all of one size; every rank has the same number of micro-batches."""
+class Cut:
+    """Real rows of a mini-batch, by rank and micro-batch; a micro-batch without rows will hold pads."""
 
     rows_DK: RowsDK
-    pads_DK: list[list[int]]
-    """Pads of each rank's micro-batches."""
     time: int = 0
     """Cost of the slowest rank, summed over the micro-batches, plus their handling; 0 where it is not compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilledCells(Cut):
+    """The cells of a mini-batch, all of one size."""
+
+    pads_DK: list[list[int]]
+    """Pads of each rank's micro-batches."""
 
     @classmethod
     def filled_up(cls, rows_DK: RowsDK, places_K: Sequence[int]) -> FilledCells:
         """Fills micro-batch k of each rank up to its number of places."""
-        return cls(
-            rows_DK=rows_DK,
-            pads_DK=[[n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK],
-        )
+        pads_DK = [[n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK]
+        return cls(rows_DK=rows_DK, pads_DK=pads_DK)
 
 
-def least_rows(rows_DK: RowsDK) -> int:
-    """Rows that a cell needs: the fullest rank's, with a pad in each micro-batch without rows."""
-    return max(sum(max(len(rows), 1) for rows in rows_K) for rows_K in rows_DK)
-
-
-def pads_in_room(costs: CallCosts, rows_DK: RowsDK, size: int) -> list[list[int]] | None:
-    """How many pads go into each rank's micro-batches, which hold as many tokens as the budget allows.
+def numbered(cells_M: Sequence[FilledCells], n_rows: int, *, with_micro_batches: bool) -> Layout:
+    """The layout of cells that are filled: pads are numbered from ``n_rows`` on, by mini-batch, rank and micro-batch.
 
     Args:
-        size: rows of a cell, pads among them.
-
-    Returns:
-        The pads; None if there is no room for all.
+        with_micro_batches: False where the workers cut them.
     """
-    if least_rows(rows_DK) > size:
-        return None
-    assert costs.call.token_budget is not None
-    tokens_DK, load_DK = costs.sums(rows_DK)
-    room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens
-    below_DK = (load_DK.max(axis=0) - load_DK) // max(costs.pad, 1)
-    pads_DK = []
-    for rows_K, room_K, below_K in zip(rows_DK, room_DK.tolist(), below_DK.tolist(), strict=True):
-        pads_K = [0 if rows else 1 for rows in rows_K]
-        left = size - sum(map(len, rows_K)) - sum(pads_K)
-        # Where the rank waits for others first, then wherever tokens are left.
-        for most_K in (np.minimum(room_K, below_K).tolist(), room_K):
-            for k in sorted(range(len(pads_K)), key=lambda k: -most_K[k]):
-                added = max(min(left, most_K[k] - pads_K[k]), 0)
-                pads_K[k] += added
-                left -= added
-        if left:
-            return None
-        pads_DK.append(pads_K)
-    return pads_DK
+    next_pad = count(n_rows)
+    cells, micro_batch_rows = [], []
+    for filled in cells_M:
+        cells_D, n_rows_DK = [], []
+        for rows_K, pads_K in zip(filled.rows_DK, filled.pads_DK, strict=True):
+            micro_batches = [
+                sorted(rows) + [next(next_pad) for _ in range(pads)] for rows, pads in zip(rows_K, pads_K, strict=True)
+            ]
+            cells_D.append(tuple(row for rows in micro_batches for row in rows))
+            n_rows_DK.append(tuple(map(len, micro_batches)))
+        cells.append(tuple(cells_D))
+        micro_batch_rows.append(tuple(n_rows_DK))
+    return Layout(
+        n_rows=n_rows, cells=tuple(cells), micro_batch_rows=tuple(micro_batch_rows) if with_micro_batches else None
+    )
 
 
 def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) -> list[list[int]]:
     """Cuts rows, longest first, into blocks of ``size`` places; the last places of the last blocks are for pads.
 
-    Args:
-        spread_pads: no block may hold only pads while there are rows for all.
+    With ``spread_pads``, no block holds only pads while there are rows for all.
     """
     pads = n_blocks * size - len(rows)
     most = size - 1 if spread_pads else size
@@ -93,38 +84,109 @@ def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) 
     return [list(rows[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def cheap_at_both_ends(costly_first_K: list[Item]) -> list[Item]:
-    """verl's order of micro-batches (``rearrange_micro_batches``): a pipeline fills and drains with cheap ones."""
-    return costly_first_K[::2][::-1] + costly_first_K[1::2]
+def least_rows(rows_DK: RowsDK) -> int:
+    """Rows that a cell needs: the fullest rank's, with a pad in each micro-batch without rows."""
+    return max(map(_rows_needed, rows_DK))
 
 
-def layout_of(cells_M: Sequence[FilledCells], n_rows: int, *, with_micro_batches: bool) -> Layout:
-    """Numbers the pads, by mini-batch, rank and micro-batch.
+def _rows_needed(rows_K: list[list[int]]) -> int:
+    return sum(max(len(rows), 1) for rows in rows_K)
 
-    Args:
-        cells_M: cells of each mini-batch.
-        n_rows: real rows of the batch; pads are numbered from there on.
-        with_micro_batches: False where the workers cut them.
+
+def pads_in_room(costs: CallCosts, rows_DK: RowsDK, size: int) -> list[list[int]] | None:
+    """How many pads go into each rank's micro-batches, in cells of ``size`` rows; None if the budget has no room."""
+    if least_rows(rows_DK) > size:
+        return None
+    assert costs.call.token_budget is not None
+    tokens_DK, load_DK = costs.sums(rows_DK)
+    room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens
+    below_DK = (load_DK.max(axis=0) - load_DK) // max(costs.pad, 1)
+    pads_DK = []
+    for rows_K, room_K, below_K in zip(rows_DK, room_DK.tolist(), below_DK.tolist(), strict=True):
+        pads_K = [0 if rows else 1 for rows in rows_K]
+        left = size - _rows_needed(rows_K)
+        # Where the rank waits for others first, then wherever tokens are left.
+        for most_K in (np.minimum(room_K, below_K).tolist(), room_K):
+            for k in sorted(range(len(pads_K)), key=lambda k: -most_K[k]):
+                added = max(min(left, most_K[k] - pads_K[k]), 0)
+                pads_K[k] += added
+                left -= added
+        if left:
+            return None
+        pads_DK.append(pads_K)
+    return pads_DK
+
+
+def fit(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
+    """The cut, changed only as much as cells of ``size`` rows require, with its pads; None if there is no room."""
+    fitted = _shrink(costs, cut, size)
+    for _ in range(MORE_PAD_LEVELS + 1):
+        if fitted is None:
+            return None
+        pads_DK = pads_in_room(costs, fitted.rows_DK, size)
+        if pads_DK is not None:
+            return FilledCells(rows_DK=fitted.rows_DK, pads_DK=pads_DK, time=fitted.time)
+        fitted = _add_levels(costs, fitted, size)
+    return None
+
+
+def _add_levels(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
+    """The cut with room for pads: new micro-batches hold pads, or the shortest row of a rank that has no pad to place.
+
+    A row as long as the token budget leaves no token for the pads that its rank needs.
     """
-    next_pad = count(n_rows)
-    cells, micro_batch_rows = [], []
-    for filled in cells_M:
-        ranks = list(zip(filled.rows_DK, filled.pads_DK, strict=True))
-        cells.append(tuple(_cell_of(rows_K, pads_K, next_pad) for rows_K, pads_K in ranks))
-        micro_batch_rows.append(
-            tuple(tuple(len(r) + p for r, p in zip(rows_K, pads_K, strict=True)) for rows_K, pads_K in ranks)
-        )
-    return Layout(
-        n_rows=n_rows,
-        cells=tuple(cells),
-        micro_batch_rows=tuple(micro_batch_rows) if with_micro_batches else None,
-    )
+    rows_DK = [[list(rows) for rows in rows_K] for rows_K in cut.rows_DK]
+    height = 0
+    for _ in range(costs.call.micro_batch_multiple):
+        for rows_K in rows_DK:
+            moved = []
+            if _rows_needed(rows_K) == size:
+                movable = [(row, rows) for rows in rows_K if len(rows) > 1 for row in rows]
+                if not movable:
+                    return None
+                row, giver = min(movable, key=lambda each: costs.tokens_R[each[0]])
+                giver.remove(row)
+                moved.append(row)
+                height = max(height, int(costs.cost_R[row]))
+            rows_K.append(moved)
+    return Cut(rows_DK=rows_DK, time=cut.time + costs.call.micro_batch_multiple * (height + costs.level))
 
 
-def _cell_of(rows_K: Sequence[Sequence[int]], pads_K: Sequence[int], next_pad: Iterator[int]) -> Cell:
-    """The rows of a cell, micro-batch after micro-batch, rows before pads."""
-    cell: list[int] = []
-    for rows, pads in zip(rows_K, pads_K, strict=True):
-        cell += sorted(rows)
-        cell += [next(next_pad) for _ in range(pads)]
-    return tuple(cell)
+def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
+    """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
+
+    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their level. The
+    shortest row of a chain is the cheapest to compute apart from it.
+    """
+    if least_rows(cut.rows_DK) <= size:
+        return cut
+    budget, never = costs.call.token_budget, np.iinfo(np.int64).min
+    assert budget is not None
+    rows_DK = [[sorted(rows, key=lambda row: -costs.tokens_R[row]) for rows in rows_K] for rows_K in cut.rows_DK]
+    used_DK, load_DK = costs.sums(rows_DK)
+    height_K = load_DK.max(axis=0)
+    places_D = np.array([size - _rows_needed(rows_K) for rows_K in rows_DK])
+    for giver in np.flatnonzero(places_D < 0).tolist():
+        while places_D[giver] < 0:
+            # A micro-batch of one row would need a pad instead: nothing gained.
+            level = min(
+                (k for k, rows in enumerate(rows_DK[giver]) if len(rows) > 1),
+                key=lambda k: costs.tokens_R[rows_DK[giver][k][-1]],
+                default=None,
+            )
+            if level is None:
+                return None
+            row = rows_DK[giver][level].pop()
+            has_room_DK = (used_DK + costs.tokens_R[row] <= budget) & (places_D > 0)[:, None]
+            below_DK = np.where(has_room_DK, height_K - load_DK, never)
+            taker, to_level = divmod(int(below_DK.argmax()), len(height_K))
+            if below_DK[taker, to_level] == never:
+                return None
+            target = rows_DK[taker][to_level]
+            places_D[taker] -= bool(target)  # a row in an empty micro-batch takes the place of a pad
+            places_D[giver] += 1
+            target.append(row)
+            target.sort(key=lambda row: -costs.tokens_R[row])
+            for rank, k in ((giver, level), (taker, to_level)):
+                used_DK[rank, k], load_DK[rank, k] = (sums.item() for sums in costs.sums([[rows_DK[rank][k]]]))
+    return Cut(rows_DK=rows_DK, time=int(load_DK.max(axis=0).sum()) + len(height_K) * costs.level)

@@ -1,4 +1,4 @@
-"""Deals and cuts mini-batches for engines that pad rows, where each row costs as much as the longest beside it.
+"""Cuts mini-batches for engines that pad rows, where each row costs as much as the longest beside it.
 
 Call the rows of a micro-batch a *block*: with s rows of which the longest costs C it costs s C, and pads cost C like
 any other row. Rows are sorted, longest first, pads behind them; blocks of neighbours are then all that is needed. Say
@@ -10,7 +10,7 @@ higher than its level by sorting, whatever the sizes are; what is left to choose
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.cell_size import least_size, up_to_multiple
-from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks, cheap_at_both_ends
-from verl_padding.plan.packing.way import Way
+from verl_padding.plan.packing.cells import least_size, up_to_multiple
+from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks
+from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
 LESS_MEMORY = 128
 """A mini-batch may take longer by its time over this if that makes its largest block smaller."""
@@ -41,7 +41,10 @@ class Rectangles(Way):
 def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of lengths."""
     n_ranks = costs.call.dp_size
-    n_rows_K = _level_rows(costs, _with_pads(costs, by_length, n_ranks * size)[::n_ranks], size)
+    # A row shorter than a pad counts as a pad, as it may stand beside one.
+    places = np.full(n_ranks * size, costs.pad_tokens, dtype=np.int64)
+    places[: len(by_length)] = np.maximum(costs.tokens_R[by_length], costs.pad_tokens)
+    n_rows_K = _level_rows(costs, places[::n_ranks], size)
     rows_DK: RowsDK = [[] for _ in range(n_ranks)]
     load_D = [0] * n_ranks
     begin = 0
@@ -53,15 +56,9 @@ def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
             rows_DK[rank].append(block)
             load_D[rank] += n_rows * costs.of(int(costs.tokens_R[block].max()) if block else costs.pad_tokens)
         begin = end
-    if costs.call.ranks_meet == "mini_batch":
+    if costs.call.sync_point == "mini_batch":
         rows_DK, n_rows_K = [cheap_at_both_ends(rows_K) for rows_K in rows_DK], cheap_at_both_ends(n_rows_K)
     return FilledCells.filled_up(rows_DK, n_rows_K)
-
-
-def _with_pads(costs: CallCosts, by_length: Int64s, places: int) -> Int64s:
-    """Tokens of all places, longest first; a row shorter than a pad counts as a pad, as it may stand beside one."""
-    pads = np.full(places - len(by_length), costs.pad_tokens, dtype=np.int64)
-    return np.concatenate([np.maximum(costs.tokens_R[by_length], costs.pad_tokens), pads])
 
 
 def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
@@ -73,13 +70,12 @@ def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
     budget = costs.call.token_budget
     if budget is None:
         return [costs.call.micro_batch_rows] * (size // costs.call.micro_batch_rows)
-    best, time = _fewest(costs, longest_T, budget)
+    best, time = _quickest(costs, longest_T, budget)
     # Time falls as blocks may be larger: find the smallest limit that costs next to no time.
-    starts = accumulate(best, initial=0)
-    low, high = int(longest_T.max()), max(rows * int(longest_T[at]) for at, rows in zip(starts, best, strict=False))
+    low, high = int(longest_T.max()), budget
     while low < high:
         limit = (low + high) // 2
-        n_rows_K, limited = _fewest(costs, longest_T, limit)
+        n_rows_K, limited = _quickest(costs, longest_T, limit)
         if limited <= time + time // LESS_MEMORY:
             best, high = n_rows_K, limit
         else:
@@ -87,7 +83,7 @@ def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
     return best
 
 
-def _fewest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
+def _quickest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
     """Sizes of the levels for which a mini-batch takes the least time, with blocks of at most ``limit`` tokens.
 
     Dynamic programming over the rows of a rank that are placed: the time from t on is the least, over s, of a
@@ -129,7 +125,7 @@ def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
     else:
         longest = max(int(costs.tokens_R[by_length[0]]), costs.pad_tokens)
         n_micro = up_to_multiple(-(-size // (call.token_budget // longest)), call.micro_batch_multiple)
-    ends = [size * number // n_micro for number in range(n_micro + 1)]
+    cuts = list(pairwise(size * number // n_micro for number in range(n_micro + 1)))
     cells = blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
-    rows_DK = [[rows[begin:end] for begin, end in pairwise(ends)] for rows in cells]
-    return FilledCells.filled_up(rows_DK, [end - begin for begin, end in pairwise(ends)])
+    rows_DK = [[rows[begin:end] for begin, end in cuts] for rows in cells]
+    return FilledCells.filled_up(rows_DK, [end - begin for begin, end in cuts])

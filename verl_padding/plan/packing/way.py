@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TypeVar
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.pads import FilledCells, layout_of
+from verl_padding.plan.packing.pads import FilledCells, numbered
+
+Item = TypeVar("Item")
 
 
 class Way(ABC):
@@ -27,4 +30,9 @@ class Way(ABC):
 
     def layout(self, costs: CallCosts, mini_batches: MiniBatches) -> Layout:
         """The layout of a call."""
-        return layout_of(self.fill(costs, mini_batches), costs.n_rows, with_micro_batches=self.cuts_micro_batches)
+        return numbered(self.fill(costs, mini_batches), costs.n_rows, with_micro_batches=self.cuts_micro_batches)
+
+
+def cheap_at_both_ends(costly_first_K: list[Item]) -> list[Item]:
+    """verl's order of micro-batches (``rearrange_micro_batches``): a pipeline fills and drains with cheap ones."""
+    return costly_first_K[::2][::-1] + costly_first_K[1::2]

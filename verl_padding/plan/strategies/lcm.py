@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import lcm
 
-from verl_padding.plan.calls import Update
+from verl_padding.plan.calls import StepShape, Update
 from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, rows_of_prompts
 from verl_padding.plan.rows import Rows
-from verl_padding.plan.step_shape import StepShape
 from verl_padding.plan.strategies.strategy import Strategy
 
 
@@ -39,13 +38,12 @@ class Lcm(Strategy):
     def check(self, shape: StepShape, name: str) -> None:
         update = shape.updates[name]
         rows, unit = shape.mini_batch_rows(update), update.dp_size * update.cell_multiple
-        prompts, sessions = update.prompts_per_mini_batch, shape.sessions_per_prompt
         if rows % unit:
             raise PlanError(
-                f"strategy='lcm': a mini-batch of {name!r} has {update.mini_batch_setting}={prompts} x "
-                f"{shape.sessions_setting}={sessions} = {rows} rows, not a multiple of dp_size={update.dp_size} x "
-                f"{update.cell_multiple} (rows of a micro-batch) = {unit}; "
-                "change one of them or choose another strategy"
+                f"strategy='lcm': a mini-batch of {name!r} has {update.mini_batch_setting}="
+                f"{update.prompts_per_mini_batch} x {shape.sessions_setting}={shape.sessions_per_prompt} = {rows} "
+                f"rows, not a multiple of dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = "
+                f"{unit}; change one of them or choose another strategy"
             )
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from verl_padding.plan.calls import Update
+from verl_padding.plan.calls import StepShape, Update
 from verl_padding.plan.counted import counted
+from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.rows import Rows
-from verl_padding.plan.step_shape import StepShape
 
 
 class Strategy(ABC):
     """A way to cut the rows of an update into mini-batches, one optimizer step each."""
 
-    @abstractmethod
     def check(self, shape: StepShape, name: str) -> None:
         """
         Raises:
-            PlanError: the update called ``name`` cannot be cut like this, whatever rows come.
+            PlanError: the update called ``name`` cannot be cut like this, whatever rows come: as long as a strategy
+                says nothing else, because its prompts do not divide into whole mini-batches.
         """
+        update, prompts = shape.updates[name], shape.prompts_setting
+        size = update.prompts_per_mini_batch
+        if shape.prompts % size:
+            divisors = [divisor for divisor in range(1, shape.prompts + 1) if shape.prompts % divisor == 0]
+            nearest = [d for d in divisors if d < size][-1:] + [d for d in divisors if d > size][:1]
+            raise PlanError(
+                f"{update.mini_batch_setting}={size} of {name!r} does not divide {prompts}={shape.prompts}: set it to "
+                f"{' or '.join(map(str, nearest))}, or make {prompts} a multiple of {size}"
+            )
 
     @abstractmethod
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:

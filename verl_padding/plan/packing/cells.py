@@ -1,0 +1,196 @@
+"""Cells of a call: how many rows they hold, which rows each rank gets, and the ways that then cut each cell by itself.
+
+Cells need equal row counts, not equal real-row counts: a rank with one long row and eleven pads is as good as one
+with twelve short rows. Where micro-batches are cut by tokens, pads are nearly free, so the ranks are balanced by
+cost and pads level the counts. Where micro-batches are cut by rows, each takes a pass of its own even if it holds
+pads alone, so cells are as small as they can be and the ranks are balanced under that cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.cost import Int64s
+from verl_padding.plan.job import Packer
+from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
+from verl_padding.plan.packing.pads import FilledCells, pads_in_room
+from verl_padding.plan.packing.way import Way, cheap_at_both_ends
+
+
+def up_to_multiple(number: int, multiple: int) -> int:
+    """The least multiple that is no smaller."""
+    return -(-number // multiple) * multiple
+
+
+def sizes_between(least: int, free: int, multiple: int) -> list[int]:
+    """Sizes from ``least`` to below ``free``, in steps that double: least + 0, 1, 2, 4, 8 .. multiples."""
+    sizes, step = [], 0
+    while least + step * multiple < free:
+        sizes.append(least + step * multiple)
+        step = 2 * step or 1
+    return sizes
+
+
+def least_size(costs: CallCosts, mini_batches: MiniBatches) -> int:
+    """The fewest rows that the cells of a call can hold: an even share of its fullest mini-batch, or of a fixed one."""
+    if mini_batches.mini_batch_rows is not None:
+        return mini_batches.mini_batch_rows // costs.call.dp_size
+    most = max(-(-len(rows) // costs.call.dp_size) for rows in mini_batches.rows_M)
+    return up_to_multiple(most, costs.call.cell_multiple)
+
+
+def may_grow(costs: CallCosts, mini_batches: MiniBatches) -> bool:
+    """Whether cells may hold more rows than the least if that makes the step shorter."""
+    return mini_batches.mini_batch_rows is None and costs.call.token_budget is not None
+
+
+def extra_cost(costs: CallCosts, rows: Sequence[int]) -> Int64s:
+    """What each row costs beyond the pad that would stand in its place.
+
+    Each place of a cell costs a rank a pad at least, the same on all ranks; the rest is to be balanced.
+    """
+    return np.maximum(costs.cost_R[np.asarray(rows, dtype=np.int64)] - costs.pad, 0)
+
+
+def pads_time(costs: CallCosts, size: int, n_mini_batches: int) -> int:
+    """How much the pads of a call delay it, with cells of ``size`` rows."""
+    pads = n_mini_batches * costs.call.dp_size * size - costs.n_rows
+    return n_mini_batches * size * costs.pad + pads * costs.pad_handling
+
+
+def balanced_cells(costs: CallCosts, mini_batches: MiniBatches) -> tuple[int, list[list[list[int]]]]:
+    """The rows of a cell, pads among them, and the real rows of each mini-batch and rank, balanced by cost.
+
+    What a chain costs is not known here: with chains, the cells are the least, and only make sure that there is a plan.
+    """
+    size, rows_M = least_size(costs, mini_batches), mini_batches.rows_M
+    extra_M = [extra_cost(costs, rows) for rows in rows_M]
+    if may_grow(costs, mini_batches) and costs.chain_R is None:
+        size, bins_M = _trade_pads_for_balance(costs, extra_M, size)
+    else:
+        bins_M = [balance(extra_I, costs.call.dp_size, size) for extra_I in extra_M]
+    return size, [[[rows[item] for item in items] for items in bins] for rows, bins in zip(rows_M, bins_M, strict=True)]
+
+
+def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int) -> tuple[int, list[list[Bin]]]:
+    """The size of a cell, and the ranks' rows, for which the step takes the least time.
+
+    Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must then be
+    as large: a rank with one row of 30k tokens leaves the rest of its mini-batch to the other ranks. So sizes between
+    the least and the free one are tried, and each is scored by the time of the slowest ranks, with its pads. One
+    mini-batch of many then gives up some balance before thousands of pads are made, and where a long row decides the
+    time anyway its rank takes short rows until the pads are gone.
+    """
+    n_ranks, multiple = costs.call.dp_size, costs.call.cell_multiple
+
+    def time(size: int, bins_M: list[list[Bin]]) -> int:
+        load_MD = [[int(extra_I[items].sum()) for items in bins] for extra_I, bins in zip(extra_M, bins_M, strict=True)]
+        return sum(map(max, load_MD)) + pads_time(costs, size, len(extra_M))
+
+    bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
+    free = up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)
+    tried = [(time(free, bins_M), free, bins_M)]
+    for size in reversed(sizes_between(least, free, multiple)):
+        # Mini-batches that fit already stay as they are.
+        bins_M = [
+            bins if max(map(len, bins)) <= size else balance(extra_I, n_ranks, size)
+            for extra_I, bins in zip(extra_M, bins_M, strict=True)
+        ]
+        tried.append((time(size, bins_M), size, bins_M))
+    _, size, bins_M = min(tried)
+    return size, bins_M
+
+
+class ByRows(Way):
+    """Micro-batches of a fixed number of rows, and of about the same cost: they need the least memory.
+
+    If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least. None
+    holds only pads while there are rows for all.
+    """
+
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        return costs.call.token_budget is None
+
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        size, rows_MD = balanced_cells(costs, mini_batches)
+        micro_rows = costs.call.micro_batch_rows
+        places_K = [micro_rows] * (size // micro_rows)
+
+        def micro_batches(rows: Sequence[int]) -> list[list[int]]:
+            extra_I = extra_cost(costs, rows)
+            bins = balance(extra_I, len(places_K), micro_rows)
+            costliest_first = np.argsort([-extra_I[items].sum() for items in bins], kind="stable")
+            return [[rows[item] for item in bins[number]] for number in costliest_first]
+
+        return [FilledCells.filled_up([micro_batches(rows) for rows in rows_D], places_K) for rows_D in rows_MD]
+
+
+class Uncut(Way):
+    """Each cell is in one piece: verl's packer cuts it, in the workers."""
+
+    cuts_micro_batches = False
+
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        return packer == "verl"
+
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        size, rows_MD = balanced_cells(costs, mini_batches)
+        return [FilledCells.filled_up([[rows] for rows in rows_D], [size]) for rows_D in rows_MD]
+
+
+class ByCell(Way):
+    """As few micro-batches as hold all cells of a mini-batch, for ranks that synchronize once in it.
+
+    Those of a rank cost about the same. Not where chains are computed once: cells that are cut by themselves know
+    nothing of them. Levels do, and what balances them balances cells, too.
+    """
+
+    def takes(self, costs: CallCosts, packer: Packer) -> bool:
+        return costs.call.sync_point == "mini_batch" and costs.chain_R is None
+
+    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+        size, rows_MD = balanced_cells(costs, mini_batches)
+        return [cut_by_cell(costs, rows_D, size) for rows_D in rows_MD]
+
+
+def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
+    """Cuts balanced cells of ``size`` rows, whose pads fit in the end, with a micro-batch for each row or pad."""
+    call = costs.call
+    assert call.token_budget is not None
+    longest_first_D = [costs.longest_first(rows).tolist() for rows in rows_D]
+    tokens_DI = [costs.tokens_R[rows].tolist() for rows in longest_first_D]
+    cost_DI = [costs.cost_R[rows].tolist() for rows in longest_first_D]
+    tight_D = [first_fit(tokens, cost, call.token_budget) for tokens, cost in zip(tokens_DI, cost_DI, strict=True)]
+    n_bins = up_to_multiple(max(map(len, tight_D)), call.micro_batch_multiple)
+    while True:
+        rows_DK = []
+        for rows, tokens, cost, tight in zip(longest_first_D, tokens_DI, cost_DI, tight_D, strict=True):
+            goal = -(-sum(cost) // n_bins)
+            bins = spread(range(len(rows)), tokens, cost, [goal] * n_bins, call.token_budget)
+            bins_K = bins or _split(tight, cost, n_bins)
+            bins_K.sort(key=lambda items: -sum(cost[item] for item in items))
+            rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
+        pads_DK = pads_in_room(costs, rows_DK, size)
+        if pads_DK is not None:
+            _, load_DK = costs.sums(rows_DK)
+            slowest_K = (load_DK + costs.pad * np.array(pads_DK)).max(axis=0)
+            return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK, time=int(slowest_K.sum()) + n_bins * costs.level)
+        n_bins += call.micro_batch_multiple
+
+
+def _split(bins: list[Bin], cost_I: Sequence[int], n_bins: int) -> list[Bin]:
+    """Splits the costliest bins of more than one item until there are ``n_bins``, or no such bin; then empty ones."""
+    bins = list(bins)
+    while len(bins) < n_bins:
+        splittable = [number for number, items in enumerate(bins) if len(items) > 1]
+        if not splittable:
+            return bins + [[] for _ in range(n_bins - len(bins))]
+        costliest = max(splittable, key=lambda number: sum(cost_I[item] for item in bins[number]))
+        items = bins[costliest]
+        bins[costliest] = items[::2]
+        bins.append(items[1::2])
+    return bins
