@@ -55,13 +55,11 @@ class BatchPlan:
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
     sharing: Sharing = "off"
-    """Whether the micro-batches count on chains that are computed as their tips."""
+    """What rows of a micro-batch share is computed once: nothing, whole rows, or whatever they begin with."""
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
-    chains: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of each call that shares prefixes: the chain of each real row, by the number of its first row."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.measured_cost import PAD_HANDLING, MeasuredCost
 
 LEVEL_HANDLING_TOKENS = 256
@@ -36,8 +37,8 @@ class CallCosts:
     """Cost of a row by its tokens."""
     pad_tokens: int
     """Tokens of a pad."""
-    chain_R: Int64s | None = None
-    """The chain of each real row, if rows of one chain and micro-batch are computed as their tip; else None."""
+    forest: Forest | None = None
+    """What rows share, if it is computed once where they are in one micro-batch; else None."""
     own_cost_R: Int64s | None = None
     """Cost of each real row where it is not that of its tokens alone; else None."""
 
@@ -79,24 +80,28 @@ class CallCosts:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
-    def computed(self, rows: Sequence[int] | Int64s) -> Int64s:
-        """The numbers of the real rows that the engine computes if these share a micro-batch: the tips, or all."""
+    def computed(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
+        """Tokens and cost of each of the rows, or segments, that are computed if these rows share a micro-batch."""
         numbers = np.asarray(rows, dtype=np.int64)
-        if self.chain_R is None or len(numbers) < 2:
-            return numbers
-        # By chain, then by length: the last one of each chain is its tip.
-        ordered = numbers[np.lexsort((numbers, self.tokens_R[numbers], self.chain_R[numbers]))]
-        chains = self.chain_R[ordered]
-        return ordered[np.append(chains[1:] != chains[:-1], True)]
+        if self.forest is None:
+            return self.tokens_R[numbers], self.cost_R[numbers]
+        numbers, start_I = self.forest.segments(numbers)
+        return self.tokens_R[numbers] - start_I, self.of_rests(numbers, start_I)
+
+    def of_rests(self, rows: Int64s, start_I: Int64s) -> Int64s:
+        """Cost of what rows have from token ``start_I`` on: attention looks back at what is before it."""
+        return (
+            self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
+            if start_I.any()
+            else self.cost_R[rows]
+        )
 
     def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
-        computed_DK = [[self.computed(rows) for rows in rows_K] for rows_K in rows_DK]
-        tokens_DK, cost_DK = (
-            np.array([[of_R[computed].sum() for computed in computed_K] for computed_K in computed_DK], dtype=np.int64)
-            for of_R in (self.tokens_R, self.cost_R)
+        sums_DK2 = np.array(
+            [[[part.sum() for part in self.computed(rows)] for rows in rows_K] for rows_K in rows_DK], dtype=np.int64
         )
-        return tokens_DK, cost_DK
+        return sums_DK2[..., 0], sums_DK2[..., 1]
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first; of rows that count as equally long, the costliest."""

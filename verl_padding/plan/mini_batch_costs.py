@@ -100,9 +100,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
     n_pads = len(numbers) - len(real)
     computed_DK = [[_computed(rows, costs) for rows in rows_K] for rows_K in rows_DK]
     load_DK = np.array([_loads(computed_K, costs) for computed_K in computed_DK], dtype=np.int64)
-    in_micro_batches = np.concatenate([rows for computed_K in computed_DK for rows, _ in computed_K])
-    computed = costs.computed(real)
-    tokens_I, cost_I = costs.tokens_R[computed], costs.cost_R[computed]
+    tokens_I, cost_I = costs.computed(real)
     mini_bound = mini_batch_bound(cost_I, n_ranks)
     if call.padded_to == "cell" and len(real):  # one rank has the costliest row, and pads all others to it
         cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
@@ -123,7 +121,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
         pads=n_pads,
         tokens=int(costs.tokens_R[real].sum()) + n_pads * costs.pad_tokens,
         real_tokens=int(costs.tokens_R[real].sum()),
-        computed_tokens=int(costs.tokens_R[in_micro_batches].sum()),
+        computed_tokens=sum(int(tokens_I.sum()) for computed_K in computed_DK for tokens_I, _, _ in computed_K),
         cost=int(load_DK.sum()),
         micro_batches=load_DK.shape[1],
         mini_slowest=int(load_DK.sum(axis=1).max()),
@@ -138,21 +136,23 @@ def micro_batch_loads(rows_K: Sequence[Sequence[int]], costs: CallCosts) -> list
     return _loads([_computed(rows, costs) for rows in rows_K], costs)
 
 
-def _loads(computed_K: Sequence[tuple[Int64s, int]], costs: CallCosts) -> list[int]:
+def _loads(computed_K: Sequence[tuple[Int64s, Int64s, int]], costs: CallCosts) -> list[int]:
     """As ``micro_batch_loads``, of what ``_computed`` found in each micro-batch."""
     if costs.call.padded_to == "row":
         return [
-            int(costs.cost_R[rows].sum()) + n_pads * costs.pad + costs.of_micro_batch(costs.tokens_R[rows], n_pads)
-            for rows, n_pads in computed_K
+            int(cost_I.sum()) + n_pads * costs.pad + costs.of_micro_batch(tokens_I, n_pads)
+            for tokens_I, cost_I, n_pads in computed_K
         ]
-    costliest_K = [max(int(costs.cost_R[rows].max(initial=0)), costs.pad if pads else 0) for rows, pads in computed_K]
+    costliest_K = [max(int(cost_I.max(initial=0)), costs.pad if pads else 0) for _, cost_I, pads in computed_K]
     if costs.call.padded_to == "cell":
         costliest_K = [max(costliest_K, default=0)] * len(costliest_K)
-    return [costliest * (len(rows) + pads) for costliest, (rows, pads) in zip(costliest_K, computed_K, strict=True)]
+    return [
+        costliest * (len(cost_I) + pads) for costliest, (_, cost_I, pads) in zip(costliest_K, computed_K, strict=True)
+    ]
 
 
-def _computed(rows: Sequence[int], costs: CallCosts) -> tuple[Int64s, int]:
-    """Numbers of the real rows of a micro-batch that are computed, and how many pads it has."""
+def _computed(rows: Sequence[int], costs: CallCosts) -> tuple[Int64s, Int64s, int]:
+    """Tokens and cost of all real rows of a micro-batch that are computed, and how many pads it has."""
     numbers = np.asarray(rows, dtype=np.int64)
     real = numbers[numbers < costs.n_rows]
-    return costs.computed(real), len(numbers) - len(real)
+    return *costs.computed(real), len(numbers) - len(real)

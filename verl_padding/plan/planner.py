@@ -43,7 +43,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
-    chains: dict[str, tuple[int, ...]] = {}
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
@@ -64,15 +63,12 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             known = layout, score_layout(layout, costs)
             planned.append((shape, *known))
         layouts[name], figures[name] = known
-        if costs.chain_R is not None:
-            chains[name] = tuple(costs.chain_R.tolist())
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,
         sharing=job.sharing,
         layouts=layouts,
         figures=figures,
-        chains=chains,
         warnings=tuple(warnings),
     )
 
@@ -97,16 +93,16 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     """What rows and pads cost in a call.
 
-    The rows of a chain that are in one micro-batch are not computed once where micro-batches are cut by rows, nor where
-    the engine pads rows to the longest one beside them.
+    What rows share is not computed once where micro-batches are cut by rows, nor where the engine pads rows to the
+    longest one beside them.
     """
-    shares = job.sharing == "chains" and call.token_budget is not None and call.padded_to == "row"
+    shares = job.sharing != "off" and call.token_budget is not None and call.padded_to == "row"
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
         cost_model=job.cost_model_of(call),
         pad_tokens=job.pad_tokens,
-        chain_R=rows.chain_R if shares else None,
+        forest=rows.shared(trees=job.sharing == "trees") if shares else None,
     )
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, SupportsIndex
 
 import numpy as np
 
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.errors import PlanError
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
 
 MOST_TOKENS = 1 << 26
@@ -39,12 +39,16 @@ class Rows:
     """Number of the row that each row extends, None for none: its tokens are the first tokens of this one. None if it
     is not known."""
 
-    @cached_property
-    def chain_R(self) -> Int64s | None:
-        """The chain of each row (:func:`~verl_padding.plan.rows.chain_of_rows`); None if no row extends another."""
+    forest: Forest | None = None
+    """What rows share that part; None if it is not known."""
+
+    def shared(self, *, trees: bool) -> Forest | None:
+        """What is computed once: what whole rows share or, with ``trees``, rows that part; None for nothing."""
+        if self.forest is not None and (trees or self.extends_R is None):
+            return self.forest if trees else self.forest.chains()
         if self.extends_R is None or all(earlier is None for earlier in self.extends_R):
             return None
-        return chain_of_rows(self.extends_R)
+        return Forest.of_chains(np.array(self.tokens_R, dtype=np.int64), chain_of_rows(self.extends_R))
 
     def __post_init__(self) -> None:
         n_rows = len(self.key_R)
@@ -74,13 +78,18 @@ class Rows:
 
     @classmethod
     def from_keys(
-        cls, keys: Iterable[str], tokens: Iterable[SupportsIndex], extends: Iterable[int | None] | None = None
+        cls,
+        keys: Iterable[str],
+        tokens: Iterable[SupportsIndex],
+        extends: Iterable[int | None] | None = None,
+        forest: Forest | None = None,
     ) -> Rows:
         """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
 
         Args:
             tokens: tokens of each row; whole numbers of any kind, NumPy's as well.
             extends: number of the row that each row extends, see ``extends_R``.
+            forest: what rows share that part.
 
         >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
         ('math_7',)
@@ -106,6 +115,7 @@ class Rows:
             session_R=tuple(session_R),
             tokens_R=tuple(_as_int(length) for length in tokens),
             extends_R=None if extends is None else tuple(extends),
+            forest=forest,
         )
 
 

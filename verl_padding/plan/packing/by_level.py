@@ -17,7 +17,6 @@ from operator import attrgetter
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.mini_batches import MiniBatches
@@ -30,6 +29,7 @@ from verl_padding.plan.packing.cells import (
     sizes_between,
     up_to_multiple,
 )
+from verl_padding.plan.packing.items import Items, ways_to_group
 from verl_padding.plan.packing.pads import Cut, FilledCells, fit, least_rows
 from verl_padding.plan.packing.way import Way
 
@@ -95,7 +95,7 @@ def _fit_best(
         if fitted is not None and (best is None or fitted.time < best.time):
             best = fitted
     # Balanced cells know nothing of chains.
-    if best is None or (costs.chain_R is None and best.time > least_time + least_time // 64):
+    if best is None or (costs.forest is None and best.time > least_time + least_time // 64):
         balanced = cut_by_cell(costs, rows_D, size)
         if best is None or balanced.time < best.time:
             best = balanced
@@ -108,41 +108,25 @@ def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows
     Args:
         rows: real rows of the mini-batch.
         max_pairs: how long to polish, in pairs of rows compared.
-        most_rows: the most rows of a cell, and so of the part of a chain that stays together; None for any number.
+        most_rows: the most rows of a cell, and so of an item; None for any number.
     """
-    # An item is a row; where chains are computed once, it is a chain, as long as its tip.
-    rows_of_tip = _rows_of_tips(costs, rows, most_rows)
-    by_length = costs.longest_first(list(rows_of_tip))
-    rows_I = [rows_of_tip[tip] for tip in by_length.tolist()]
-    packer = LevelPacker(costs, by_length)
-    n_polished = POLISHED if len(rows) <= LARGE else 1
-    found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]
-    polished = [packer.polish(levels, max_pairs // n_polished) for levels in found]
-    cuts = []
-    for levels in sorted(polished, key=attrgetter("time")):
-        bins_DK = packer.assign_ranks(levels, [len(rows) for rows in rows_I])
-        rows_DK = [[[row for item in items for row in rows_I[item]] for items in bins_K] for bins_K in bins_DK]
-        cuts.append(Cut(rows_DK=rows_DK, time=levels.time))
-    return cuts, packer.bound + packer.least_levels * costs.level
-
-
-def _rows_of_tips(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> dict[int, list[int]]:
-    """The rows of each item by the longest of them, which comes first: a row alone, or a chain.
-
-    A chain of more than ``most_rows`` rows is cut, the shortest rows into a part of their own.
-    """
-    if costs.chain_R is None:
-        return {row: [row] for row in rows}
-    chains: dict[int, list[int]] = {}
-    for row in rows:
-        chains.setdefault(int(costs.chain_R[row]), []).append(row)
-    found = {}
-    for chain in chains.values():
-        longest_first = sorted(chain, key=lambda row: (costs.tokens_R[row], row), reverse=True)
-        most = most_rows or len(chain)
-        for first in range(0, len(chain), most):
-            found[longest_first[first]] = longest_first[first : first + most]
-    return found
+    cuts, least = [], []
+    ways = list(ways_to_group(costs, rows, most_rows))
+    for items in ways:
+        packer = LevelPacker(costs, items)
+        n_polished = POLISHED if len(rows) <= LARGE and len(ways) == 1 else 1
+        found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]
+        polished = [packer.polish(levels, max_pairs // (n_polished * len(ways))) for levels in found]
+        for levels in sorted(polished, key=attrgetter("time")):
+            bins_DK = packer.assign_ranks(levels, list(map(len, items.rows_I)))
+            rows_DK = [[[row for item in of_bin for row in items.rows_I[item]] for of_bin in bins] for bins in bins_DK]
+            time = levels.time
+            if len(ways) > 1:  # items of a bin may share more
+                _, load_DK = costs.sums(rows_DK)
+                time = int(load_DK.max(axis=0).sum()) + len(levels.bins_KD) * costs.level
+            cuts.append(Cut(rows_DK=rows_DK, time=time))
+        least.append(packer.bound + packer.least_levels * costs.level)
+    return sorted(cuts, key=attrgetter("time")), min(least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,24 +142,20 @@ class Levels:
 
 
 class LevelPacker:
-    """Packs the rows of a mini-batch into levels.
+    """Packs the items of a mini-batch into levels."""
 
-    Args:
-        items: the row of each item, the longest first; of a chain, it is the tip.
-    """
-
-    def __init__(self, costs: CallCosts, items: Int64s):
+    def __init__(self, costs: CallCosts, items: Items):
         call = costs.call
         assert call.token_budget is not None
-        self.tokens_I: list[int] = costs.tokens_R[items].tolist()
-        self.cost_I: list[int] = costs.cost_R[items].tolist()
+        self.tokens_I, self.cost_I = items.tokens_I, items.cost_I
         self.n_ranks, self.token_budget = call.dp_size, call.token_budget
         self.multiple = call.micro_batch_multiple
         """The number of levels is a multiple of it."""
-        self.bound = micro_batch_bound(costs.tokens_R[items], costs.cost_R[items], self.n_ranks, self.token_budget)
+        arrays = np.array(items.tokens_I, dtype=np.int64), np.array(items.cost_I, dtype=np.int64)
+        self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
         """The least height there is."""
         # A search takes time with the items, and many of them are packed well at the first attempt.
-        self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
+        self.goal = self.bound + self.bound * min(max(len(items.rows_I), 1 << 11), 1 << 14) // (1 << 21)
         """Height at which a search may end: a thousandth above the bound, up to a hundredth for many thousand items."""
         self.least_levels = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
         self._handling = costs.level

@@ -69,7 +69,7 @@ def balanced_cells(costs: CallCosts, mini_batches: MiniBatches) -> tuple[int, li
     """
     size, rows_M = least_size(costs, mini_batches), mini_batches.rows_M
     extra_M = [extra_cost(costs, rows) for rows in rows_M]
-    if may_grow(costs, mini_batches) and costs.chain_R is None:
+    if may_grow(costs, mini_batches) and costs.forest is None:
         size, bins_M = _trade_pads_for_balance(costs, extra_M, size)
     else:
         bins_M = [balance(extra_I, costs.call.dp_size, size) for extra_I in extra_M]
@@ -150,7 +150,7 @@ class ByCell(Way):
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
-        return costs.call.sync_point == "mini_batch" and costs.chain_R is None
+        return costs.call.sync_point == "mini_batch" and costs.forest is None
 
     def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
         size, rows_MD = balanced_cells(costs, mini_batches)

@@ -86,7 +86,7 @@ def _fills(costs: CallCosts, model: MeasuredCost) -> list[int]:
     budget = costs.call.token_budget
     assert budget is not None
     # Of a chain, the longest row is computed: as long as it is, no shorter one may count as the same.
-    longest = int(costs.tokens_R.max()) if costs.chain_R is not None else 0
+    longest = int(costs.tokens_R.max()) if costs.forest is not None else 0
     least = max(int(costs.tokens_R.mean()), costs.pad_tokens, longest)
     if model.trial_fill:
         return [min(max(model.trial_fill, least), budget)]
