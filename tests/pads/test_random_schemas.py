@@ -15,11 +15,9 @@ from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_some_fields, queue_content
 from verl_padding.pads.columns import OWN_COLUMNS
-from verl_padding.pads.neutral_values import empty_value
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.roles import FieldRole, Role
-from verl_padding.pads.schema import Schema
-from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.template import PadTemplate, Schema, empty_value
 from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

@@ -8,7 +8,7 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.real_rows import real_rows
+from verl_padding.pads.upsampling import real_rows
 
 IS_PAD = [False, True, False, True, True, False]
 REAL = [row for row, is_pad in enumerate(IS_PAD) if not is_pad]

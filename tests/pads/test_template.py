@@ -12,8 +12,7 @@ from tests.support.padded_rows import values_of
 from tests.support.rows_in_queue import row_fields
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
-from verl_padding.pads.schema import Schema
-from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.vision_families import SmallestImage
 
 EOS = 7

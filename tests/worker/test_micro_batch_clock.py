@@ -11,7 +11,7 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
-from verl_padding.worker.shared_prefixes import TIPS
+from verl_padding.worker.plan_packer import TIPS
 
 
 class Device:

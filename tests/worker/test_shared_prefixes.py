@@ -15,8 +15,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import CHAIN as CHAIN_COLUMN
 from verl_padding.pads.columns import MICRO_BATCH
-from verl_padding.worker.plan_packer import follow_plan
-from verl_padding.worker.shared_prefixes import SHARES, TIPS, share_in, tips_of
+from verl_padding.worker.plan_packer import SHARES, TIPS, follow_plan, share_in, tips_of
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
@@ -275,7 +274,7 @@ def test_verls_own_engines_are_not(engine):
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():
-    """When this fails: see whether verl shares prefixes by itself by now; then delete worker/shared_prefixes.py."""
+    """When this fails: see whether verl shares prefixes by itself by now; then delete worker/plan_packer.py."""
     for engine in (FSDPEngineWithLMHead, FSDPEngineWithValueHead):
         inputs = inspect.signature(inspect.unwrap(engine.prepare_model_inputs)).parameters
         outputs = inspect.signature(inspect.unwrap(engine.prepare_model_outputs)).parameters

@@ -1,9 +1,8 @@
 """Which rows extend each other, found from what their outputs may depend on.
 
 Row b extends row a if a's tokens, prompt and response, are the first tokens of b, and position ids, images, recorded
-routes and a teacher's fields are equal there too. The trainer looks for such rows in each session of several rows, for
-the plan, unless the agent loop has declared which they are; workers compare the rows of a chain again before they share
-anything.
+routes and a teacher's fields are equal there too. The trainer looks for such rows in sessions of several rows, for the
+plan, unless the agent loop has declared them; workers compare the rows of a chain again before they share anything.
 
 That a row begins with another says what may be computed once, not what happened: an agent that meets the same state
 twice may answer it twice with the same tokens. :func:`find_continued` finds which rows hold the actions of others.
@@ -12,7 +11,8 @@ twice may answer it twice with the same tokens. :func:`find_continued` finds whi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
 from numbers import Integral
 from typing import Any
 
@@ -27,11 +27,11 @@ from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_o
 
 logger = logging.getLogger(__name__)
 
+TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
 RECORDED = ("routed_experts", "teacher_ids", "teacher_logprobs")
 """Fields that may differ between rows with the same tokens. They are large, as images are."""
 PER_TOKEN = ("position_ids", *RECORDED)
 """Fields beside the tokens that outputs may depend on, one value per token: they must agree up to where rows part."""
-TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
 EXTRA_FIELDS, EXTENDS = "extra_fields", "extends"
 """Field of verl's rows, and what an agent loop may put into it: the number, in its session, of the row that this one
 extends. A session with such a row is not searched; its rows without one extend none."""
@@ -61,7 +61,8 @@ def find_extensions(
     if not sessions:
         return extends_R
     there = fields_of_all([batch.keys[row] for row in sessions[0]], batch.partition_id)
-    if outputs and not images and there.isdisjoint(RECORDED):
+    tokens_alone = not images and there.isdisjoint(RECORDED)
+    if outputs and tokens_alone:
         declared = _declared(batch, tokens_R, [row for rows in sessions for row in rows])
         for row, earlier in declared.items():
             extends_R[row] = earlier
@@ -77,8 +78,8 @@ def find_extensions(
     compare(sessions, [TOKENS], TOKENS_AT_ONCE)
     extended = set(extends_R)
     alike = [[row for row in rows if extends_R[row] is not None or row in extended] for rows in sessions]
-    at_once = TOKENS_AT_ONCE if not images and there.isdisjoint(RECORDED) else LARGE_AT_ONCE
-    compare([rows for rows in alike if rows], [TOKENS, IMAGES, *(PER_TOKEN if outputs else ())], at_once)
+    names = [TOKENS, IMAGES, *(PER_TOKEN if outputs else ())]
+    compare([rows for rows in alike if rows], names, TOKENS_AT_ONCE if tokens_alone else LARGE_AT_ONCE)
     return extends_R
 
 
@@ -94,10 +95,7 @@ def find_continued(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool 
 
 
 def continued(
-    keys: Sequence[str],
-    tokens_R: Sequence[int],
-    begins_R: Sequence[int | None],
-    declared: Mapping[int, int | None],
+    keys: Sequence[str], tokens_R: Sequence[int], begins_R: Sequence[int | None], declared: Mapping[int, int | None]
 ) -> list[int | None]:
     """Number of the row that each row continues: the one that its agent loop names, if it begins with that one.
 
@@ -115,11 +113,11 @@ def continued(
             return declared.get(row) == earlier
         return tokens_R[earlier] < tokens_R[row] and index_of_key(keys[earlier]) < index_of_key(keys[row])
 
-    continued_R: list[int | None] = []
+    continued_R = list(begins_R)
     for row, earlier in enumerate(begins_R):
         while earlier is not None and not continues(row, earlier):
             earlier = begins_R[earlier]
-        continued_R.append(earlier)
+        continued_R[row] = earlier
     return continued_R
 
 
@@ -128,7 +126,7 @@ def _declared(batch: KVBatchMeta, tokens_R: Sequence[int], rows: Sequence[int]) 
     fields = read_fields([batch.keys[row] for row in rows], batch.partition_id, [EXTRA_FIELDS])
     number = {key: row for row, key in enumerate(batch.keys)}
     declared: dict[int, int | None] = {}
-    impossible: list[str] = []
+    impossible = []
     for row, extra in zip(rows, tu.get(fields, EXTRA_FIELDS, [{}] * len(rows)), strict=True):
         if not isinstance(extra, Mapping) or EXTENDS not in extra:
             continue
@@ -155,18 +153,11 @@ def _declared(batch: KVBatchMeta, tokens_R: Sequence[int], rows: Sequence[int]) 
     return declared
 
 
-def _parts(sessions: Iterable[Sequence[int]], tokens_R: Sequence[int], at_once: int) -> Iterator[list[int]]:
+def _parts(sessions: Sequence[Sequence[int]], tokens_R: Sequence[int], at_once: int) -> Iterator[list[int]]:
     """The rows of sessions, as many sessions at once as begin within so many tokens."""
-    rows: list[int] = []
-    tokens = 0
-    for session in sessions:
-        rows += session
-        tokens += sum(tokens_R[row] for row in session)
-        if tokens >= at_once:
-            yield rows
-            rows, tokens = [], 0
-    if rows:
-        yield rows
+    begins = accumulate((sum(tokens_R[row] for row in rows) for rows in sessions), initial=0)
+    for _, part in groupby(zip(begins, sessions, strict=False), key=lambda each: each[0] // at_once):
+        yield [row for _, rows in part for row in rows]
 
 
 def extensions(inputs: Inputs, keys: Sequence[str]) -> list[int | None]:
@@ -189,16 +180,15 @@ class Inputs:
     """What the outputs of rows, on the CPU, may depend on: tokens, images, temperature, and :data:`PER_TOKEN`."""
 
     def __init__(self, data: TensorDict):
-        names = set(data.keys())
         self.bytes_R = [row.to(torch.int64).numpy().tobytes() for row in data[TOKENS].unbind()]
         """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
-        self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in names]
-        temperature = tu.get(data, "temperature") if "temperature" in names else None
+        self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in data]
+        self._images = tu.get(data, IMAGES)
+        temperature = tu.get(data, "temperature")
         if isinstance(temperature, torch.Tensor):
             temperature = temperature.tolist()
         # A number holds for all rows.
         self._temperature = temperature if isinstance(temperature, Sequence) else None
-        self._images = tu.get(data, IMAGES) if IMAGES in names else None
 
     def extends(self, longer: int, shorter: int) -> bool:
         """Whether a row begins with all of another, whatever outputs depend on."""
@@ -228,9 +218,7 @@ def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, 
     if not shorter:
         # A row without an image: all that the other one has must be of its images, and not of the row.
         return all(b is None or (isinstance(b, torch.Tensor) and b.dim() > 0) for b in longer.values())
-    if shorter.keys() != longer.keys():
-        return False
-    return all(_begins_with(longer[name], value) for name, value in shorter.items())
+    return shorter.keys() == longer.keys() and all(_begins_with(longer[name], shorter[name]) for name in shorter)
 
 
 def _begins_with(longer: Any, shorter: Any) -> bool:

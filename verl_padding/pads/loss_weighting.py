@@ -2,8 +2,7 @@
 
 With w_r the weight of row r, and l_r its loss, the loss of a mini-batch is the sum of w_r l_r over its denominator.
 verl has no place for a weight. So the loss stays verl's, and the gradient of each row's outputs is multiplied by a
-factor, which turns it into that of the weighted loss (:func:`loss_factors`). That is exact for every loss that is a sum
-over rows or tokens, whatever its terms are.
+factor (:func:`loss_factors`). That is exact for every loss that is a sum over rows or tokens, whatever its terms are.
 """
 
 from __future__ import annotations
@@ -35,27 +34,19 @@ class LossWeighting:
     """How the loss of an update weighs its rows."""
 
     call: str
-    """Name of the update, for messages."""
-
+    """Name of the update."""
     mode: str
     """verl's ``loss_agg_mode`` of its loss."""
-
     by_rows: bool = True
     """Whether a mode that weighs rows divides by their number in the mini-batch, and not by a configured one."""
-
     by_session: bool = False
     """Whether each session of a mini-batch weighs the same."""
-
     refusal: str = ""
     """Why its rows cannot weigh differently, if they cannot."""
 
 
 def loss_factors(
-    layout: Layout,
-    keys: Sequence[str],
-    weight_R: Sequence[float],
-    tokens_R: Sequence[int],
-    weighting: LossWeighting,
+    layout: Layout, keys: Sequence[str], weight_R: Sequence[float], tokens_R: Sequence[int], weighting: LossWeighting
 ) -> list[float]:
     """What the gradient of each real row's outputs is multiplied by.
 
@@ -69,8 +60,7 @@ def loss_factors(
     tokens weigh, the weight of a row is w_r / n_s.
 
     Args:
-        keys: keys of the real rows.
-        weight_R: weight of each real row.
+        keys, weight_R: key and weight of each real row.
         tokens_R: tokens of each real row that have a loss.
 
     Raises:

@@ -10,21 +10,21 @@ import torch
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import (
+    BATCH_ROW,
     NO_ADAPTER,
     OWN_COLUMNS,
     REF,
     TIMED_CALL,
     WEIGHS_ROWS,
+    column,
     loss_columns,
     micro_batch_columns,
     pad_column,
-    row_column,
 )
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
 from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, rows_like, tokens_of_masks
-from verl_padding.pads.source import SourceRows, check_weight_is_a_field
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import check_no_pads, fields_of_pads, new_pads, put_pads, strip
+from verl_padding.pads.upsampling import SourceRows, check_no_pads, check_weight_is_a_field, new_pads, put_pads, strip
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.counted import counted
 
@@ -70,14 +70,13 @@ class PaddedBatch:
 
     def _loss_factors(self, loss_weightings: Sequence[LossWeighting]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
-        weight_R = self._source.weights()
-        weighed = [
-            weighting for weighting in loss_weightings if LOSS_WEIGHT in self._source.names or weighting.by_session
-        ]
+        weight_R, layouts = self._source.weights(), self.plan.layouts
+        weighed = [each for each in loss_weightings if LOSS_WEIGHT in self._source.names or each.by_session]
         for weighting in weighed:  # also where this step does not train, such as an actor whose critic warms up
-            if (refusal := weighting.refusal) and set(weight_R) != {1.0}:
-                raise PaddingDataError(f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {refusal}")
-        layouts = self.plan.layouts
+            if weighting.refusal and set(weight_R) != {1.0}:
+                raise PaddingDataError(
+                    f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {weighting.refusal}"
+                )
         planned = [weighting for weighting in weighed if weighting.call in layouts]
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         tokens_R = tokens_of_masks(self.batch, "loss_mask") if planned else []
@@ -98,6 +97,22 @@ class PaddedBatch:
                 "Leave +actor_rollout_ref.rollout.agent.agent_loop_manager_class out, or have its workers extend "
                 "verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
             )
+
+    def put_pads(self) -> None:
+        """Puts all pads, with the fields that real rows have by now, in one put.
+
+        A step that needs no pads still makes one if there is a field that no step has had before, so that a field that
+        no pad can be made for is refused when it first appears.
+
+        Raises:
+            PaddingDataError: no pad can be made for a field; nothing is put.
+        """
+        if self.pads.keys:
+            fields = self._new_fields(len(self.pads))
+            self._made = set(fields)
+            put_pads(self.pads, fields)
+        elif not self._template.has_seen(self._source.names - OWN_COLUMNS):
+            self._new_fields(1)
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order."""
@@ -123,8 +138,7 @@ class PaddedBatch:
         if layout.n_pads:
             # The fields that the trainer has added since: TransferQueue hands workers those that all rows of a call
             # have, so without this, `advantages` would vanish from every rank that holds a pad.
-            pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
-            put_columns(pads, self._new_fields(layout.n_pads))
+            put_columns(self.pads.select_keys(self.pads.keys[: layout.n_pads]), self._new_fields(layout.n_pads))
         rows = self._rows_of(layout, batch)
         factor_R = self._factors.get(call)
         if factor_R is not None:
@@ -135,10 +149,10 @@ class PaddedBatch:
         rows.extra_info["dataloader_kwargs"] = rows.extra_info.get("dataloader_kwargs", {}) | {"shuffle": False}
         return rows
 
-    @cached_property
-    def _trained_tokens_R(self) -> list[int]:
-        # Read as late as the first update: until then the trainer may reject tokens.
-        return tokens_of_masks(self.batch, "response_mask")
+    def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
+        """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
+        extra_info = {key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL}
+        return rows_like(output, batch.keys, batch.tags, output.fields, extra_info)
 
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token that weighs."""
@@ -149,18 +163,10 @@ class PaddedBatch:
             for ranks in self.plan.layouts[call].cells
         )
 
-    def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
-        """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
-        extra_info = {key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL}
-        return rows_like(output, batch.keys, batch.tags, output.fields, extra_info)
-
-    def _put_columns(self, call: str, rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> None:
-        columns = {**columns, **micro_batch_columns(self.plan, call)}
-        if self._timed:
-            columns |= row_column(self.plan.layouts[call])
-            # A LoRA actor without its adapter is its own reference, by the same call.
-            rows.extra_info[TIMED_CALL] = REF if rows.extra_info.get(NO_ADAPTER) else call
-        put_columns(rows, columns)
+    @cached_property
+    def _trained_tokens_R(self) -> list[int]:
+        # Read as late as the first update: until then the trainer may reject tokens.
+        return tokens_of_masks(self.batch, "response_mask")
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
@@ -169,27 +175,20 @@ class PaddedBatch:
         ordered = [keys[row] for row in layout.order]
         return rows_like(batch, ordered, [tag_of[key] for key in ordered], batch.fields, batch.extra_info or {})
 
+    def _put_columns(self, call: str, rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> None:
+        columns = {**columns, **micro_batch_columns(self.plan, call)}
+        if self._timed:
+            columns |= column(BATCH_ROW, self.plan.layouts[call], range(len(self.batch)), of_pads=-1)
+            # A LoRA actor without its adapter is its own reference, by the same call.
+            rows.extra_info[TIMED_CALL] = REF if rows.extra_info.get(NO_ADAPTER) else call
+        put_columns(rows, columns)
+
     def _new_fields(self, n_pads: int) -> Columns:
+        """What pads do not have yet of what real rows have by now."""
         rows = self._source.read()
         check_weight_is_a_field(rows)
-        return fields_of_pads(rows, self._template, n_pads, leave_out=self._made | OWN_COLUMNS)
-
-    def put_pads(self) -> None:
-        """Puts all pads, with the fields that real rows have by now, in one put.
-
-        A step that needs no pads still makes one if there is a field that no step has had before, so that a field that
-        no pad can be made for is refused when it first appears.
-
-        Raises:
-            PaddingDataError: no pad can be made for a field; nothing is put.
-        """
-        if not self.pads.keys:
-            if not self._template.has_seen(self._source.names - OWN_COLUMNS):
-                self._new_fields(1)
-            return
-        fields = self._new_fields(len(self.pads))
-        self._made = set(fields)
-        put_pads(self.pads, fields)
+        names = dict.fromkeys(name for row in rows for name in row)
+        return self._template.fields(rows, [name for name in names if name not in self._made | OWN_COLUMNS], n_pads)
 
 
 def strip_after_an_error(padded: PaddedBatch) -> None:

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["KVBatchMeta"]
 
+_HELD: list[Any] = []
+"""Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
+
 
 def is_connected() -> bool:
     """Whether this process has a TransferQueue."""
@@ -37,12 +40,15 @@ def was_made_here() -> bool:
     return tq_interface._TQ_STORAGE is not None
 
 
-def controller() -> ActorHandle:
-    """TransferQueue's controller.
+def detach() -> None:
+    """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
+    tq_interface._TQ_CLIENT.close()
+    _HELD.append(tq_interface._TQ_STORAGE)
+    tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
 
-    Raises:
-        ValueError: there is none in this Ray cluster.
-    """
+
+def controller() -> ActorHandle:
+    """TransferQueue's controller; a ValueError if there is none in this Ray cluster."""
     return ray.get_actor("TransferQueueController", namespace="transfer_queue")
 
 
@@ -54,17 +60,6 @@ def actors_of_queue() -> dict[str, list[ActorHandle]]:
     # A unit's name is in the namespace of its maker, which is the job's.
     storage = [made_here[name] if name in made_here else ray.get_actor(name) for name in units]
     return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
-
-
-_HELD: list[Any] = []
-"""Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
-
-
-def detach() -> None:
-    """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
-    tq_interface._TQ_CLIENT.close()
-    _HELD.append(tq_interface._TQ_STORAGE)
-    tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
 
 
 def rows_like(
@@ -122,6 +117,11 @@ def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:
     return set(_look_up(keys, partition_id).field_schema)
 
 
+def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
+    """Tokens that a mask of each row keeps, such as its ``response_mask``."""
+    return [int(mask.sum()) for mask in read_fields(batch.keys, batch.partition_id, [name])[name].unbind()]
+
+
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     """What TransferQueue's controller knows about rows, in their order, for one read or one put of all of them.
 
@@ -157,25 +157,19 @@ class Listing:
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     meta = _look_up(keys, partition_id)
     fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes)))
-    keys_of: dict[tuple[bool, ...], list[str]] = {}
-    for key, pattern in zip(keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True):
-        keys_of.setdefault(pattern, []).append(key)
+    keys_by_fields: dict[frozenset[str], list[str]] = {}
+    for key, has_F in zip(keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True):
+        keys_by_fields.setdefault(frozenset(compress(fields, has_F)), []).append(key)
+    shapes = {}
+    for name, schema in meta.field_schema.items():
+        shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
+        shapes[name] = {key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None}
     return Listing(
-        keys_by_fields={
-            frozenset(compress(fields, pattern)): group
-            for pattern, group in sorted(keys_of.items(), key=lambda item: -len(item[1]))
-        },
-        shapes={name: _shapes(schema, keys) for name, schema in meta.field_schema.items()},
+        keys_by_fields=dict(sorted(keys_by_fields.items(), key=lambda item: -len(item[1]))),
+        shapes=shapes,
         dtypes={name: field.dtype for name, field in fields.items() if field.dtype is not None},
-        unlisted={
-            name: list(compress(keys, field.unlisted_R)) for name, field in fields.items() if any(field.unlisted_R)
-        },
+        unlisted={name: rows for name, field in fields.items() if (rows := list(compress(keys, field.unlisted_R)))},
     )
-
-
-def _shapes(schema: Mapping[str, Any], keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
-    return {key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None}
 
 
 class _Field(NamedTuple):
@@ -202,12 +196,6 @@ def put_new_rows(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
     """Puts rows that are not there yet, with their tags, in one put."""
     fields = TensorDict(dict(columns), batch_size=len(rows))
     tq.kv_batch_put(keys=rows.keys, partition_id=rows.partition_id, fields=fields, tags=rows.tags)
-
-
-def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
-    """Tokens that a mask of each row keeps, such as its ``response_mask``."""
-    data = read_fields(batch.keys, batch.partition_id, [name])
-    return [int(mask.sum()) for mask in data[name].unbind()]
 
 
 def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
@@ -238,8 +226,7 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
             tags = tags_of(batch.partition_id)
             there = batch.select_keys([key for key in batch.keys if key in tags])
             if there.keys:
-                data = read_fields(there.keys, there.partition_id)
-                kept.append((there, data, [tags[key] for key in there.keys]))
+                kept.append((there, read_fields(there.keys, there.partition_id), [tags[key] for key in there.keys]))
                 clear(there.keys, there.partition_id)
         yield
     finally:

@@ -26,11 +26,9 @@ ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
 ROUNDING = 16
 """Machine epsilons of the outputs that a difference by rounding has at most: experts get other numbers of tokens."""
-LEAK = 0.02
-"""Part of the effect of a row's first token that a difference by rounding has at most."""
-LEAK_OF_EXPERTS = 0.05
-"""The same, where a token may get other experts by rounding."""
-OUTPUTS = ("log_probs", "values")
+LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
+"""Part of the effect of a row's first token that a difference by rounding has at most; the latter where a token may get
+other experts by rounding."""
 
 
 def probe_for_leaks(
@@ -76,13 +74,12 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     if not outputs:
         return
     one, beside_others, changed = outputs
-    own = _distance(one[1], changed[1])
+    own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
     part = (LEAK_OF_EXPERTS if any(getattr(text, name, None) for name in EXPERTS) else LEAK) * own
     epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), part)
     attention = getattr(text, "_attn_implementation", None)
     model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
-    leak = _distance(one[1], beside_others[1])
     if not leak <= rounding:  # nor where it is no number
         raise PaddingConfigError(
             f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads would change real rows "
@@ -110,13 +107,13 @@ def _outputs(
 
     micro_batch_size, rows = len(rows), [*rows] * multiple
     ones = [torch.ones_like(ids) for ids in rows]
-    places = [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows]
+    response_masks = [mask[1:] for mask in ones]
     fields = {
-        "input_ids": list(rows),
-        "position_ids": places,
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows],
         "attention_mask": ones,
-        "loss_mask": [mask[1:] for mask in ones],
-        "response_mask": [mask[1:] for mask in ones],
+        "loss_mask": response_masks,
+        "response_mask": response_masks,
         "prompts": [ids[:1] for ids in rows],
         "responses": [ids[1:] for ids in rows],
     }
@@ -133,8 +130,7 @@ def _outputs(
     output = trainee.infer_batch(data)
     if output is None:
         return None
-    (name,) = [name for name in OUTPUTS if name in output.keys()]  # noqa: SIM118  (a TensorDict)
-    found = output[name]
+    found = output["log_probs"] if "log_probs" in output else output["values"]
     each = found.unbind() if found.is_nested else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
     return [line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)]
 

@@ -10,7 +10,7 @@ zeros, times zero, so that the vision tower runs on every rank; but with transfo
 that has no ``mean``, and the job stops at the first micro-batch of text alone. Here the features are taken out of that
 object, as verl's own function does for real images.
 
-tests/worker/test_position_ids.py and tests/worker/test_text_rows.py say when each can go.
+tests/worker/test_vision_fixes.py says when each can go.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ def fix_3d_position_ids(data: TensorDict) -> None:
     Raises:
         KeyError: the rows have such position ids, but no ``input_ids``; no model of verl runs on those.
     """
-    if "position_ids" not in data.keys():  # noqa: SIM118  (a TensorDict)
-        return
-    ids = data["position_ids"]
-    if not ids.is_nested or ids.dim() != 3:
+    ids = data.get("position_ids", None)
+    if ids is None or not ids.is_nested or ids.dim() != 3:
         return
     values, token_offsets = ids.values(), data["input_ids"].offsets()
     # An update's ids are fixed up to three times, and their own sizes do not tell whether they were before: (4, 4) may
@@ -73,15 +71,11 @@ def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
     from verl.utils.transformers_compat import unpack_visual_output
 
     embeds = model.get_input_embeddings()(input_ids)
-    config = model.config.vision_config
+    config, dtype = model.config.vision_config, model.visual.dtype
     side = config.spatial_merge_size
     patch = config.in_channels * config.temporal_patch_size * config.patch_size**2
-    features, _ = unpack_visual_output(
-        model.visual(
-            embeds.new_zeros(side * side, patch, dtype=model.visual.dtype),
-            grid_thw=torch.tensor([[1, side, side]], device=embeds.device),
-        )
-    )
+    grid = torch.tensor([[1, side, side]], device=embeds.device)
+    features, _ = unpack_visual_output(model.visual(embeds.new_zeros(side * side, patch, dtype=dtype), grid_thw=grid))
     return embeds + 0.0 * features.mean().to(embeds)
 
 
