@@ -143,11 +143,7 @@ def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
     responses = [tag["response_len"] for tag in batch.tags]
     nested = torch.nested.as_nested_tensor([torch.rand(n) for n in responses], layout=torch.jagged)
     fields = {"advantages": nested, "old_log_probs": nested.clone()}
-    meta = tq.kv_batch_put(
-        keys=batch.keys,
-        partition_id=PARTITION,
-        fields=TensorDict(fields, batch_size=len(batch)),
-    )
+    meta = tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)))
     rows = padded.update_call("actor", meta)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
     pads = data[IS_PADDING]

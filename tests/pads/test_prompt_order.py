@@ -117,9 +117,6 @@ def keys_of_plan(keys: list[str], tokens: dict[str, int], job: Job) -> dict[str,
     plan = plan_batch(Rows.from_keys(keys, [tokens[key] for key in keys]), job)
     names = [*keys, *(f"pad {number}" for number in range(plan.n_pads))]
     return {
-        name: [
-            [[names[row] for row in cell] for ranks in layout.cells for cell in ranks],
-            layout.micro_batch_rows,
-        ]
+        name: [[[names[row] for row in cell] for ranks in layout.cells for cell in ranks], layout.micro_batch_rows]
         for name, layout in plan.layouts.items()
     }

@@ -249,8 +249,7 @@ def test_it_is_installed_once_and_refuses_other_engines():
     share_in(engine)
     assert Engine.prepare_model_inputs is once
     with pytest.raises(
-        PaddingError,
-        match=r"chains': object has a prepare_model_inputs of its own, .* or set padding.sharing=off",
+        PaddingError, match=r"chains': object has a prepare_model_inputs of its own, .* or set padding.sharing=off"
     ):
         share_in(object())
 

@@ -38,13 +38,15 @@ def test_verls_own_function_still_stops_at_text_alone(model):
 
 
 def test_an_image_goes_to_verls_own_function_and_a_second_install_changes_nothing(monkeypatch):
-    calls = []
+    def verls(model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids):
+        return "verl's", pixel_values, grids
+
     module = ModuleType(vision_fixes.EMBEDS_MODULE)
-    module._get_input_embeds = lambda *args, **kwargs: calls.append((args, kwargs)) or "verl's"
+    module._get_input_embeds = verls
     monkeypatch.setitem(sys.modules, vision_fixes.EMBEDS_MODULE, module)
     vision_fixes.install_in_worker(SimpleNamespace())
     installed = module._get_input_embeds
     vision_fixes.install_in_worker(SimpleNamespace())
     assert module._get_input_embeds is installed
-    assert installed("model", IDS, None, "pixels", None, image_grid_thw="grid") == "verl's"
-    assert calls == [(("model", IDS, None, "pixels", None), {"image_grid_thw": "grid"})]
+    given = installed("model", IDS, None, "pixels", None, image_grid_thw="grid")
+    assert given == ("verl's", "pixels", {"image_grid_thw": "grid"})

@@ -54,15 +54,15 @@ def read_column(data: TensorDict, name: str) -> torch.Tensor:
     return data[name].reshape(len(data))
 
 
-def column(name: str, layout: Layout, value_R: Sequence[float], of_pads: float) -> dict[str, torch.Tensor]:
+def in_order(name: str, layout: Layout, value_R: Sequence[float], of_pads: float) -> dict[str, torch.Tensor]:
     """One column in the order of ``layout``, from the value of each real row and that of all pads."""
     values = torch.tensor([*value_R, of_pads], dtype=COLUMN_DTYPES[name])
     return {name: values[torch.tensor(layout.order).clamp(max=layout.n_rows)]}
 
 
 def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
-    """Which rows are pads, in the order of ``layout``."""
-    return column(IS_PADDING, layout, [False] * layout.n_rows, of_pads=True)
+    """Which rows are pads."""
+    return in_order(IS_PADDING, layout, [False] * layout.n_rows, of_pads=True)
 
 
 def loss_columns(
@@ -70,9 +70,7 @@ def loss_columns(
 ) -> dict[str, torch.Tensor]:
     """What the loss must know about each row and its mini-batch, in the order of ``layout``.
 
-    Args:
-        trained_tokens_R: response tokens of each real row that its ``response_mask`` keeps.
-        factor_R: of each real row; None if all rows weigh the same.
+    ``factor_R`` is None if all rows weigh the same; both lists are of the real rows.
     """
     n_rows = layout.n_rows
     mini_batch_of = np.repeat(np.tile(np.arange(layout.n_mini_batches), layout.dp_size), layout.rows_per_cell)
@@ -83,15 +81,13 @@ def loss_columns(
         TRAINED_ROWS: [sum(tokens > 0 for cell in ranks for tokens in cell) for ranks in tokens_MDC],
         REPORTING_RANKS: [sum(map(any, ranks)) for ranks in tokens_MDC],
     }
-    columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()} | pad_column(layout)
-    return columns if factor_R is None else columns | column(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
+    columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}
+    columns |= pad_column(layout)
+    return columns if factor_R is None else columns | in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
-    """The number of each row's micro-batch, and its chain if the call shares prefixes, in the order of the layout.
-
-    Nothing if verl's packer cuts the micro-batches.
-    """
+    """The number of each row's micro-batch, and its chain if the call shares; nothing if verl's packer cuts them."""
     layout = plan.layouts[call]
     if plan.packer != "plan" or layout.micro_batch_rows is None:
         return {}
@@ -103,4 +99,4 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
         for _ in range(rows)
     ]
     columns = {MICRO_BATCH: torch.tensor(numbers)}
-    return columns | column(CHAIN, layout, plan.chains[call], of_pads=-1) if call in plan.chains else columns
+    return columns | in_order(CHAIN, layout, plan.chains[call], of_pads=-1) if call in plan.chains else columns

@@ -48,7 +48,6 @@ def find_extensions(
     read of sessions whose agent loop has declared which rows extend each other (:data:`EXTENDS`).
 
     Args:
-        tokens_R: tokens of each row.
         images: whether rows may have images. Agent loops know tokens alone, so they are not believed then.
         outputs: whether the rows' outputs must be the same, too; if not, equal tokens and images are enough. Workers
             compare the former again, and nobody the latter, so agent loops are not believed about the latter.
@@ -84,10 +83,7 @@ def find_extensions(
 
 
 def find_continued(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False) -> list[int | None]:
-    """Number of the row that each row of a batch continues, so that a token of both is one action; None for none.
-
-    Args and errors are those of :func:`find_extensions`.
-    """
+    """Number of the row that each row of a batch continues, so that a token of both is one action; None for none."""
     begins_R = find_extensions(batch, tokens_R, images=images, outputs=False)
     sessions = {session_of_key(key) for key, earlier in zip(batch.keys, begins_R, strict=True) if earlier is not None}
     rows = [row for row, key in enumerate(batch.keys) if session_of_key(key) in sessions]
@@ -99,12 +95,9 @@ def continued(
 ) -> list[int | None]:
     """Number of the row that each row continues: the one that its agent loop names, if it begins with that one.
 
-    In a session of which nothing is declared, a row continues the longest row before it that it begins with, and that
-    is shorter: an agent has gone on from there. It cannot have gone on from an equal row, nor from one that came later.
-
-    Args:
-        begins_R: number of the row that each row begins with, as :func:`extensions` finds it.
-        declared: number of the row that a row extends, None for none, of the rows of which it is declared.
+    In a session of which nothing is ``declared``, a row continues the longest row before it that it begins with, and
+    that is shorter: an agent has gone on from there. It cannot have gone on from an equal row, nor from a later one.
+    ``begins_R`` is what :func:`extensions` finds.
     """
     declaring = {session_of_key(keys[row]) for row in declared}
 
@@ -144,11 +137,9 @@ def _declared(batch: KVBatchMeta, tokens_R: Sequence[int], rows: Sequence[int]) 
         declared[row] = earlier
     if impossible:
         logger.warning(
-            "verl_padding: extra_fields[%r] of rows %s (%d in all) names a row of the session that has more tokens, or "
-            "as many and comes later. They are computed as they are. Correct it in the agent loop.",
-            EXTENDS,
-            first_few(impossible),
-            len(impossible),
+            f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(impossible)} ({len(impossible)} in all) names "
+            "a row of the session that has more tokens, or as many and comes later. They are computed as they are. "
+            "Correct it in the agent loop."
         )
     return declared
 
@@ -161,7 +152,7 @@ def _parts(sessions: Sequence[Sequence[int]], tokens_R: Sequence[int], at_once: 
 
 
 def extensions(inputs: Inputs, keys: Sequence[str]) -> list[int | None]:
-    """Number of the row of its session that each row extends: the longest of them, and the last of several as long."""
+    """Number of the row of its session that each row extends: the longest, and the last of several as long."""
     session_R = list(map(session_of_key, keys))
     extends_R: list[int | None] = [None] * len(keys)
     before: list[int] = []
@@ -224,6 +215,4 @@ def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, 
 def _begins_with(longer: Any, shorter: Any) -> bool:
     if not isinstance(shorter, torch.Tensor) or not isinstance(longer, torch.Tensor):
         return shorter is None and longer is None
-    if shorter.dim() == 0 or longer.dim() != shorter.dim():
-        return torch.equal(shorter, longer)
-    return torch.equal(shorter, longer[: len(shorter)])
+    return torch.equal(shorter, longer[: len(shorter)] if shorter.dim() and longer.dim() else longer)

@@ -21,7 +21,7 @@ from verl_padding.plan.row_keys import session_of_key
 Floats = npt.NDArray[np.float64]
 LOSS_WEIGHT = "loss_weight"
 """Field of a row: what it weighs in the loss, a number of at least 0. A row without it weighs 1."""
-SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+FLOAT32 = np.finfo(np.float32)
 """What gradients can be multiplied by: those of low precision are multiplied in 32 bits."""
 TOKEN_MODES = TOKEN_MEAN, TOKEN_SUM = "token-mean", "token-sum"
 """The modes of verl's losses that weigh tokens; all others weigh rows."""
@@ -59,9 +59,7 @@ def loss_factors(
     all w_r are 1, the factor is w_r n_r / n_s R / S with ``seq-mean-token-mean``, and w_r R / S with the others. Where
     tokens weigh, the weight of a row is w_r / n_s.
 
-    Args:
-        keys, weight_R: key and weight of each real row.
-        tokens_R: tokens of each real row that have a loss.
+    Keys, weights and tokens that have a loss are those of the real rows.
 
     Raises:
         PaddingDataError: all rows of a mini-batch that have a loss weigh 0, or their weights are too far apart for a
@@ -94,7 +92,7 @@ def loss_factors(
                 w = w * _over(len(rows), counts.sum())
         factor_R[rows] = w
         for row in rows:
-            if tokens[row] and weights[row] and not SMALLEST <= factor_R[row] <= LARGEST:
+            if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
                 raise PaddingDataError(
                     f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} of {weighting.call!r} "
                     f"its gradient would be multiplied by {factor_R[row]:.3g}, which is no number of 32 bits. Give "

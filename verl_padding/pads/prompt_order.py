@@ -34,11 +34,8 @@ def place_of(uid: str) -> tuple[int, int] | None:
 def data_order(keys: Sequence[str]) -> list[int]:
     """Numbers of the rows in the order of the data set: by step and place of the prompt, session, and row of a session.
 
-    Prompts whose uid holds no place come last, in the order of their first rows in the batch. The order of a batch
-    without any such prompt does not depend on the order of its keys.
-
-    Args:
-        keys: of the form ``{uid}_{session}_{index}``; a key of another form stands for a prompt with a single row.
+    Prompts whose uid holds no place come last, in the order of their first rows in the batch. A key that is not of the
+    form ``{uid}_{session}_{index}`` stands for a prompt with a single row.
 
     >>> early, late = ordered_uid(1, 0), ordered_uid(1, 1)
     >>> data_order([f"{late}_0_0", f"{early}_1_0", f"{early}_0_10", f"{early}_0_9"])

@@ -36,7 +36,7 @@ def is_connected() -> bool:
 
 
 def was_made_here() -> bool:
-    """Whether this process has made the TransferQueue that it is connected to."""
+    """Whether this process has made its TransferQueue."""
     return tq_interface._TQ_STORAGE is not None
 
 
@@ -62,14 +62,8 @@ def actors_of_queue() -> dict[str, list[ActorHandle]]:
     return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
 
 
-def rows_like(
-    batch: KVBatchMeta,
-    keys: Sequence[str],
-    tags: Iterable[Mapping[str, Any]],
-    fields: Sequence[str] | None,
-    extra_info: Mapping[str, Any],
-) -> KVBatchMeta:
-    """Other rows of a batch's partition, each with a tag of its own.
+def rows_like(batch: KVBatchMeta, keys: Sequence[str], tags: Iterable[Mapping[str, Any]]) -> KVBatchMeta:
+    """Other rows of a batch's partition, each with a tag of its own, for a call with the batch's fields and extra_info.
 
     Values in tags are shared with the batch: ``KVBatchMeta`` would copy them, which takes most of the time of a call.
     """
@@ -77,8 +71,8 @@ def rows_like(
         keys=list(keys),
         tags=[{}] * len(keys),
         partition_id=batch.partition_id,
-        fields=None if fields is None else list(fields),
-        extra_info=dict(extra_info),
+        fields=None if batch.fields is None else list(batch.fields),
+        extra_info=batch.extra_info or {},
     )
     rows.tags = [dict(tag) for tag in tags]
     return rows
@@ -90,15 +84,15 @@ def n_rows(answer: object) -> int:
 
 
 def tags_of(partition_id: str) -> dict[str, dict[str, Any]]:
-    """Key -> tag of all that is in a partition, prompts and rows."""
+    """Key -> tag of all prompts and rows in a partition."""
     return dict((tq.kv_list(partition_id) or {}).get(partition_id, {}))
 
 
 def read_fields(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> TensorDict:
-    """The fields that all of these rows have, or those of ``names`` among them; errors are those of every look-up:
+    """The fields that all of these rows have, or those of ``names`` among them.
 
     Raises:
-        PaddingDataError: a row is not in TransferQueue.
+        PaddingDataError: a row is not in TransferQueue, as with everything here that looks rows up.
     """
     meta = _look_up(keys, partition_id)
     chosen = list(meta.field_schema if names is None else [name for name in names if name in meta.field_schema])
@@ -209,16 +203,15 @@ def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
 
 
 def clear(keys: Sequence[str], partition_id: str) -> None:
-    """Takes rows out of TransferQueue."""
     if keys:
         tq.kv_clear(keys=list(keys), partition_id=partition_id)
 
 
 @contextmanager
 def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
-    """Takes rows out of TransferQueue for the length of a with-block; rows that are no longer there are left out.
+    """Takes rows that are still there out of TransferQueue for a with-block; their fields wait in this process.
 
-    Their fields wait in this process's memory. The rows of one batch come back with the fields that all of them had.
+    The rows of one batch come back with the fields that all of them had.
     """
     kept: list[tuple[KVBatchMeta, TensorDict, list[dict[str, Any]]]] = []
     try:
@@ -247,14 +240,10 @@ def clear_leftovers(partition_id: str) -> None:
 
 
 def clear_with_a_warning(keys: Sequence[str], partition_id: str, what: str) -> None:
-    """Clears what an earlier trainer has left, if there is any."""
     if keys:
         logger.warning(
-            "verl_padding: cleared %s that an earlier trainer left in TransferQueue's partition %r (%s): %s",
-            counted(len(keys), "key"),
-            partition_id,
-            what,
-            first_few(keys),
+            f"verl_padding: cleared {counted(len(keys), 'key')} that an earlier trainer left in TransferQueue's "
+            f"partition {partition_id!r} ({what}): {first_few(keys)}"
         )
         clear(keys, partition_id)
 

@@ -1,8 +1,8 @@
 """Lets one trainer at a time use a TransferQueue: that trainer says so in the queue's controller.
 
-A Ray cluster has one TransferQueue, whose controller is an actor of a fixed name, and verl's trainers all use its
-partitions ``train`` and ``val``. A second trainer there would sample, overwrite and clear the rows of the first one.
-So a padded trainer claims the queue before it looks at it; what it then finds there no longer belongs to anyone.
+A Ray cluster has one TransferQueue, and verl's trainers all use its partitions ``train`` and ``val``. A second trainer
+there would sample, overwrite and clear the rows of the first one. So a padded trainer claims the queue before it looks
+at it; what it then finds there no longer belongs to anyone.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ _OWN_CLUSTER = (
 
 
 class Claim(NamedTuple):
-    """A trainer's statement that it uses a TransferQueue."""
+    """A trainer's statement that it uses a TransferQueue: Ray's id of its process, hexadecimal, and where that runs."""
 
     worker: str
-    """Ray's id of the process that the trainer runs in, hexadecimal."""
     place: str
-    """Where that process runs, in words."""
 
 
 ENDED = Claim("", "ended")
@@ -47,13 +45,10 @@ ENDED = Claim("", "ended")
 
 
 def check_queue_owner() -> None:
-    """Refuses a TransferQueue that another Ray job has made, and lets go of it without touching its content.
+    """Refuses a TransferQueue that another Ray job has made, with a PaddingConfigError, and lets go of it as it is.
 
     verl's runner connects to the queue before it makes a trainer, and closes it when the trainer raises, which would
     end the other job's controller.
-
-    Raises:
-        PaddingConfigError: the queue belongs to another job.
     """
     if not queue.is_connected():
         return

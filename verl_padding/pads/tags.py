@@ -22,11 +22,7 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
 
 
 def tokens_of_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Tokens of each row, by its tag ``seq_len``; the planner refuses numbers that no row can have.
-
-    Raises:
-        PaddingDataError: a row's tag is missing, or not a whole number.
-    """
+    """Tokens of each row, by its tag ``seq_len``; one that is missing, or no whole number, is a PaddingDataError."""
     tokens_R = []
     for key, tag in zip(keys, tags, strict=True):
         try:

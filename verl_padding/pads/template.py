@@ -19,7 +19,6 @@ PAD_RESPONSE_LENGTH = 1
 GOLDEN = 0.618
 """Step from one expert to the next, as a share of their number: the first few are then always far apart."""
 EMPTY_OF_ITSELF = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset)
-"""Types that give their empty value when called without an argument."""
 Row = Mapping[str, Any]
 """Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
 Columns = dict[str, torch.Tensor | NonTensorStack]
@@ -40,14 +39,10 @@ class Schema:
         """Fields that a pad has been made with."""
 
     def role_of(self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]) -> FieldRole:
-        """The role of a field, declared, known, or found from its shapes in real rows that all have it.
+        """The role of a field, declared, known, or found from its shapes in real rows of different lengths.
 
-        Args:
-            rows: real rows; rows of different lengths say most.
-            pad_lengths: prompt and response tokens of a pad. Roles that give a pad the same length need no choice.
-
-        Raises:
-            PaddingDataError: no role fits, or several do and nothing says which.
+        Roles that give a pad the same length, of ``pad_lengths`` prompt and response tokens, need no choice. Where no
+        role fits, or several do and nothing says which, this raises a PaddingDataError.
         """
         values = [row[name] for row in rows]
         if (declared := self._declared.get(name)) is not None:
@@ -123,9 +118,7 @@ class PadTemplate:
     ``rm_scores`` (3,) -> (1,), ``position_ids`` (3, 8) -> (3, 4), ``teacher_ids`` (8, 20) -> (4, 20).
 
     Args:
-        eos_token_id: the tokenizer's end-of-sequence id.
         length: tokens of a pad.
-        schema: the roles of fields.
         n_experts: returns the number of routed experts of a layer, None if not known; called only if needed.
         image: what pads show the model's vision tower; None for nothing.
     """
@@ -164,12 +157,8 @@ class PadTemplate:
     def fields(self, rows: Sequence[Row], names: Collection[str] | None = None, n_pads: int = 1) -> Columns:
         """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others help find its role.
 
-        Args:
-            rows: real rows, each with ``prompts`` and ``responses``.
-            names: which fields; each is in at least one of the rows. None for all.
-
-        Raises:
-            PaddingDataError: the role of a field is unclear, or the field cannot hold what its role says.
+        ``names`` are those of some fields of the rows, None for all. A field whose role is unclear, or that cannot hold
+        what its role says, is refused with a PaddingDataError.
         """
         columns: Columns = {}
         for name in dict.fromkeys(name for row in rows for name in row) if names is None else names:

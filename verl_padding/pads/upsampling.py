@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import singledispatch
 from typing import Any
 from uuid import uuid4
 
@@ -72,8 +71,7 @@ def upsample(
     pads = new_pads(batch, -len(batch) % multiple, template)
     if pads.keys:
         put_pads(pads, template.fields(SourceRows(batch).read(), n_pads=len(pads)))
-    tags = [*batch.tags, *pads.tags]
-    return rows_like(batch, [*batch.keys, *pads.keys], tags, batch.fields, batch.extra_info or {})
+    return rows_like(batch, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
 
 def strip(batch: KVBatchMeta) -> KVBatchMeta:
@@ -83,7 +81,6 @@ def strip(batch: KVBatchMeta) -> KVBatchMeta:
     return kept
 
 
-@singledispatch
 def real_rows(batch: Any) -> Any:
     """The batch without its pads, in the same order, for code that may get one; rows not marked as pads are real.
 
@@ -97,36 +94,23 @@ def real_rows(batch: Any) -> Any:
         PaddingDataError: worker data holds only pads.
         TypeError: the batch is anything else.
     """
+    if isinstance(batch, KVBatchMeta):
+        return batch.select_keys([key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)])
+    if isinstance(batch, list | tuple):
+        return [tag for tag in batch if not is_padding(tag)]
+    if isinstance(batch, TensorDict):
+        return tu.index_select_tensor_dict(batch, _real_places(batch.get(IS_PADDING), len(batch)))
+    if isinstance(batch, DataProto):
+        column = batch.non_tensor_batch.get(IS_PADDING)
+        if column is None and batch.batch is not None:
+            column = batch.batch.get(IS_PADDING)
+        return batch.select_idxs(_real_places(column, len(batch)))
     kind = type(batch).__name__
     raise TypeError(f"{kind}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataProto")
 
 
-@real_rows.register
-def _(batch: KVBatchMeta) -> KVBatchMeta:
-    return batch.select_keys([key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)])
-
-
-@real_rows.register(list)
-@real_rows.register(tuple)
-def _(tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [tag for tag in tags if not is_padding(tag)]
-
-
-@real_rows.register
-def _(batch: TensorDict) -> TensorDict:
-    return tu.index_select_tensor_dict(batch, _real_places(batch.get(IS_PADDING), len(batch)))
-
-
-@real_rows.register
-def _(batch: DataProto) -> DataProto:
-    column = batch.non_tensor_batch.get(IS_PADDING)
-    if column is None and batch.batch is not None:
-        column = batch.batch.get(IS_PADDING)
-    return batch.select_idxs(_real_places(column, len(batch)))
-
-
 def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:
-    """Places of the real rows, (real rows,) int64, by a column of any kind; all rows if there is no column."""
+    """Places of the real rows, by a column of any kind; all rows if there is no column."""
     if is_pad is None:
         return torch.arange(n_rows)
     values = is_pad.tolist() if hasattr(is_pad, "tolist") else list(is_pad)
@@ -140,10 +124,7 @@ def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:
 
 
 def check_no_pads(batch: KVBatchMeta) -> None:
-    """
-    Raises:
-        PaddingDataError: a row is tagged as padding.
-    """
+    """Refuses a batch that has a pad, with a PaddingDataError."""
     if pads := [key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_padding(tag)]:
         raise PaddingDataError(
             f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
@@ -192,11 +173,7 @@ class SourceRows:
         return [key for names, keys in self._keys_by_fields.items() if name in names for key in keys]
 
     def weights(self) -> list[float]:
-        """The weight of each row of the batch; rows without the field weigh 1.
-
-        Raises:
-            PaddingDataError: a weight is no number, negative or not finite.
-        """
+        """The weight of each row of the batch; rows without the field weigh 1, and one that is no weight is refused."""
         weight_of: dict[str, float] = {}
         if keys := self.keys_with(LOSS_WEIGHT):
             rows = read_rows(keys, self._batch.partition_id, [LOSS_WEIGHT])
@@ -221,10 +198,7 @@ def find_images(batch: KVBatchMeta) -> Mapping[str, Any] | None:
 
 
 def check_weight_is_a_field(rows: Iterable[Mapping[str, object]]) -> None:
-    """
-    Raises:
-        PaddingDataError: one of these rows has its weight where no loss reads it.
-    """
+    """Refuses a row that has its weight where no loss reads it, with a PaddingDataError."""
     for row in rows:
         extra = row.get(EXTRA_FIELDS)
         if isinstance(extra, Mapping) and LOSS_WEIGHT in extra:

@@ -64,12 +64,7 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
 def image_maker(choice: str, config: Mapping[str, Any]) -> Callable[[Inputs], SmallestImage] | None:
     """What makes the image of pads from ``multi_modal_inputs`` of a real row that has one; None if they need none.
 
-    Args:
-        choice: ``padding.multimodal``.
-        config: the Hugging Face config of a model with a vision tower.
-
-    Raises:
-        PaddingConfigError: the model's type is not known.
+    ``choice`` is ``padding.multimodal``, ``config`` that of Hugging Face; an unknown type is a PaddingConfigError.
     """
     model_type = str(config.get("model_type"))
     if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):

@@ -1,12 +1,11 @@
 """Shows, by computing it, that rows packed beside each other do not see each other: else pads would change real rows.
 
-verl packs rows one behind the other. Whether a model's layers keep them apart depends on the model's code, on the
-attention and the engine; layers that run on from one row into the next, and attention that is not told where a row
-begins, fail in silence. A row is computed between two neighbours, and again between others of the same lengths, at the
-same place: what it gets may differ by rounding only. A third pass changes the row's own first token. In low precision,
-where rounding is as large as many an effect, a leak is what changes outputs by a part of what that token changes.
-
-Each rank computes the same rows, so that all take part in the same collectives.
+Whether a model keeps rows apart that verl packs one behind the other depends on its code, the attention and the engine;
+layers that run on from one row into the next, and attention that does not know where a row begins, fail in silence. A
+row is computed between two neighbours, and again between others of the same lengths, at the same place: what it gets
+may differ by rounding only. A third pass changes the row's own first token: in low precision, where rounding is as
+large as many an effect, a leak is what changes outputs by a part of what that token changes. Each rank computes the
+same rows, so that all take part in the same collectives.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def probe_for_leaks(
 ) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that probes each engine of a worker.
 
-    The function raises a PaddingConfigError if a model does not keep rows apart.
+    It raises a PaddingConfigError if a model does not keep rows apart.
 
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
@@ -99,9 +98,9 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
 def _outputs(
     trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int
 ) -> list[torch.Tensor] | None:
-    """What the engine computes for each row, of all tokens but the last one; None on a rank that has no outputs.
+    """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but for the last token.
 
-    The rows are one micro-batch, which is computed ``multiple`` times.
+    None on a rank that has no outputs.
     """
     from verl.utils import tensordict_utils as tu
 
@@ -119,14 +118,8 @@ def _outputs(
     }
     jagged = {name: tu.nested_tensor_from_tensor_list(values) for name, values in fields.items()}
     data = TensorDict(jagged, batch_size=len(rows))
-    tu.assign_non_tensor(
-        data,
-        temperature=1.0,
-        compute_loss=False,
-        calculate_entropy=False,
-        use_dynamic_bsz=False,
-        micro_batch_size_per_gpu=micro_batch_size,
-    )
+    off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
+    tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     output = trainee.infer_batch(data)
     if output is None:
         return None

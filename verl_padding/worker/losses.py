@@ -21,16 +21,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
 from verl_padding.config import Denominator
-from verl_padding.pads.columns import (
-    IS_PADDING,
-    LOSS_FACTOR,
-    LOSS_TOKENS,
-    REAL_ROWS,
-    REPORTING_RANKS,
-    TRAINED_ROWS,
-    WEIGHS_ROWS,
-    read_column,
-)
+from verl_padding.pads import columns
 from verl_padding.worker.plan_packer import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
 
@@ -66,10 +57,6 @@ class RealRowsLoss:
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of
     their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
-
-    Args:
-        inner: verl's loss (actor, critic or distillation), or a user's.
-        denominator: what seq-mean modes divide by, see :class:`~verl_padding.config.PaddingConfig`.
     """
 
     def __init__(self, inner: Loss, denominator: Denominator):
@@ -79,14 +66,14 @@ class RealRowsLoss:
 
     def __call__(self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any) -> Any:
         """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
-        if model_output is None or IS_PADDING not in data:
+        if model_output is None or columns.IS_PADDING not in data:
             # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
             return self.inner(model_output=model_output, data=data, **kwargs)
-        real_R = ~read_column(data, IS_PADDING).bool()
+        real_R = ~columns.read_column(data, columns.IS_PADDING).bool()
         has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
         trained = (real_R & has_token_R).nonzero().flatten().tolist()
         packing = _packing_metrics(data, real_R)
-        reporting_ranks = int(read_column(data, REPORTING_RANKS)[0])
+        reporting_ranks = int(columns.read_column(data, columns.REPORTING_RANKS)[0])
         if not trained:
             if reporting_ranks == 0:  # where some rank trains, it alone reports losses
                 packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in self._losses}
@@ -95,16 +82,16 @@ class RealRowsLoss:
             model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
             data = tu.index_select_tensor_dict(data, trained)
         if self.denominator == "rows":
-            tu.assign_non_tensor(data, global_batch_size=int(read_column(data, REAL_ROWS)[0]))
-        if tu.get_non_tensor_data(data=data, key=WEIGHS_ROWS, default=False):
-            factor_R = read_column(data, LOSS_FACTOR)
+            tu.assign_non_tensor(data, global_batch_size=int(columns.read_column(data, columns.REAL_ROWS)[0]))
+        if tu.get_non_tensor_data(data=data, key=columns.WEIGHS_ROWS, default=False):
+            factor_R = columns.read_column(data, columns.LOSS_FACTOR)
             model_output = {name: weighted_output(value, factor_R) for name, value in model_output.items()}
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
         self._losses.update(names_of_sums(metrics))
         shared = _share_metrics(
             metrics,
-            of_tokens=int(data["response_mask"].sum()) / int(read_column(data, LOSS_TOKENS)[0]),
-            of_rows=len(data) / int(read_column(data, TRAINED_ROWS)[0]),
+            of_tokens=int(data["response_mask"].sum()) / int(columns.read_column(data, columns.LOSS_TOKENS)[0]),
+            of_rows=len(data) / int(columns.read_column(data, columns.TRAINED_ROWS)[0]),
             reporting_ranks=reporting_ranks,
             dp_size=int(data["dp_size"]),
         )
@@ -209,15 +196,11 @@ class RunningMetric(Metric):
 def _share_metrics(
     metrics: dict[str, Any], *, of_tokens: float, of_rows: float, reporting_ranks: int, dp_size: int
 ) -> dict[str, Any]:
-    """Metrics of a loss on one micro-batch, as its share of the mini-batch's metrics.
+    """Metrics of a loss on a micro-batch that has this part of its mini-batch's trained tokens, and of their rows.
 
     Sums (losses, which verl scales by the data-parallel size) stay sums; means become weighted sums, of tokens or, by
     their name, of rows; extremes stay extremes. What cannot be added up (a standard deviation) becomes the mean of the
-    micro-batches', as in verl.
-
-    Args:
-        of_tokens, of_rows: the micro-batch's part of the mini-batch's trained tokens, and of the rows that have some.
-        reporting_ranks: ranks that hold a trained token of the mini-batch: the others report no metric.
+    micro-batches', as in verl. Only the ranks that hold a trained token of the mini-batch report metrics.
     """
     shared = {}
     for name, value in metrics.items():

@@ -35,7 +35,7 @@ LAPS = "laps"
 class _Mark:
     """A moment on one rank."""
 
-    event: Any
+    event: Any = None
     wall_s: float = field(default_factory=time.perf_counter)
     cpu_s: float = field(default_factory=time.process_time)
 
@@ -113,9 +113,10 @@ class MicroBatchClock:
         timed.held.append({"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed_tokens})
 
     def _mark(self) -> _Mark:
-        event = self._device.Event(enable_timing=True) if self._has_events else None
-        if event is not None:
-            event.record()
+        if not self._has_events:
+            return _Mark()
+        event = self._device.Event(enable_timing=True)
+        event.record()
         return _Mark(event)
 
     def _seconds(self, begin: _Mark, end: _Mark) -> float:
@@ -152,12 +153,10 @@ install_in_worker = for_training_workers(_install)
 
 
 def read_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: the laps of a worker's engines, as ``non_tensor_batch[LAPS]``.
-
-    Of ranks that share their rows, only one answers.
-    """
+    """For verl's ``execute_with_func_generator``: the laps of a worker's engines, as ``non_tensor_batch[LAPS]``."""
     from verl.protocol import DataProto
 
+    # Of ranks that share their rows, only one answers.
     engines = [trainee.engine for trainee in training_workers(worker).values()]
     laps = [lap for engine in engines for lap in getattr(engine, CLOCK).read() if engine.is_mp_src_rank_with_outputs()]
     answer = np.empty(len(laps), dtype=object)

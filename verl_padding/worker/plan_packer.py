@@ -45,10 +45,9 @@ COMPUTED = "computed_rows"
 
 
 def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: makes the engines of a worker follow the plan.
+    """Makes a function for verl's ``execute_with_func_generator`` that has the engines of a worker follow the plan.
 
-    The function that it returns raises a PaddingError if an engine does not cut its micro-batches with
-    ``prepare_micro_batches``, or cannot share.
+    It raises a PaddingError if an engine does not cut its rows with ``prepare_micro_batches``, or cannot share.
     """
 
     def patch(role: str, trainee: Any) -> None:
@@ -70,13 +69,13 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
     """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
 
     Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. With
-    ``chains`` each of them also says which rows are computed (:mod:`~verl_padding.worker.plan_packer`).
+    ``chains`` each of them also says which rows are computed.
     """
 
     @functools.wraps(prepare)
     def prepare_micro_batches(data: TensorDict, **kwargs: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
         by_rows = not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
-        if by_rows or MICRO_BATCH not in data.keys():  # noqa: SIM118  (a TensorDict)
+        if by_rows or MICRO_BATCH not in data:
             return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
@@ -100,13 +99,8 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
 
 def _check_tokens(micro_batch: TensorDict, tip_R: Sequence[int], budget: int) -> None:
     """Refuses a micro-batch that was not planned like this; a wrongly named chain only costs time and memory."""
-    tokens_R = micro_batch["input_ids"].offsets().diff().tolist()
-    chain_R = read_column(micro_batch, CHAIN).tolist() if CHAIN in micro_batch.keys() else [-1] * len(tokens_R)  # noqa: SIM118
-    longest: dict[int, int] = {}  # of each chain; a row of no chain is one by itself
-    for row, (tokens, chain) in enumerate(zip(tokens_R, chain_R, strict=True)):
-        of = chain if chain >= 0 else ~row
-        longest[of] = max(tokens, longest.get(of, 0))
-    planned = sum(longest.values())
+    tokens_R = micro_batch[TOKENS].offsets().diff().tolist()
+    planned = sum(max(tokens_R[row] for row in rows) for rows in _chains_of(micro_batch))
     computed = sum(tokens_R[tip] for tip in set(tip_R))
     if planned > budget:
         raise PaddingDataError(
@@ -115,38 +109,34 @@ def _check_tokens(micro_batch: TensorDict, tip_R: Sequence[int], budget: int) ->
         )
     if computed > planned:
         logger.warning(
-            "verl_padding: a micro-batch computes %d tokens, where %d were planned and the budget is %d: its rows do "
-            "not extend each other as planned. Correct extra_fields[%r] of the agent loop, or set padding.sharing=off.",
-            computed,
-            planned,
-            budget,
-            EXTENDS,
+            f"verl_padding: a micro-batch computes {computed} tokens, where {planned} were planned and the budget is "
+            f"{budget}: its rows do not extend each other as planned. Correct extra_fields[{EXTENDS!r}] of the agent "
+            "loop, or set padding.sharing=off."
         )
+
+
+def _chains_of(data: TensorDict) -> list[list[int]]:
+    """The rows of each chain of a micro-batch, as planned; a pad, or a row of no chain, is one by itself."""
+    chain_R = read_column(data, CHAIN).tolist() if CHAIN in data else [-1] * len(data)
+    rows_of: dict[int, list[int]] = {}
+    for row, chain in enumerate(chain_R):
+        rows_of.setdefault(chain if chain >= 0 else ~row, []).append(row)
+    return list(rows_of.values())
 
 
 def tips_of(data: TensorDict) -> tuple[int, ...]:
     """The number of each row's tip: the longest row of its chain that extends it, or itself.
 
-    The plan says which rows are a chain; here they are compared once more, so that a wrong chain costs time and changes
-    nothing. Pads, and rows of no chain, are computed as they are.
-
-    Args:
-        data: a micro-batch, on the CPU.
+    The plan says which rows are a chain; here they are compared once more: a wrong one costs time and changes nothing.
     """
     tip_R = list(range(len(data)))
-    if CHAIN not in data.keys():  # noqa: SIM118  (a TensorDict)
-        return tuple(tip_R)
-    lengths = [len(row) for row in data[TOKENS].unbind()]
-    members: dict[int, list[int]] = {}
-    for row, chain in enumerate(read_column(data, CHAIN).tolist()):
-        if chain >= 0:
-            members.setdefault(chain, []).append(row)
-    inputs = Inputs(data)
-    for rows in members.values():
-        rows.sort(key=lambda row: (lengths[row], row))
-        for shorter, longer in reversed(list(pairwise(rows))):
-            if inputs.extends(longer, shorter):
-                tip_R[shorter] = tip_R[longer]
+    if chains := [rows for rows in _chains_of(data) if len(rows) > 1]:
+        lengths, inputs = [len(row) for row in data[TOKENS].unbind()], Inputs(data)
+        for rows in chains:
+            ordered = sorted(rows, key=lambda row: (lengths[row], row))
+            for shorter, longer in reversed(list(pairwise(ordered))):
+                if inputs.extends(longer, shorter):
+                    tip_R[shorter] = tip_R[longer]
     return tuple(tip_R)
 
 
@@ -158,8 +148,7 @@ def computed_rows(data: TensorDict) -> list[int]:
 def share_in(engine: Any) -> None:
     """Makes the class of an engine compute the tips of its micro-batches alone.
 
-    Raises:
-        PaddingError: the engine does not make its inputs and outputs as verl 0.9's FSDP engines do.
+    Refuses an engine that does not make inputs and outputs as verl 0.9's FSDP engines do, with a PaddingError.
     """
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -208,7 +197,7 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
         outputs: dict[str, Any] = prepare(self, output, output_args, computed, logits_processor_func)
         if tip_R is None:
             return outputs
-        offsets = micro_batch["input_ids"].offsets()
+        offsets = micro_batch[TOKENS].offsets()
         lengths = offsets.diff().tolist()
         place = {tip: number for number, tip in enumerate(computed_rows(micro_batch))}
         tokens = [lengths[tip] for tip in place]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from typing import Any
 
@@ -48,11 +49,7 @@ install_in_worker = for_training_workers(_install)
 
 
 def fix_3d_position_ids(data: TensorDict) -> None:
-    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone.
-
-    Raises:
-        KeyError: the rows have such position ids, but no ``input_ids``; no model of verl runs on those.
-    """
+    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone."""
     ids = data.get("position_ids", None)
     if ids is None or not ids.is_nested or ids.dim() != 3:
         return
@@ -80,18 +77,13 @@ def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _with_text_alone(own: Any) -> Any:
+    parameters = inspect.signature(own)
+
     @functools.wraps(own)
-    def get_input_embeds(
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: Any = None,
-        pixel_values: Any = None,
-        pixel_values_videos: Any = None,
-        *grids: Any,
-        **named_grids: Any,
-    ) -> Any:
-        if pixel_values is None and pixel_values_videos is None:
-            return embeds_of_text(model, input_ids), attention_mask
-        return own(model, input_ids, attention_mask, pixel_values, pixel_values_videos, *grids, **named_grids)
+    def get_input_embeds(*args: Any, **kwargs: Any) -> Any:
+        of = parameters.bind(*args, **kwargs).arguments
+        if of.get("pixel_values") is None and of.get("pixel_values_videos") is None:
+            return embeds_of_text(of["model"], of["input_ids"]), of.get("attention_mask")
+        return own(*args, **kwargs)
 
     return get_input_embeds
