@@ -76,24 +76,19 @@ def test_an_unknown_field_follows_what_its_length_follows_in_the_real_rows(lengt
 
 
 def test_an_unknown_field_of_one_shape_or_none_is_one_value_a_row():
-    rows = rows_with(image=lambda p, r: torch.ones(2, 7), weight=lambda p, r: torch.tensor(3.0))
-    pad = pad_of(rows)
-    assert pad["image"].shape == (2, 7)
-    assert pad["weight"].shape == ()
-    assert not pad["image"].any()
-    assert not pad["weight"].any()
+    pad = pad_of(rows_with(image=lambda p, r: torch.ones(2, 7), weight=lambda p, r: torch.tensor(3.0)))
+    assert pad["image"].tolist() == [[0.0] * 7] * 2
+    assert pad["weight"].tolist() == 0.0
 
 
 def test_a_field_that_fits_two_roles_or_none_is_refused_with_its_name_shapes_and_the_setting():
     alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4)}]
     with pytest.raises(
-        PaddingDataError, match=r"^field 'custom': its role is unclear.* \[\(4,\)\].* fit prompt and response"
+        PaddingDataError, match=r"^field 'custom': its role is unclear.* \[\(4,\)\].* fit prompt and resp"
     ):
         pad_of(alike)
     odd = rows_with(custom=lambda p, r: torch.ones(p * r))
-    with pytest.raises(
-        PaddingDataError, match=r"^field 'custom': .* \[\(15,\), .* fit no role\. .*\+padding\.fields\.custom="
-    ):
+    with pytest.raises(PaddingDataError, match=r"^field 'custom': .* \[\(15,\), .* no role\. .*\+padding\.fields\.cus"):
         pad_of(odd)
     shared_prompt = [row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)]
     with pytest.raises(PaddingDataError, match=r"fit prompt and row\."):

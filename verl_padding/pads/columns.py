@@ -1,7 +1,5 @@
 """Columns that worker calls carry beside the rows' own fields."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ That a row begins with another says what may be computed once, not what happened
 twice may answer it twice with the same tokens. :func:`find_continued` finds which rows hold the actions of others.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
@@ -37,6 +35,57 @@ EXTRA_FIELDS, EXTENDS = "extra_fields", "extends"
 extends. A session with such a row is not searched; its rows without one extend none."""
 TOKENS_AT_ONCE, LARGE_AT_ONCE = 1 << 22, 1 << 16
 """Tokens of the rows that are read at once: ids alone, and with the fields of which a token may have kilobytes."""
+
+
+class Inputs:
+    """What the outputs of rows, on the CPU, may depend on: tokens, images, temperature, and :data:`PER_TOKEN`."""
+
+    def __init__(self, data: TensorDict):
+        self.bytes_R = [row.to(torch.int64).numpy().tobytes() for row in data[TOKENS].unbind()]
+        """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
+        self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in data]
+        self._images = tu.get(data, IMAGES)
+        temperature = tu.get(data, "temperature")
+        if isinstance(temperature, torch.Tensor):
+            temperature = temperature.tolist()
+        # A number holds for all rows.
+        self._temperature = temperature if isinstance(temperature, Sequence) else None
+
+    def extends(self, longer: int, shorter: int) -> bool:
+        """Whether a row begins with all of another, whatever outputs depend on."""
+        return self.bytes_R[longer].startswith(self.bytes_R[shorter]) and self.agree(shorter, longer)
+
+    def agree(self, shorter: int, longer: int) -> bool:
+        """Whether two rows agree in all but their tokens, up to the end of the shorter one."""
+        length = len(self.bytes_R[shorter]) // 8
+        if self._temperature is not None and self._temperature[shorter] != self._temperature[longer]:
+            return False
+        for name, rows in self._fields:
+            # (tokens, ..), and position ids (.., tokens); a field of another length covers something else.
+            dim = -1 if name == "position_ids" else 0
+            a, b = rows[shorter], rows[longer]
+            if a.shape[dim] != length or b.shape[dim] < length:
+                return False
+            # A teacher says nothing of the token after a row's last one: verl fills it in.
+            compared = length - 1 if name.startswith("teacher") else length
+            if not torch.equal(a.narrow(dim, 0, compared), b.narrow(dim, 0, compared)):
+                return False
+        return self._images is None or _images_begin_alike(self._images[shorter], self._images[longer])
+
+
+def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, Any] | None) -> bool:
+    """Whether the images of the shorter row are the first ones of the longer one."""
+    shorter, longer = shorter or {}, longer or {}
+    if not shorter:
+        # A row without an image: all that the other one has must be of its images, and not of the row.
+        return all(b is None or (isinstance(b, torch.Tensor) and b.dim() > 0) for b in longer.values())
+    return shorter.keys() == longer.keys() and all(_begins_with(longer[name], shorter[name]) for name in shorter)
+
+
+def _begins_with(longer: Any, shorter: Any) -> bool:
+    if not isinstance(shorter, torch.Tensor) or not isinstance(longer, torch.Tensor):
+        return shorter is None and longer is None
+    return torch.equal(shorter, longer[: len(shorter)] if shorter.dim() and longer.dim() else longer)
 
 
 def find_extensions(
@@ -165,54 +214,3 @@ def extensions(inputs: Inputs, keys: Sequence[str]) -> list[int | None]:
         extends_R[row] = next((shorter for shorter in reversed(before) if inputs.agree(shorter, row)), None)
         before.append(row)
     return extends_R
-
-
-class Inputs:
-    """What the outputs of rows, on the CPU, may depend on: tokens, images, temperature, and :data:`PER_TOKEN`."""
-
-    def __init__(self, data: TensorDict):
-        self.bytes_R = [row.to(torch.int64).numpy().tobytes() for row in data[TOKENS].unbind()]
-        """The tokens of each row, eight bytes each: a row begins with another if its bytes do."""
-        self._fields = [(name, data[name].unbind()) for name in PER_TOKEN if name in data]
-        self._images = tu.get(data, IMAGES)
-        temperature = tu.get(data, "temperature")
-        if isinstance(temperature, torch.Tensor):
-            temperature = temperature.tolist()
-        # A number holds for all rows.
-        self._temperature = temperature if isinstance(temperature, Sequence) else None
-
-    def extends(self, longer: int, shorter: int) -> bool:
-        """Whether a row begins with all of another, whatever outputs depend on."""
-        return self.bytes_R[longer].startswith(self.bytes_R[shorter]) and self.agree(shorter, longer)
-
-    def agree(self, shorter: int, longer: int) -> bool:
-        """Whether two rows agree in all but their tokens, up to the end of the shorter one."""
-        length = len(self.bytes_R[shorter]) // 8
-        if self._temperature is not None and self._temperature[shorter] != self._temperature[longer]:
-            return False
-        for name, rows in self._fields:
-            # (tokens, ..), and position ids (.., tokens); a field of another length covers something else.
-            dim = -1 if name == "position_ids" else 0
-            a, b = rows[shorter], rows[longer]
-            if a.shape[dim] != length or b.shape[dim] < length:
-                return False
-            # A teacher says nothing of the token after a row's last one: verl fills it in.
-            compared = length - 1 if name.startswith("teacher") else length
-            if not torch.equal(a.narrow(dim, 0, compared), b.narrow(dim, 0, compared)):
-                return False
-        return self._images is None or _images_begin_alike(self._images[shorter], self._images[longer])
-
-
-def _images_begin_alike(shorter: Mapping[str, Any] | None, longer: Mapping[str, Any] | None) -> bool:
-    """Whether the images of the shorter row are the first ones of the longer one."""
-    shorter, longer = shorter or {}, longer or {}
-    if not shorter:
-        # A row without an image: all that the other one has must be of its images, and not of the row.
-        return all(b is None or (isinstance(b, torch.Tensor) and b.dim() > 0) for b in longer.values())
-    return shorter.keys() == longer.keys() and all(_begins_with(longer[name], shorter[name]) for name in shorter)
-
-
-def _begins_with(longer: Any, shorter: Any) -> bool:
-    if not isinstance(shorter, torch.Tensor) or not isinstance(longer, torch.Tensor):
-        return shorter is None and longer is None
-    return torch.equal(shorter, longer[: len(shorter)] if shorter.dim() and longer.dim() else longer)

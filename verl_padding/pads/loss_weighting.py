@@ -5,8 +5,6 @@ verl has no place for a weight. So the loss stays verl's, and the gradient of ea
 factor (:func:`loss_factors`). That is exact for every loss that is a sum over rows or tokens, whatever its terms are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property

@@ -5,8 +5,6 @@ prompt comes first in the data set. A uid of this module begins with the step th
 that step, so that uids sort as the data set is read. The rest is random: no other job has the same.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Sequence

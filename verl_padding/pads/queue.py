@@ -1,7 +1,5 @@
 """Rows in TransferQueue: listed, read, put, cleared, set aside. The only module that knows TransferQueue."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

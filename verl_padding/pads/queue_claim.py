@@ -5,8 +5,6 @@ there would sample, overwrite and clear the rows of the first one. So a padded t
 at it; what it then finds there no longer belongs to anyone.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

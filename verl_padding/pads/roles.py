@@ -1,7 +1,5 @@
 """The roles that a field of a row can have, and those of the fields that verl writes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum

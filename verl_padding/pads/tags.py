@@ -1,7 +1,5 @@
 """What the tags of a row say: whether the row is a pad, and how many tokens it has."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Pads, made from real rows: what each field means for a pad, and a neutral value of its dtype and rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import gcd
 from typing import Any

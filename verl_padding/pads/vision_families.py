@@ -1,7 +1,5 @@
 """The smallest image for a model's vision tower, for models whose tower must run on all ranks if it runs on one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,9 +1,8 @@
 """How stock verl 0.9 pads a batch and lays it out, the latter by its own functions, to compare with a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from omegaconf import DictConfig
 
@@ -27,7 +26,7 @@ class StockRule:
     critic_rows: int = 1
 
     @classmethod
-    def of_config(cls, config: DictConfig) -> StockRule:
+    def of_config(cls, config: DictConfig) -> Self:
         """The rule for a job without model parallelism."""
         n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
         return cls(

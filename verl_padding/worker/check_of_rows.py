@@ -5,8 +5,6 @@ take at once. Pads always make it one. The check stands in the middle of others,
 that is changed for this check only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from types import ModuleType

@@ -8,8 +8,6 @@ large as many an effect, a leak is what changes outputs by a part of what that t
 same rows, so that all take part in the same collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

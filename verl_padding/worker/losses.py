@@ -6,8 +6,6 @@ one of two rows counts like one of twenty. Here each metric is one running numbe
 and is already weighted, so that a plain mean over the reporting ranks gives the mini-batch's value.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable
@@ -189,7 +187,7 @@ class RunningMetric(Metric):
         if len(self.values) > 1:
             self.values = [self._aggregate(self.values, self.aggregation)]
 
-    def init_list(self) -> RunningMetric:
+    def init_list(self) -> Metric:
         return RunningMetric(aggregation=self.aggregation)
 
 

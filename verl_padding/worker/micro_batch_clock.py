@@ -5,8 +5,6 @@ engine: a mark is set where each micro-batch begins, where its forward pass ends
 between two beginnings. On a GPU marks are events, which wait for nothing and are read when the step is over.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator

@@ -14,8 +14,6 @@ comes next. Shared, it is another one than alone, and nothing reads it.
 tests/worker/test_plan_packer.py and tests/worker/test_shared_prefixes.py say when to look.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

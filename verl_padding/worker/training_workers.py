@@ -1,7 +1,5 @@
 """The workers that train or ask a model, inside of what Ray runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

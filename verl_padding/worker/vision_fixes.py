@@ -13,8 +13,6 @@ object, as verl's own function does for real images.
 tests/worker/test_vision_fixes.py says when each can go.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
