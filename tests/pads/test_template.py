@@ -82,17 +82,15 @@ def test_an_unknown_field_of_one_shape_or_none_is_one_value_a_row():
 
 
 def test_a_field_that_fits_two_roles_or_none_is_refused_with_its_name_shapes_and_the_setting():
+    def refused(rows, message):
+        with pytest.raises(PaddingDataError, match=message):
+            pad_of(rows)
+
     alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4)}]
-    with pytest.raises(
-        PaddingDataError, match=r"^field 'custom': its role is unclear.* \[\(4,\)\].* fit prompt and resp"
-    ):
-        pad_of(alike)
+    refused(alike, r"^field 'custom': its role is unclear.* \[\(4,\)\].* fit prompt and response")
     odd = rows_with(custom=lambda p, r: torch.ones(p * r))
-    with pytest.raises(PaddingDataError, match=r"^field 'custom': .* \[\(15,\), .* no role\. .*\+padding\.fields\.cus"):
-        pad_of(odd)
-    shared_prompt = [row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)]
-    with pytest.raises(PaddingDataError, match=r"fit prompt and row\."):
-        pad_of(shared_prompt)
+    refused(odd, r"^field 'custom': .* \[\(15,\), .* fit no role\. .*\+padding\.fields\.custom=")
+    refused([row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)], r"fit prompt and row\.")
 
 
 def test_a_declared_role_goes_before_what_shapes_say_and_may_fill_with_something_else():

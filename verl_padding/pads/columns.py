@@ -27,13 +27,8 @@ CHAIN = "chain"
 """Column (R,) in calls that share prefixes: the row's chain, by the number of its first row; -1 for a pad."""
 BATCH_ROW = "batch_row"
 """Column (R,) in calls whose micro-batches are timed: the row's number in the batch; -1 for a pad."""
-COLUMN_DTYPES = {
-    IS_PADDING: torch.bool,
-    LOSS_FACTOR: torch.float64,
-    **dict.fromkeys(
-        (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, BATCH_ROW), torch.int64
-    ),
-}
+COUNTS = (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, BATCH_ROW)
+COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(COUNTS, torch.int64)
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
 WEIGHS_ROWS = "weighs_rows"

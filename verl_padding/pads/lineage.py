@@ -94,15 +94,13 @@ def find_extensions(
     """Number of the row that each row of a batch extends; None for none.
 
     Only sessions of several rows are read, and all but the tokens only of rows whose tokens begin alike. Nothing is
-    read of sessions whose agent loop has declared which rows extend each other (:data:`EXTENDS`).
+    read of sessions whose agent loop has declared which rows extend each other (:data:`EXTENDS`); a PaddingDataError
+    refuses what cannot be.
 
     Args:
         images: whether rows may have images. Agent loops know tokens alone, so they are not believed then.
         outputs: whether the rows' outputs must be the same, too; if not, equal tokens and images are enough. Workers
             compare the former again, and nobody the latter, so agent loops are not believed about the latter.
-
-    Raises:
-        PaddingDataError: an agent loop has declared something that cannot be.
     """
     sessions = [sorted(rows) for rows in rows_of_sessions(batch.keys) if len(rows) > 1]
     extends_R: list[int | None] = [None] * len(batch.keys)

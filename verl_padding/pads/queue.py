@@ -87,11 +87,7 @@ def tags_of(partition_id: str) -> dict[str, dict[str, Any]]:
 
 
 def read_fields(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> TensorDict:
-    """The fields that all of these rows have, or those of ``names`` among them.
-
-    Raises:
-        PaddingDataError: a row is not in TransferQueue, as with everything here that looks rows up.
-    """
+    """The fields that all of these rows have, or those of ``names`` among them."""
     meta = _look_up(keys, partition_id)
     chosen = list(meta.field_schema if names is None else [name for name in names if name in meta.field_schema])
     return tq.get_client().get_data(meta.select_fields(chosen))
@@ -115,7 +111,7 @@ def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
 
 
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
-    """What TransferQueue's controller knows about rows, in their order, for one read or one put of all of them.
+    """What TransferQueue's controller knows about rows, in their order; a PaddingDataError if one is not there.
 
     Without their tags, which ``kv_batch_get`` copies, and ``kv_batch_put`` copies several times and sends back to the
     controller: most of the time of a put of a few columns.

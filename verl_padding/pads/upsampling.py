@@ -148,11 +148,9 @@ class SourceRows:
     """The few rows of a batch that pads are made from; together they have every field that a row of it has.
 
     TransferQueue hands workers the fields that all rows of a call have. A field that only some rows have would vanish
-    for those rows too if a pad among them lacked it, so pads have all fields.
-
-    Raises:
-        PaddingDataError: a row is not there, has no prompt or tags that do not match its fields, or has a field in
-            another dtype than other rows, or under the name of a column of worker calls.
+    for those rows too if a pad among them lacked it, so pads have all fields. A PaddingDataError refuses a row that is
+    not there, has no prompt or tags that do not match its fields, or has a field in another dtype than other rows, or
+    under the name of a column of worker calls.
     """
 
     def __init__(self, batch: KVBatchMeta):
@@ -172,10 +170,9 @@ class SourceRows:
 
     def weights(self) -> list[float]:
         """The weight of each row of the batch; rows without the field weigh 1, and one that is no weight is refused."""
-        weight_of: dict[str, float] = {}
-        if keys := self.keys_with(LOSS_WEIGHT):
-            rows = read_rows(keys, self._batch.partition_id, [LOSS_WEIGHT])
-            weight_of = {key: _weight(key, row[LOSS_WEIGHT]) for key, row in zip(keys, rows, strict=True)}
+        keys = self.keys_with(LOSS_WEIGHT)
+        rows = read_rows(keys, self._batch.partition_id, [LOSS_WEIGHT]) if keys else []
+        weight_of = {key: _weight(key, row[LOSS_WEIGHT]) for key, row in zip(keys, rows, strict=True)}
         return [weight_of.get(key, 1.0) for key in self._batch.keys]
 
     def read(self) -> list[dict[str, Any]]:

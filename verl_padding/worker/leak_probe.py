@@ -31,9 +31,7 @@ other experts by rounding."""
 def probe_for_leaks(
     axes: Sequence[int], *, sharing: Sharing, fixes: Mapping[str, str], multiples: Mapping[str, int]
 ) -> Callable[[Any], Any]:
-    """Makes a function for verl's ``execute_with_func_generator`` that probes each engine of a worker.
-
-    It raises a PaddingConfigError if a model does not keep rows apart.
+    """For verl's ``execute_with_func_generator``: a PaddingConfigError if a model of a worker does not keep rows apart.
 
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
@@ -42,11 +40,12 @@ def probe_for_leaks(
         multiples: role -> number of micro-batches of which its engine's schedule takes multiples.
     """
 
+    @for_training_workers
     def probe(role: str, trainee: Any) -> None:
         if role in fixes and _packs_rows(trainee.engine_config):
             _probe(role, trainee, tuple(axes), sharing, fixes[role], multiples[role])
 
-    return for_training_workers(probe)
+    return probe
 
 
 def _packs_rows(config: Any) -> bool:
@@ -65,10 +64,9 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
     passes = [(*around[:2], row), (*around[2:], row), (*around[:2], other)]
-    # Ranks that share rows have no outputs of their own, but all of them take part in each pass.
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
     outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
-    if not outputs:
+    if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
         return
     one, beside_others, changed = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])

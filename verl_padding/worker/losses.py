@@ -97,14 +97,15 @@ class RealRowsLoss:
 
 
 def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
-    """Makes a function for verl's ``execute_with_func_generator`` that wraps each worker's loss, in the worker."""
+    """For verl's ``execute_with_func_generator``: wraps each worker's loss, in the worker."""
 
+    @for_training_workers
     def wrap(role: str, trainee: Any) -> None:
         if role != "ref":
             assert trainee.loss_fn is not None, "the worker has no loss yet"
             trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
 
-    return for_training_workers(wrap)
+    return wrap
 
 
 def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:

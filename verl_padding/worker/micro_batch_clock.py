@@ -31,8 +31,6 @@ LAPS = "laps"
 
 @dataclass
 class _Mark:
-    """A moment on one rank."""
-
     event: Any = None
     wall_s: float = field(default_factory=time.perf_counter)
     cpu_s: float = field(default_factory=time.process_time)
@@ -141,13 +139,11 @@ class MicroBatchClock:
             start_s += seconds
 
 
-def _install(role: str, trainee: Any) -> None:
+@for_training_workers
+def install_in_worker(role: str, trainee: Any) -> None:
+    """For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
     if not hasattr(trainee.engine, CLOCK):
         setattr(trainee.engine, CLOCK, MicroBatchClock(trainee.engine))
-
-
-install_in_worker = for_training_workers(_install)
-"""For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
 
 
 def read_in_worker(worker: Any) -> Any:

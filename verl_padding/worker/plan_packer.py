@@ -43,11 +43,9 @@ COMPUTED = "computed_rows"
 
 
 def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
-    """Makes a function for verl's ``execute_with_func_generator`` that has the engines of a worker follow the plan.
+    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan, or refuses them."""
 
-    It raises a PaddingError if an engine does not cut its rows with ``prepare_micro_batches``, or cannot share.
-    """
-
+    @for_training_workers
     def patch(role: str, trainee: Any) -> None:
         engine = trainee.engine
         module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
@@ -60,7 +58,7 @@ def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
         if sharing == "chains":
             share_in(engine)
 
-    return for_training_workers(patch)
+    return patch
 
 
 def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
@@ -144,10 +142,7 @@ def computed_rows(data: TensorDict) -> list[int]:
 
 
 def share_in(engine: Any) -> None:
-    """Makes the class of an engine compute the tips of its micro-batches alone.
-
-    Refuses an engine that does not make inputs and outputs as verl 0.9's FSDP engines do, with a PaddingError.
-    """
+    """Makes the class of an engine compute tips alone; one that is not made as verl 0.9's FSDP engines is refused."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     cls = type(engine)

@@ -32,7 +32,9 @@ EMBEDS_MODULE = "verl.models.transformers.qwen2_vl"
 """verl's workers import it only for models of these two families."""
 
 
-def _install(role: str, trainee: Any) -> None:
+@for_training_workers
+def install_in_worker(role: str, trainee: Any) -> None:
+    """For verl's ``execute_with_func_generator``: replaces both functions in a worker's process."""
     for name in IDS_MODULES:
         module = importlib.import_module(name)
         assert hasattr(module, FIXED_IDS), f"{name} has no {FIXED_IDS} to replace"
@@ -40,10 +42,6 @@ def _install(role: str, trainee: Any) -> None:
     families = sys.modules.get(EMBEDS_MODULE)
     if families is not None and not hasattr(own := getattr(families, EMBEDS), "__wrapped__"):
         setattr(families, EMBEDS, _with_text_alone(own))
-
-
-install_in_worker = for_training_workers(_install)
-"""For verl's ``execute_with_func_generator``: replaces both functions in a worker's process."""
 
 
 def fix_3d_position_ids(data: TensorDict) -> None:
