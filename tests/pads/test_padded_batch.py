@@ -5,10 +5,9 @@ import torch
 import transfer_queue as tq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import (
     BATCH_ROW,
@@ -56,10 +55,8 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
 def test_a_worker_call_gets_each_real_row_once_and_the_pads_of_its_layout():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     padded = upsample(batch, plan_for(batch), TEMPLATE)
-    for call, rows in (
-        ("log_prob", padded.inference_call("log_prob", batch)),
-        ("actor", padded.update_call("actor", batch)),
-    ):
+    for call, send in {"log_prob": padded.inference_call, "actor": padded.update_call}.items():
+        rows = send(call, batch)
         layout = padded.plan.layouts[call]
         pads = [key for key, tag in zip(rows.keys, rows.tags, strict=True) if tag.get("is_padding")]
         assert len(pads) == layout.n_pads
@@ -140,11 +137,8 @@ def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_w
 def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     padded = upsample(batch, plan_for(batch), TEMPLATE)
-    responses = [tag["response_len"] for tag in batch.tags]
-    nested = torch.nested.as_nested_tensor([torch.rand(n) for n in responses], layout=torch.jagged)
-    fields = {"advantages": nested, "old_log_probs": nested.clone()}
-    meta = tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)))
-    rows = padded.update_call("actor", meta)
+    added = [torch.rand(tag["response_len"]) for tag in batch.tags]
+    rows = padded.update_call("actor", put_columns(batch, advantages=added, old_log_probs=added))
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
     pads = data[IS_PADDING]
     assert pads.any()
@@ -166,4 +160,3 @@ def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():
     with pytest.raises(PaddingDataError, match=f"row '{batch.keys[1]}': tagged is_padding=True"):
         upsample(batch, plan, TEMPLATE)
     assert queue_content() == content
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

@@ -92,14 +92,9 @@ def put_batch() -> None:
 def test_a_second_job_on_the_cluster_is_refused_and_the_first_ones_queue_lives_on():
     put_batch()
     content = queue_content()
-    second = subprocess.run(
-        [sys.executable, "-c", SECOND_JOB, ray.get_runtime_context().gcs_address],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-c", SECOND_JOB, ray.get_runtime_context().gcs_address]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    second = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert second.returncode == 0, second.stderr
     job, lines = ray.get_runtime_context().get_job_id(), second.stdout.splitlines()
     for place in ("constructor", "setup"):

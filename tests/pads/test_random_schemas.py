@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, put_some_fields, queue_content
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_some_fields
 from verl_padding.pads.columns import OWN_COLUMNS
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.roles import FieldRole, Role
@@ -113,7 +113,7 @@ def test_pads_between_rows_change_no_field_of_any_micro_batch(schema, lengths, d
                 check_micro_batch(order[start : start + size], custom, names, alone)
         strip(padded.pads)
     finally:
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+        empty_queue()
 
 
 def check_micro_batch(keys, custom, names, alone):

@@ -14,39 +14,23 @@ from tests.support.engine_in_process import Actor
 from verl_padding.errors import PaddingConfigError
 from verl_padding.worker.leak_probe import probe_for_leaks
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CLEAN = {
     "llama": {},
     "mistral": {"sliding_window": 8},
     "gemma2": {"query_pre_attn_scalar": 16},
-    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1},
+    "qwen3_moe": EXPERTS | {"num_experts": 8, "decoder_sparse_step": 1},
 }
+LINEAR = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 16, "value_head_dim": 16}
 LEAKING = {
     "mamba": {"state_size": 8},
     "lfm2": {"block_ff_dim": 128, "full_attn_idxs": [1]},
-    "qwen3_next": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
+    "qwen3_next": EXPERTS
+    | {f"linear_{name}": size for name, size in LINEAR.items()}
+    | {"shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", "full_attention"]},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "bloom": {"n_layer": 2, "n_head": 4},
     "opt": {"word_embed_proj_dim": 64, "ffn_dim": 128},

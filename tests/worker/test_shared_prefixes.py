@@ -24,39 +24,32 @@ VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 def rows_of(tokens: list[list[int]], chain: list[int] | None = None, **fields: list) -> TensorDict:
     """Rows of one micro-batch, by default of one chain as the plan has it."""
-    rows = []
-    for number, row in enumerate(tokens):
-        ids = torch.tensor(row)
-        rows.append(
-            {"input_ids": ids, "position_ids": torch.arange(len(row))}
+    data = list_of_dict_to_tensordict(
+        [
+            {"input_ids": torch.tensor(row), "position_ids": torch.arange(len(row))}
             | {name: values[number] for name, values in fields.items()}
-        )
-    data = list_of_dict_to_tensordict(rows)
+            for number, row in enumerate(tokens)
+        ]
+    )
     data[CHAIN_COLUMN] = torch.tensor(chain or [0] * len(tokens))
     return data
 
 
-def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it():
-    assert tips_of(rows_of(CHAIN, [0, 1, 0, 0, 4])) == (3, 1, 3, 3, 4)
-
-
-def test_equal_rows_are_computed_once_and_only_rows_of_one_chain_share():
-    assert tips_of(rows_of([[1, 2], [1, 2], [1, 2]])) == (2, 2, 2)
-    assert tips_of(rows_of([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2])) == (1, 1, 2)
-    assert tips_of(rows_of([[1, 2], [1, 2, 3]], [0, 1])) == (0, 1), "of another session"
-    assert tips_of(rows_of([[1, 2], [1, 2]]).exclude(CHAIN_COLUMN)) == (0, 1)
-
-
-def test_a_chain_that_is_none_costs_time_and_nothing_else():
-    assert tips_of(rows_of([[1, 2], [1, 3, 4], [1, 3, 4, 5]])) == (0, 2, 2)
-
-
-def test_a_token_is_told_from_the_bytes_of_others():
-    assert tips_of(rows_of([[1], [257], [65536, 1]])) == (0, 1, 2)
-
-
-def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
-    assert tips_of(rows_of([[3, 3], [3, 3], [3, 3, 4]], [-1, -1, 0])) == (0, 1, 2)
+@pytest.mark.parametrize(
+    ("tokens", "chain", "tips"),
+    [
+        pytest.param(CHAIN, [0, 1, 0, 0, 4], (3, 1, 3, 3, 4), id="the longest row that begins with it"),
+        pytest.param([[1, 2], [1, 2], [1, 2]], [0, 0, 0], (2, 2, 2), id="equal rows"),
+        pytest.param([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2], (1, 1, 2), id="a row of another chain"),
+        pytest.param([[1, 2], [1, 2, 3]], [0, 1], (0, 1), id="a row of another session"),
+        pytest.param([[1, 2], [1, 3, 4], [1, 3, 4, 5]], [0, 0, 0], (0, 2, 2), id="a chain that is none"),
+        pytest.param([[1], [257], [65536, 1]], [0, 0, 0], (0, 1, 2), id="tokens with the bytes of others"),
+        pytest.param([[3, 3], [3, 3], [3, 3, 4]], [-1, -1, 0], (0, 1, 2), id="pads"),
+    ],
+)
+def test_the_tip_of_a_row_is_the_longest_row_of_its_chain_that_begins_with_it(tokens, chain, tips):
+    assert tips_of(rows_of(tokens, chain)) == tips
+    assert tips_of(rows_of(tokens).exclude(CHAIN_COLUMN)) == tuple(range(len(tokens)))
 
 
 @pytest.mark.parametrize(

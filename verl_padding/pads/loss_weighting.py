@@ -57,11 +57,8 @@ def loss_factors(
     all w_r are 1, the factor is w_r n_r / n_s R / S with ``seq-mean-token-mean``, and w_r R / S with the others. Where
     tokens weigh, the weight of a row is w_r / n_s.
 
-    Keys, weights and tokens that have a loss are those of the real rows.
-
-    Raises:
-        PaddingDataError: all rows of a mini-batch that have a loss weigh 0, or their weights are too far apart for a
-            factor.
+    Keys, weights and tokens that have a loss are those of the real rows. If all rows of a mini-batch that have a loss
+    weigh 0, or their weights are too far apart for a factor, a PaddingDataError refuses them.
     """
     factor_R = np.zeros(len(keys))
     weights, tokens = np.asarray(weight_R, dtype=np.float64), np.asarray(tokens_R, dtype=np.float64)

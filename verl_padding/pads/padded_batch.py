@@ -24,13 +24,8 @@ class PaddedBatch:
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
     in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip` of them takes them out.
 
-    Args:
-        loss_weightings: of the updates whose rows may weigh differently.
-        timed: whether the workers time its micro-batches.
-
-    Raises:
-        PaddingDataError: a real row is tagged as padding, does not suit (:class:`SourceRows`), or cannot weigh what its
-            agent loop says.
+    A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows` refuses, or that cannot
+    weigh what its agent loop says. ``timed`` says whether the workers time micro-batches.
     """
 
     def __init__(
@@ -83,11 +78,7 @@ class PaddedBatch:
             )
 
     def put_pads(self) -> None:
-        """Puts all pads, with the fields that real rows have by now, in one put.
-
-        Raises:
-            PaddingDataError: no pad can be made for a field; nothing is put.
-        """
+        """Puts all pads, with the fields that real rows have by now, in one put; none if one of these is refused."""
         if self.pads.keys:
             fields = self._new_fields(len(self.pads))
             self._made = set(fields)

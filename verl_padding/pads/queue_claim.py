@@ -22,7 +22,6 @@ PARTITIONS = ("train", "val")
 """verl's names for the parts of TransferQueue that its trainers use."""
 NOTICE_S = 5.0
 """Seconds within which Ray's tables show that a process was killed."""
-
 _ATTRIBUTE = "verl_padding_claim"
 _OWN_CLUSTER = (
     "Two trainers would train, and clear, each other's rows: verl has one queue per Ray cluster. This job has touched "
@@ -63,10 +62,8 @@ def claim_queue() -> None:
     """Claims the TransferQueue for the trainer of this process, and clears what an earlier one left in it.
 
     Call it before a snapshot is loaded. Prompts and rows of a trainer that has ended come again, from the snapshot or
-    from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them.
-
-    Raises:
-        PaddingConfigError: another trainer has the queue, or rows that it may own lie there. Nothing was touched.
+    from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them. If
+    another trainer has the queue, or rows that it may own lie there, a PaddingConfigError refuses it untouched.
     """
     check_queue_owner()
     mine = _claim_of_this_process()

@@ -15,12 +15,10 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class SmallestImage:
-    """What a pad shows the vision tower."""
+    """What a pad shows the vision tower: its ``multi_modal_inputs``, and the tokens of its prompt for them."""
 
     inputs: dict[str, torch.Tensor]
-    """``multi_modal_inputs`` of the pad."""
     token_ids: tuple[int, ...]
-    """Tokens of its prompt that stand for the image."""
 
 
 def _of_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:

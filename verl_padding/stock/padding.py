@@ -12,7 +12,6 @@ from verl_padding.plan import padded_rows
 
 VERL_PAD_TOKENS = 128
 """Tokens of a pad of verl 0.9 (``SYNTHETIC_PADDING_SEQ_LEN``)."""
-
 Track = Callable[[Iterable[int]], Iterable[int]]
 
 

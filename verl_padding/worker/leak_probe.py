@@ -36,8 +36,8 @@ def probe_for_leaks(
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
         sharing: with chains, a shorter row's outputs have to be those of the longer one's beginning, too.
-        fixes: role -> what to set where rows are not kept apart.
-        multiples: role -> number of micro-batches of which its engine's schedule takes multiples.
+        fixes, multiples: role -> what to set where rows are not kept apart, and of how many micro-batches its engine's
+            schedule takes multiples.
     """
 
     @for_training_workers

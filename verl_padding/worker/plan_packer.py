@@ -1,17 +1,15 @@
 """The plan's micro-batches in verl's workers, and rows that extend each other computed once in them.
 
 verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
-no setting or registry avoids it. If ``padding.packer=plan`` asks for it, this module replaces that name in the module
-of a worker's engine. It can go when verl takes micro-batches that are already cut.
+no setting or registry avoids it. With ``padding.packer=plan`` that name is replaced in the module of a worker's engine.
+It can go when verl takes micro-batches that are already cut (tests/worker/test_plan_packer.py).
 
 A causal model's output at a position depends on the tokens up to it. So if row b extends row a, the log-probs, entropy
 and values of a are those of b's first positions. With ``padding.sharing=chains`` an FSDP engine's inputs are made from
 the tips of a micro-batch alone, and every output is expanded to all of its rows before loss, metrics or driver see it;
 backward adds up the gradients of all slices. verl 0.9 makes inputs and outputs in two methods, which are wrapped in the
-class of a worker's engine, until verl shares prefixes by itself. The last output of a row belongs to whatever token
-comes next. Shared, it is another one than alone, and nothing reads it.
-
-tests/worker/test_plan_packer.py and tests/worker/test_shared_prefixes.py say when to look.
+class of a worker's engine until verl shares prefixes by itself (tests/worker/test_shared_prefixes.py). The last output
+of a row belongs to whatever token comes next: shared, it is another one than alone, and nothing reads it.
 """
 
 import functools

@@ -8,9 +8,7 @@ the second without moving a value: ids are cut off, or the worker stops.
 **Micro-batches without an image, for Qwen2-VL and Qwen2.5-VL on FSDP.** verl shows such a micro-batch an image of
 zeros, times zero, so that the vision tower runs on every rank; but with transformers 5 the tower answers with an object
 that has no ``mean``, and the job stops at the first micro-batch of text alone. Here the features are taken out of that
-object, as verl's own function does for real images.
-
-tests/worker/test_vision_fixes.py says when each can go.
+object, as verl's own function does for real images. tests/worker/test_vision_fixes.py says when each can go.
 """
 
 import functools
