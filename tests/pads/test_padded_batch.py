@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import (
-    BATCH_ROW,
-    IS_PADDING,
-    LOSS_FACTOR,
-    LOSS_TOKENS,
-    REAL_ROWS,
-    REPORTING_RANKS,
-    TRAINED_ROWS,
-)
+from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
@@ -27,7 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 EOS = 3
 TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
-COLUMNS_OF_A_ROW = (LOSS_FACTOR, REAL_ROWS, LOSS_TOKENS, BATCH_ROW)
+COLUMNS_OF_A_ROW = (columns.LOSS_FACTOR, columns.REAL_ROWS, columns.LOSS_TOKENS, columns.BATCH_ROW)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
 
 
@@ -78,15 +70,15 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     # What verl's dispatch makes of it: equal chunks a rank, equal mini-batches inside a chunk.
-    cells = data[IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
+    cells = data[columns.IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
     real_M = (~cells).sum(dim=(0, 2))
     reporting_M = (~cells).any(dim=2).sum(dim=0)
     shape = cells.shape
-    assert torch.equal(data[REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
-    assert torch.equal(data[REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
+    assert torch.equal(data[columns.REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
+    assert torch.equal(data[columns.REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
     assert real_M.min() >= 1
     assert cells.any()
-    assert LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
+    assert columns.LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
 
 
 def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():
@@ -102,15 +94,15 @@ def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_th
         keys_D = [[batch.keys[row] for row in cell if row < len(batch)] for cell in ranks]
         kept_R = {key: kept[key] for keys in keys_D for key in keys}
         want = {
-            REAL_ROWS: len(kept_R),
-            LOSS_TOKENS: sum(kept_R.values()),
-            TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
-            REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
+            columns.REAL_ROWS: len(kept_R),
+            columns.LOSS_TOKENS: sum(kept_R.values()),
+            columns.TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
+            columns.REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
         }
         for key in kept_R:
             place = rows.keys.index(key)
             assert {name: int(data[name][place]) for name in want} == want
-    assert not torch.equal(data[TRAINED_ROWS], data[REAL_ROWS])
+    assert not torch.equal(data[columns.TRAINED_ROWS], data[columns.REAL_ROWS])
 
 
 def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_was_planned_for_it():
@@ -140,7 +132,7 @@ def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
     added = [torch.rand(tag["response_len"]) for tag in batch.tags]
     rows = padded.update_call("actor", put_columns(batch, advantages=added, old_log_probs=added))
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
-    pads = data[IS_PADDING]
+    pads = data[columns.IS_PADDING]
     assert pads.any()
     for i, pad in enumerate(pads.tolist()):
         assert len(data["advantages"][i]) == len(data["responses"][i])

@@ -109,19 +109,16 @@ def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share(
         probe(of, sharing="chains")
 
 
-def test_rows_that_are_not_packed_are_not_probed():
-    of = trainee("bloom", torch.float32, **LEAKING["bloom"])
-    of.engine_config.use_remove_padding = False
-    probe(of, passes=0)
-
-
-@pytest.mark.parametrize("of_updates", [1, None], ids=["an actor", "a reference, which has no updates"])
-def test_micro_batches_of_one_row_each_are_not_probed(of_updates):
+def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_probed():
     of = trainee("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config
-    config.use_dynamic_bsz, config.infer_micro_batch_size_per_gpu = False, 1
-    config.micro_batch_size_per_gpu = of_updates
+    config.use_remove_padding = False
     probe(of, passes=0)
+    config.use_remove_padding = True
+    config.use_dynamic_bsz, config.infer_micro_batch_size_per_gpu = False, 1
+    for of_updates in (1, None):  # a reference has no updates
+        config.micro_batch_size_per_gpu = of_updates
+        probe(of, passes=0)
     config.infer_micro_batch_size_per_gpu = 2
     with pytest.raises(PaddingConfigError, match="bloom"):
         probe(of)

@@ -1,4 +1,4 @@
-"""A loss that is handed real rows only gives the gradient and the metrics of a batch without pads."""
+"""What the wrapped loss hands on and reports; each of verl's losses in it is tested in tests/equivalence."""
 
 import math
 
@@ -8,16 +8,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
-from tests.support.losses_on_rows import (
-    LAYOUTS,
-    PAD,
-    SPREAD,
-    Rows,
-    critic_loss,
-    nested,
-    policy_loss,
-    run_as_verl_does,
-)
+from tests.support.losses_on_rows import LAYOUTS, PAD, SPREAD, Rows, critic_loss, nested, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 

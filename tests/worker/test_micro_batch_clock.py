@@ -137,14 +137,6 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
     assert (lap.computed_tokens, lap.rows, lap.pads) == ((9, 4, 2), (0, 1, 2), 1)
 
 
-@pytest.fixture
-def threads():
-    """Sets the number of torch's threads."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 WAIT = 0.5
 """Seconds."""
 
@@ -152,23 +144,22 @@ WAIT = 0.5
 class WaitsThenComputes(Engine):
     """Sleeps for the first row, as a rank that waits for others; computes for the second; and holds memory."""
 
+    waits = True
+
     def forward_step(self, micro_batch):
         if self.waits:
             time.sleep(WAIT)
-        else:
-            until = time.process_time() + WAIT
-            while time.process_time() < until:
-                pass
+        until = time.process_time() + WAIT
+        while not self.waits and time.process_time() < until:
+            pass
         self.waits = False
         held = torch.ones(1 << 24)
         self.held_bytes = held.nbytes
         return len(held)
 
-    waits = True
 
-
-def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_waits(threads):
-    threads(1)
+def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_waits(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     engine, began = WaitsThenComputes(), time.time()
     waited, computed = laps_of(engine, data(5, 9))
     ended = time.time()
@@ -182,6 +173,6 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     assert computed.allocated_bytes is None
 
 
-def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):
-    threads(2)
+def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert [lap.busy_s for lap in laps_of(Engine(), data(5, 9))] == [None, None]
