@@ -75,8 +75,7 @@ def upsample(
 def strip(batch: KVBatchMeta) -> KVBatchMeta:
     """Takes the pads of a batch out of TransferQueue; returns its real rows, in their order. It may be called again."""
     clear([key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_padding(tag)], batch.partition_id)
-    kept: KVBatchMeta = real_rows(batch)
-    return kept
+    return real_rows(batch)
 
 
 def real_rows(batch: Any) -> Any:
@@ -103,8 +102,7 @@ def real_rows(batch: Any) -> Any:
         if column is None and batch.batch is not None:
             column = batch.batch.get(IS_PADDING)
         return batch.select_idxs(_real_places(column, len(batch)))
-    kind = type(batch).__name__
-    raise TypeError(f"{kind}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataProto")
+    raise TypeError(f"{type(batch)}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataProto")
 
 
 def _real_places(is_pad: Any, n_rows: int) -> torch.Tensor:

@@ -23,8 +23,6 @@ from verl_padding.pads import columns
 from verl_padding.worker.plan_packer import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
 
-Loss = Callable[..., Any]
-
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
 PACKING_EFFICIENCY = "padding/packing_efficiency"
@@ -57,7 +55,7 @@ class RealRowsLoss:
     their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
     """
 
-    def __init__(self, inner: Loss, denominator: Denominator):
+    def __init__(self, inner: Callable[..., Any], denominator: Denominator):
         self.inner = normalize_over_mini_batch(inner)
         self.denominator = denominator
         self._losses: set[str] = set()
