@@ -1,12 +1,9 @@
 """The plan's micro-batches in verl's workers, instead of those of verl's packer.
 
 verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
-no setting or registry avoids it. If ``padding.packer=plan`` asks for it, this module replaces that name in the module
-of a worker's engine, and patches nothing else of verl. It can go when verl takes micro-batches that are already cut;
-tests/worker/test_plan_packer.py says when to look.
+no setting or registry avoids it. With ``padding.packer=plan`` that name is replaced in the module of a worker's engine.
+It can go when verl takes micro-batches that are already cut (tests/worker/test_plan_packer.py).
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
@@ -21,11 +18,11 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
 from verl_padding.pads.columns import MICRO_BATCH, read_column
-from verl_padding.pads.lineage import EXTENDS
+from verl_padding.pads.lineage import EXTENDS, TOKENS
 from verl_padding.plan import Sharing
+from verl_padding.worker.prefix_tree import TREE
 from verl_padding.worker.shared_prefixes import find_tree, share_in
 from verl_padding.worker.training_workers import for_training_workers
-from verl_padding.worker.tree_attention import TREE
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +30,36 @@ PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
+def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan, or refuses them."""
+
+    @for_training_workers
+    def patch(role: str, trainee: Any) -> None:
+        engine = trainee.engine
+        module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
+        if PATCHED not in module:
+            raise PaddingError(
+                f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
+                f"verl {KNOWN_VERL} do. Set padding.packer=verl."
+            )
+        module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]), sharing=sharing)
+        if sharing != "off":
+            share_in(engine, sharing)
+
+    return patch
+
+
 def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
     """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
 
     Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. Where
-    rows share their beginnings, each also has a tree of what is computed
-    (:mod:`~verl_padding.worker.shared_prefixes`).
+    rows share, each of them also gets the tree of what is computed (:mod:`~verl_padding.worker.shared_prefixes`).
     """
 
     @functools.wraps(prepare)
     def prepare_micro_batches(data: TensorDict, **kwargs: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
         by_rows = not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
-        if by_rows or MICRO_BATCH not in data.keys():  # noqa: SIM118  (a TensorDict)
+        if by_rows or MICRO_BATCH not in data:
             return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
@@ -57,8 +72,8 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
         shares = sharing != "off" and tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
-            tokens = computed = len(micro_batch["input_ids"].values())
-            if shares and (tree := find_tree(micro_batch, sharing)).tokens < tokens:
+            computed = len(micro_batch[TOKENS].values())
+            if shares and (tree := find_tree(micro_batch, sharing)).tokens < computed:
                 computed = tree.tokens
                 tu.assign_non_tensor_data(micro_batch, TREE, tree)
             _check_tokens(computed, budget, shares=shares)
@@ -77,31 +92,6 @@ def _check_tokens(computed: int, budget: int, *, shares: bool) -> None:
             " Set padding.packer=verl to have the workers cut them anew."
         )
     logger.warning(
-        "verl_padding: a micro-batch computes %d tokens, and the budget is %d: its rows do not share what was planned. "
-        "Correct extra_fields[%r] of the agent loop, or set padding.sharing=off.",
-        computed,
-        budget,
-        EXTENDS,
+        f"verl_padding: a micro-batch computes {computed} tokens, and the budget is {budget}: its rows do not share what "
+        f"was planned. Correct extra_fields[{EXTENDS!r}] of the agent loop, or set padding.sharing=off."
     )
-
-
-def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: makes the engines of a worker follow the plan.
-
-    The function that it returns raises a PaddingError if an engine does not cut its micro-batches with
-    ``prepare_micro_batches``, or cannot share.
-    """
-
-    def patch(role: str, trainee: Any) -> None:
-        engine = trainee.engine
-        module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
-        if PATCHED not in module:
-            raise PaddingError(
-                f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
-                f"verl {KNOWN_VERL} do. Set padding.packer=verl."
-            )
-        module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]), sharing=sharing)
-        if sharing != "off":
-            share_in(engine, sharing)
-
-    return for_training_workers(patch)

@@ -14,11 +14,13 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from verl_padding.plan.cost import Int64s
+from verl_padding.plan.forest import LEAST_SHARED
 
-LEAST_SHARED = 2
-"""Tokens from which on sharing saves any: the last one is computed again."""
+TREE = "prefix_tree"
+"""Key of the tree in a micro-batch, and of its place on attention modules and in their calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +99,17 @@ def build_tree(lengths_R: Sequence[int], order: Sequence[int], shared_I: Sequenc
             place_RT[row] = before[:length]
         before = place_RT[row]
     return PrefixTree(tip_S=tip_S, start_S=start_S, place_RT=place_RT)
+
+
+def tree_of(data: TensorDict) -> PrefixTree | None:
+    """The tree of a micro-batch that shares some of its tokens; None for any other."""
+    tree: PrefixTree | None = tu.get_non_tensor_data(data=data, key=TREE, default=None)
+    return tree
+
+
+def computed_tokens(data: TensorDict) -> list[tuple[int, int]]:
+    """Of all that is computed of a micro-batch, on the CPU, the row and the number of its tokens."""
+    tree = tree_of(data)
+    if tree is None:
+        return list(enumerate(data["input_ids"].offsets().diff().tolist()))
+    return list(zip(tree.tip_S, tree.lengths_S, strict=True))

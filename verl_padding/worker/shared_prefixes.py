@@ -11,8 +11,6 @@ The last output of a row belongs to whatever token comes next. Shared, it is ano
 it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -26,10 +24,9 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingError
 from verl_padding.pads.lineage import PER_TOKEN, TOKENS, Inputs
 from verl_padding.plan import Sharing
-from verl_padding.worker.prefix_tree import PrefixTree, build_tree
+from verl_padding.worker.prefix_tree import TREE, PrefixTree, build_tree, tree_of
 from verl_padding.worker.tree_attention import (
     ANY_MASK,
-    TREE,
     GatherTokens,
     attention_layers,
     follow_trees,
@@ -56,20 +53,6 @@ def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
         shared = inputs.shared(before, row)
         shared_I.append(shared if sharing == "trees" or shared == len(inputs.ids_R[row]) else 0)
     return build_tree([len(ids) for ids in inputs.ids_R], order, shared_I)
-
-
-def tree_of(data: TensorDict) -> PrefixTree | None:
-    """The tree of a micro-batch that shares some of its tokens; None for any other."""
-    tree: PrefixTree | None = tu.get_non_tensor_data(data=data, key=TREE, default=None)
-    return tree
-
-
-def computed_tokens(data: TensorDict) -> list[tuple[int, int]]:
-    """Of all that is computed of a micro-batch, on the CPU, the row and the number of its tokens."""
-    tree = tree_of(data)
-    if tree is None:
-        return list(enumerate(data[TOKENS].offsets().diff().tolist()))
-    return list(zip(tree.tip_S, tree.lengths_S, strict=True))
 
 
 def share_in(engine: Any, sharing: Sharing) -> None:

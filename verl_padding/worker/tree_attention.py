@@ -16,10 +16,8 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.worker.prefix_tree import PrefixTree
+from verl_padding.worker.prefix_tree import TREE, PrefixTree
 
-TREE = "prefix_tree"
-"""Attribute of an attention module, and argument that takes the tree through transformers' flash attention."""
 ENTRIES = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Attentions that follow a tree."""
 ANY_MASK = torch.empty(1, 1, 0, 0)
