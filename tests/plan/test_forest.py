@@ -35,8 +35,8 @@ def tokens_computed(rows):
 def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
     some = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, min_size=1))
     numbers, start_I = forest_of(rows).segments(some)
-    distinct = len({number for number in numbers}) == len(numbers) and set(numbers) <= set(some)
-    assert distinct
+    assert len(set(numbers)) == len(numbers)
+    assert set(numbers) <= set(some)
     computed = sum(len(rows[row]) - start for row, start in zip(numbers, start_I, strict=True))
     # A beginning of one token is not worth sharing: each row that parts there computes it by itself.
     one_token = {}

@@ -13,43 +13,60 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import CHAIN as CHAIN_COLUMN
 from verl_padding.pads.columns import MICRO_BATCH
-from verl_padding.worker.plan_packer import SHARES, TIPS, follow_plan, share_in, tips_of
+from verl_padding.worker.plan_packer import follow_plan
+from verl_padding.worker.prefix_tree import TREE
+from verl_padding.worker.shared_prefixes import SHARES, find_tree, share_in
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
 VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 
-def rows_of(tokens: list[list[int]], chain: list[int] | None = None, **fields: list) -> TensorDict:
-    """Rows of one micro-batch, by default of one chain as the plan has it."""
-    data = list_of_dict_to_tensordict(
+def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
+    """Rows of one micro-batch."""
+    return list_of_dict_to_tensordict(
         [
             {"input_ids": torch.tensor(row), "position_ids": torch.arange(len(row))}
             | {name: values[number] for name, values in fields.items()}
             for number, row in enumerate(tokens)
         ]
     )
-    data[CHAIN_COLUMN] = torch.tensor(chain or [0] * len(tokens))
-    return data
+
+
+def tips_of(data: TensorDict, sharing: str = "chains") -> tuple[int, ...]:
+    """The row that each row begins with and is computed in."""
+    tree = find_tree(data, sharing)
+    assert sharing == "trees" or not tree.branches
+    tip_of = {int(tree.place_RT[tip][0]): tip for tip in reversed(tree.tip_S)}
+    return tuple(tip_of[int(places[0])] for places in tree.place_RT)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "chain", "tips"),
+    ("tokens", "tips"),
     [
-        pytest.param(CHAIN, [0, 1, 0, 0, 4], (3, 1, 3, 3, 4), id="the longest row that begins with it"),
-        pytest.param([[1, 2], [1, 2], [1, 2]], [0, 0, 0], (2, 2, 2), id="equal rows"),
-        pytest.param([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2], (1, 1, 2), id="a row of another chain"),
-        pytest.param([[1, 2], [1, 2, 3]], [0, 1], (0, 1), id="a row of another session"),
-        pytest.param([[1, 2], [1, 3, 4], [1, 3, 4, 5]], [0, 0, 0], (0, 2, 2), id="a chain that is none"),
-        pytest.param([[1], [257], [65536, 1]], [0, 0, 0], (0, 1, 2), id="tokens with the bytes of others"),
-        pytest.param([[3, 3], [3, 3], [3, 3, 4]], [-1, -1, 0], (0, 1, 2), id="pads"),
+        pytest.param(CHAIN, (3, 1, 3, 3, 4), id="the longest row that begins with it"),
+        pytest.param([[1, 2], [1, 2], [1, 2]], (2, 2, 2), id="equal rows"),
+        pytest.param([[1, 2], [1, 2, 3], [1, 2, 4]], (1, 1, 2), id="one of two rows"),
+        pytest.param([[1, 2], [1, 3, 4], [1, 3, 4, 5]], (0, 2, 2), id="rows that part"),
+        pytest.param([[1], [257], [65536, 1]], (0, 1, 2), id="tokens with the bytes of others"),
     ],
 )
-def test_the_tip_of_a_row_is_the_longest_row_of_its_chain_that_begins_with_it(tokens, chain, tips):
-    assert tips_of(rows_of(tokens, chain)) == tips
-    assert tips_of(rows_of(tokens).exclude(CHAIN_COLUMN)) == tuple(range(len(tokens)))
+def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it(tokens, tips):
+    assert tips_of(rows_of(tokens)) == tips
+
+
+def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
+    tree = find_tree(rows_of(CHAIN), "trees")
+    assert (tree.tip_S, tree.start_S) == ([1, 4, 3], [0, 0, 1])
+    assert [places.tolist() for places in tree.place_RT] == [
+        [2, 6, 7],
+        [0, 1],
+        [2, 6, 7, 8, 9],
+        [2, 6, 7, 8, 9, 10],
+        [2, 3, 4, 5],
+    ]
+    assert tree.tokens == 11
 
 
 @pytest.mark.parametrize(
@@ -128,9 +145,7 @@ class Engine(FSDPEngineWithLMHead):
 
 def cut(tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True) -> TensorDict:
     """The one micro-batch of these rows, as the plan cuts it."""
-    data = rows_of(tokens, [0, 1, 0, 0, 4][: len(tokens)])
-    if not chained:
-        del data[CHAIN_COLUMN]
+    data = rows_of(tokens)
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains" if chained else "off")(data)
@@ -150,12 +165,12 @@ def values_of(outputs) -> list[list[float]]:
 
 def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_gradient():
     engine = Engine()
-    share_in(engine)
+    share_in(engine, "chains")
     micro_batch, weight = cut(CHAIN), torch.tensor(2.0, requires_grad=True)
     outputs = outputs_of(engine, micro_batch, weight)
     of_inputs, of_outputs = engine.seen
     assert of_inputs is of_outputs, "selecting rows takes as long as the loss"
-    assert [row.tolist() for row in of_inputs["input_ids"].unbind()] == [CHAIN[1], CHAIN[3], CHAIN[4]]
+    assert [row.tolist() for row in of_inputs["input_ids"].unbind()] == [CHAIN[1], CHAIN[4], CHAIN[3]]
     assert [row.tolist() for row in outputs["log_probs"].unbind()] == [[2.0 * id for id in row] for row in CHAIN]
     assert values_of(outputs) == VALUES
     assert outputs["log_probs_of_nothing"] is None
@@ -176,8 +191,8 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
             return {"scores": output}
 
     engine = Scoring()
-    share_in(engine)
-    with pytest.raises(PaddingError, match=r"Scoring's 'scores' must be nested, .* rows that are computed"):
+    share_in(engine, "chains")
+    with pytest.raises(PaddingError, match=r"Scoring's 'scores' must be nested, .* that is computed"):
         outputs_of(engine, cut(CHAIN), output)
 
 
@@ -198,16 +213,16 @@ def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
 
     actor, critic = OwnEngine(), OwnCritic()
     for engine in (actor, critic) if first == "actor" else (critic, actor):
-        share_in(engine)
+        share_in(engine, "chains")
     for engine in (actor, critic):
         assert values_of(outputs_of(engine, cut(CHAIN))) == VALUES
 
 
 def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
     engine = Engine()
-    share_in(engine)
+    share_in(engine, "chains")
     micro_batch = cut(CHAIN[:2])
-    assert TIPS not in micro_batch
+    assert TREE not in micro_batch
     engine.prepare_model_inputs(micro_batch=micro_batch)
     assert engine.seen == [micro_batch]
 
@@ -215,31 +230,29 @@ def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
 def test_the_budget_counts_computed_tokens(caplog):
     cut(CHAIN)
     assert caplog.text == ""
-    with pytest.raises(PaddingDataError, match="12 tokens, more than the 11 of this call"):
-        cut(CHAIN, budget=11)
     with pytest.raises(PaddingDataError, match="20 tokens, more than the 18 of this call"):
         cut(CHAIN, budget=18, chained=False)
 
 
 def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog):
     micro_batch = cut([[1, 2, 3], [5], [1, 2, 4], [1, 2, 5, 6]], budget=8)
-    assert TIPS not in micro_batch
+    assert TREE not in micro_batch
     assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 1, 3, 4]
-    assert "a micro-batch computes 11 tokens, where 5 were planned and the budget is 8: its rows do not" in caplog.text
+    assert "a micro-batch computes 11 tokens, and the budget is 8: its rows do not share" in caplog.text
 
 
 def test_rows_that_are_not_packed_do_not_share():
-    assert TIPS not in cut(CHAIN, budget=20, packed=False)
+    assert TREE not in cut(CHAIN, budget=20, packed=False)
 
 
 def test_it_is_installed_once_and_refuses_other_engines():
     engine = Engine()
-    share_in(engine)
+    share_in(engine, "chains")
     once = Engine.prepare_model_inputs
-    share_in(engine)
+    share_in(engine, "chains")
     assert Engine.prepare_model_inputs is once
     with pytest.raises(PaddingError, match=r"chains': object has a prepare_model_inputs of its own, .*sharing=off"):
-        share_in(object())
+        share_in(object(), "chains")
 
 
 @pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
@@ -249,15 +262,15 @@ def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
 
     refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
     with pytest.raises(PaddingError, match=rf"WithAdapters has a {name} of its own, .* or set padding\.sharing=off\.$"):
-        share_in(object.__new__(refused))
+        share_in(object.__new__(refused), "chains")
     assert getattr(refused, name) is with_adapters
     verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
-    share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})))
+    share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})), "chains")
 
 
 @pytest.mark.parametrize("engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead])
 def test_verls_own_engines_are_not(engine):
-    share_in(object.__new__(type("Subclass", (engine,), {})))
+    share_in(object.__new__(type("Subclass", (engine,), {})), "chains")
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():

@@ -70,8 +70,8 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
     """What a user should know of a batch and its plan, a sentence or two each."""
     job, batch, rows = planned.job, planned.batch, planned.batch.rows
     n, dp, mini_batch = job.sessions_per_prompt, planned.update.dp_size, planned.update.prompts_per_mini_batch
-    if job.sharing == "chains" and rows.extends_R is None:
-        yield "--sharing chains: nothing is shared. Give rows token_ids or extends, or take a rollout dump."
+    if job.sharing != "off" and rows.extends_R is None and rows.forest is None:
+        yield f"--sharing {job.sharing}: nothing is shared. Give rows token_ids or extends, or take a rollout dump."
     if batch.is_dump:
         yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
     if batch.pads:
@@ -145,7 +145,7 @@ def _totals(planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> di
 
 
 def _heading(name: str, job: Job) -> str:
-    return "plan with sharing" if name == PLAN and job.sharing == "chains" else name.replace("_", " ")
+    return "plan with sharing" if name == PLAN and job.sharing != "off" else name.replace("_", " ")
 
 
 def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def draw_layouts(layouts: Mapping[str, CutLayout], path: Path) -> None:
         colours = (charts.STOCK, charts.STOCK_LIGHT) if name == VERL else (charts.OURS, charts.OURS_LIGHT)
         its_steps = min(steps, len(layout.steps))
         title = f"{name}, {its_steps} of {counted(len(layout.steps), 'step')}"
-        axes_MC[0, column].set_title(title if layout.costs.chain_R is None else f"{title}\n{sharing_of(layout.steps)}")
+        axes_MC[0, column].set_title(title if layout.costs.forest is None else f"{title}\n{sharing_of(layout.steps)}")
         for step, axes in enumerate(axes_MC[:its_steps, column]):
             _draw_step(axes, layout, step, ranks, colours)
             axes.set_ylabel(f"step {step}\nrank")

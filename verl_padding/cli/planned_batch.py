@@ -92,9 +92,9 @@ class PlannedBatch:
         mini_batch_rows = self.update.prompts_per_mini_batch * self.job.sessions_per_prompt
         shape = {"dp_size": self.update.dp_size, "mini_batch_rows": mini_batch_rows, "token_budget": budget}
         stock_MDK = verl_layout(rows.tokens_R, **shape, track=track)
-        unshared = replace(costs, chain_R=None)
+        unshared = replace(costs, forest=None)
         layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=replace(unshared, pad_tokens=VERL_PAD_TOKENS))}
-        if self.job.sharing == "chains":
+        if self.job.sharing != "off":
             layout = plan_batch(rows, replace(self.job, sharing="off")).layouts[ACTOR]
             layouts[UNSHARED] = CutLayout(rows_MDK=micro_batches_of(layout), costs=unshared)
         if self.planned.is_cut:

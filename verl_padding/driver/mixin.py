@@ -31,7 +31,7 @@ from verl_padding.job.job_reader import check_job, translate_plan_error
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
 from verl_padding.pads.columns import NO_ADAPTER
-from verl_padding.pads.lineage import find_extensions
+from verl_padding.pads.lineage import find_extensions, find_forest
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
@@ -214,13 +214,16 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._probed = True
 
     def _plan(self, batch: KVBatchMeta, tokens_R: Sequence[int], job: Job, metrics: dict[str, Any]) -> BatchPlan:
-        extends_R = None
-        if self._padding.sharing != "off":
-            started = time.perf_counter()
-            extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images)
+        extends_R = forest = None
+        if job.sharing != "off":
+            started, images = time.perf_counter(), self._job_reader.has_images
+            if job.sharing == "trees":
+                forest = find_forest(batch, tokens_R, images=images)
+            else:
+                extends_R = find_extensions(batch, tokens_R, images=images)
             metrics[names.LINEAGE_SECONDS] = time.perf_counter() - started
         try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest), job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {self.global_steps}: {translate_plan_error(refusal)}") from refusal
         for warning in plan.warnings:

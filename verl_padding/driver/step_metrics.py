@@ -51,7 +51,7 @@ def plan_metrics(
     if plan.packer == "plan":
         for call, figures in plan.figures.items():
             of_call: dict[str, float | None] = {names.MICRO_IMBALANCE: figures.micro_imbalance}
-            if plan.sharing == "chains":
+            if plan.sharing != "off":
                 of_call[names.COMPUTED_TOKENS] = figures.computed_tokens
                 of_call[names.SHARING_FACTOR] = figures.sharing_factor
             if call not in updates:  # of updates the workers report these, whoever cut the micro-batches

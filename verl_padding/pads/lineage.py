@@ -10,17 +10,19 @@ twice may answer it twice with the same tokens. :func:`find_continued` finds whi
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
-from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key, uid_of_key
 from verl_padding.plan.rows import may_extend
 
 logger = logging.getLogger(__name__)
@@ -90,7 +92,7 @@ class Inputs:
 def _alike(one: torch.Tensor, other: torch.Tensor) -> int:
     """How many of the first lines of two tensors are equal."""
     length = min(len(one), len(other))
-    if one.shape[1:] != other.shape[1:]:
+    if not length or one.shape[1:] != other.shape[1:]:
         return 0
     differ = (one[:length] != other[:length]).reshape(length, -1).any(dim=1).nonzero()
     return int(differ[0]) if len(differ) else length
@@ -150,6 +152,35 @@ def find_extensions(
     names = [TOKENS, IMAGES, *(PER_TOKEN if outputs else ())]
     compare([rows for rows in alike if rows], names, TOKENS_AT_ONCE if tokens_alone else LARGE_AT_ONCE)
     return extends_R
+
+
+def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False) -> Forest:
+    """What the rows of each prompt begin with alike, in one session or in several.
+
+    Args:
+        images: whether rows may have images.
+    """
+    place_R, shared_R = np.empty(len(batch.keys), dtype=np.int64), np.zeros(len(batch.keys), dtype=np.int64)
+    rows_of: dict[str, list[int]] = {}
+    for row, key in enumerate(batch.keys):
+        rows_of.setdefault(uid_of_key(key), []).append(row)
+    prompts = list(rows_of.values())
+    there = fields_of_all([batch.keys[row] for row in prompts[0]], batch.partition_id)
+    # Without these, position ids follow from the tokens; workers compare them in any case.
+    large = images or not there.isdisjoint(RECORDED)
+    names = [TOKENS, IMAGES, *PER_TOKEN] if large else [TOKENS]
+    place = 0
+    for part in _parts(prompts, tokens_R, LARGE_AT_ONCE if large else TOKENS_AT_ONCE):
+        inputs = Inputs(read_fields([batch.keys[row] for row in part], batch.partition_id, names))
+        uid_I = [uid_of_key(batch.keys[row]) for row in part]
+        order = sorted(inputs.in_tree_order(), key=uid_I.__getitem__)  # a stable sort
+        rows = [part[item] for item in order]
+        place_R[rows] = np.arange(place, place + len(rows))
+        shared_R[rows[1:]] = [
+            inputs.shared(before, item) if uid_I[before] == uid_I[item] else 0 for before, item in pairwise(order)
+        ]
+        place += len(rows)
+    return Forest(tokens_R=np.array(tokens_R, dtype=np.int64), place_R=place_R, shared_R=shared_R)
 
 
 def find_continued(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False) -> list[int | None]:

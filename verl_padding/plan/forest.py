@@ -1,9 +1,9 @@
 """Rows that begin alike: what an engine that computes shared beginnings once has to compute.
 
-Sorted so that the longer of two rows that begin alike comes first, each row shares most with the row before it: rows are
-the branches of trees, written down with two whole numbers a row. Any rows of that order share, each with the one before it
-among them, the least that two neighbours between them share. Each token of a tree is computed once, but for the last one
-before two rows part: its output is compared with another next token on each branch.
+Sorted so that the longer of two rows that begin alike comes first, each row shares most with the row before it: rows
+are the branches of trees, written down with two whole numbers a row. Any rows of that order share, each with the one
+before it among them, the least that two neighbours between them share. Each token of a tree is computed once, but for
+the last one before two rows part: its output is compared with another next token on each branch.
 """
 
 from __future__ import annotations

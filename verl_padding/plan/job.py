@@ -37,9 +37,9 @@ class Job(StepShape):
         check_choice("strategy", self.strategy, STRATEGIES)
         check_choice("packer", self.packer, get_args(Packer))
         check_choice("sharing", self.sharing, get_args(Sharing))
-        if self.sharing == "chains" and self.packer != "plan":
+        if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
-                f"sharing='chains' with packer={self.packer!r}: only the plan keeps a chain in one micro-batch; choose "
+                f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows that share in one micro-batch; choose "
                 "packer='plan'"
             )
         check_choice("cost_model", self.cost_model, COST_MODELS)

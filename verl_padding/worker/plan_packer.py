@@ -88,10 +88,10 @@ def _check_tokens(computed: int, budget: int, *, shares: bool) -> None:
         return
     if not shares:
         raise PaddingDataError(
-            f"a micro-batch of {computed} tokens, more than the {budget} of this call: rows have changed since the plan."
-            " Set padding.packer=verl to have the workers cut them anew."
+            f"a micro-batch of {computed} tokens, more than the {budget} of this call: rows have changed since the "
+            "plan. Set padding.packer=verl to have the workers cut them anew."
         )
     logger.warning(
-        f"verl_padding: a micro-batch computes {computed} tokens, and the budget is {budget}: its rows do not share what "
-        f"was planned. Correct extra_fields[{EXTENDS!r}] of the agent loop, or set padding.sharing=off."
+        f"verl_padding: a micro-batch computes {computed} tokens, and the budget is {budget}: its rows do not share "
+        f"what was planned. Correct extra_fields[{EXTENDS!r}] of the agent loop, or set padding.sharing=off."
     )

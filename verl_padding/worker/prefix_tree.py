@@ -1,8 +1,8 @@
 """The rows of a micro-batch as a tree, in which each token that rows share is computed once, also where rows part.
 
 Sorted so that the longer of two rows that begin alike comes first, a row shares most with the row right before it. A
-row that is not the beginning of another one has a *segment*: the whole row, or what follows the shared tokens and a copy
-of the last one of them, because a token's output is compared with the token after it, which is another one on each
+row that is not the beginning of another one has a *segment*: the whole row, or what follows the shared tokens and a
+copy of the last one of them, because a token's output is compared with the token after it, which is another one on each
 branch. All tokens of a row, shared or not, are its *path*: queries of a segment attend to keys and values of the path.
 """
 
@@ -27,8 +27,8 @@ TREE = "prefix_tree"
 class PrefixTree:
     """Where each token of each row of a micro-batch is computed.
 
-    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6], of which the second comes first, have the segments [5, 6, 7, 9, 9] and
-    [7, 8]: ``tip_S`` is [1, 0], ``start_S`` [0, 2], and the first row's tokens are computed at [0, 1, 5, 6].
+    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6], of which the second comes first, have the segments [5, 6, 7, 9, 9]
+    and [7, 8]: ``tip_S`` is [1, 0], ``start_S`` [0, 2], and the first row's tokens are computed at [0, 1, 5, 6].
     """
 
     tip_S: list[int]
@@ -103,8 +103,7 @@ def build_tree(lengths_R: Sequence[int], order: Sequence[int], shared_I: Sequenc
 
 def tree_of(data: TensorDict) -> PrefixTree | None:
     """The tree of a micro-batch that shares some of its tokens; None for any other."""
-    tree: PrefixTree | None = tu.get_non_tensor_data(data=data, key=TREE, default=None)
-    return tree
+    return data[TREE] if TREE in data.keys() else None  # noqa: SIM118  (a TensorDict)
 
 
 def computed_tokens(data: TensorDict) -> list[tuple[int, int]]:

@@ -1,11 +1,11 @@
 """Tokens that rows share are computed once in verl's FSDP engines, which get the segments of a micro-batch alone.
 
-A causal model's output at a position depends on the tokens up to it, so rows that begin alike have the same outputs up to
-where they part. The engine's inputs are made from the segments of the rows' tree
+A causal model's output at a position depends on the tokens up to it, so rows that begin alike have the same outputs up
+to where they part. The engine's inputs are made from the segments of the rows' tree
 (:mod:`~verl_padding.worker.prefix_tree`), and every output is expanded to all rows of the micro-batch before loss,
-metrics or driver see it; backward adds up the gradients of all branches. verl 0.9 has no place for this: its engines make
-inputs and outputs in two methods, which this module wraps in the class of a worker's engine, until verl shares prefixes
-by itself (tests/worker/test_shared_prefixes.py).
+metrics or driver see it; backward adds up the gradients of all branches. verl 0.9 has no place for this: its engines
+make inputs and outputs in two methods, which this module wraps in the class of a worker's engine, until verl shares
+prefixes by itself (tests/worker/test_shared_prefixes.py).
 
 The last output of a row belongs to whatever token comes next. Shared, it is another one than alone, and nothing reads
 it.
@@ -14,7 +14,7 @@ it.
 import functools
 import inspect
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ from verl_padding.worker.tree_attention import (
 
 SHARES = "_verl_padding_shares"
 """Attribute of an engine's method that is wrapped already."""
+FOLLOWED = "_verl_padding_tree"
+"""Attribute of an engine: the tree that its attention follows, until the backward pass has ended."""
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected once."""
 
@@ -49,7 +51,7 @@ def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
     inputs = Inputs(data)
     order = inputs.in_tree_order()
     shared_I = [0]
-    for before, row in zip(order, order[1:], strict=False):
+    for before, row in pairwise(order):
         shared = inputs.shared(before, row)
         shared_I.append(shared if sharing == "trees" or shared == len(inputs.ids_R[row]) else 0)
     return build_tree([len(ids) for ids in inputs.ids_R], order, shared_I)
@@ -70,8 +72,8 @@ def share_in(engine: Any, sharing: Sharing) -> None:
         own: Any = getattr(cls, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
             raise PaddingError(
-                f"padding.sharing={sharing!r}: {cls.__name__} has a {name} of its own, not that of verl's FSDP engines: "
-                "it may read fields of rows that are not compared before rows share. Put functools.wraps("
+                f"padding.sharing={sharing!r}: {cls.__name__} has a {name} of its own, not that of verl's FSDP "
+                "engines: it may read fields of rows that are not compared before rows share. Put functools.wraps("
                 f"FSDPEngineWithLMHead.{name}) on it if it reads no others, or set padding.sharing=off."
             )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
@@ -113,8 +115,11 @@ def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
         tree = tree_of(micro_batch)
-        for layer in attention_layers(self.module):
-            setattr(layer, TREE, tree if tree is not None and tree.branches else None)
+        branching = tree if tree is not None and tree.branches else None
+        if branching is not getattr(self, FOLLOWED, None):
+            setattr(self, FOLLOWED, branching)
+            for layer in attention_layers(self.module):
+                setattr(layer, TREE, branching)
         if tree is None:
             return prepare(self, micro_batch=micro_batch)
         segments = segments_of(micro_batch, tree)
@@ -145,8 +150,8 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
             is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
             if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
                 raise PaddingError(
-                    f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a value for each token that "
-                    f"is computed ({tree.lengths_S}): anything else of a row is not that of another row. Set "
+                    f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a value for each token "
+                    f"that is computed ({tree.lengths_S}): anything else of a row is not that of another row. Set "
                     "padding.sharing=off."
                 )
             values = of_segments.values()
@@ -167,7 +172,7 @@ def _check_all_layers_attended(engine: Any, tree: PrefixTree) -> None:
     layers = {id(layer) for layer in attention_layers(engine.module)}
     if len(layers) != config.num_hidden_layers or tree.attended != layers:
         raise PaddingError(
-            f"padding.sharing='trees': {len(tree.attended & layers)} of {config.num_hidden_layers} layers have attended to "
-            f"the paths of rows that part (model_type={config.model_type}, attn_implementation="
+            f"padding.sharing='trees': {len(tree.attended & layers)} of {config.num_hidden_layers} layers have "
+            f"attended to the paths of rows that part (model_type={config.model_type}, attn_implementation="
             f"{config._attn_implementation}): the others mix branches. Set padding.sharing=chains."
         )

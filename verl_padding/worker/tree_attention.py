@@ -1,8 +1,8 @@
 """Attention of the segments of a tree: queries are a segment's tokens, keys and values those of its whole path.
 
-Nothing else of a model knows of the tree, for every other layer computes each token by itself. transformers' entries for
-sdpa and flash attention are wrapped; an attention module whose attribute :data:`TREE` is set follows that tree. verl's
-fused forward drops arguments that it does not know, so the tree is no argument of the model.
+Nothing else of a model knows of the tree, for every other layer computes each token by itself. transformers' entries
+for sdpa and flash attention are wrapped; an attention module whose attribute :data:`TREE` is set follows that tree.
+verl's fused forward drops arguments that it does not know, so the tree is no argument of the model.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from verl_padding.worker.prefix_tree import TREE, PrefixTree
 ENTRIES = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Attentions that follow a tree."""
 ANY_MASK = torch.empty(1, 1, 0, 0)
-"""In the place of a mask, which nothing reads: transformers passes on one of four dimensions, and would make all pairs of
-tokens otherwise."""
+"""In the place of a mask, which nothing reads: transformers passes on one of four dimensions, and would make all pairs
+of tokens otherwise."""
 
 
 def attention_layers(model: nn.Module) -> Iterator[nn.Module]:

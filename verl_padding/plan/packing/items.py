@@ -1,9 +1,9 @@
 """What is packed as one: a row, a chain, or a run of rows of a tree.
 
-Where rows share their beginnings, a bin should hold rows that share much; but a whole tree may be more than a bin holds,
-or more than an even share. So the rows of each tree, in order, are cut into runs, each filled up to a goal and cut where
-least is shared. Small runs balance better, large ones share more, and how the two add up is seen when they are packed:
-several goals are tried.
+Where rows share their beginnings, a bin should hold rows that share much; but a whole tree may be more than a bin
+holds, or more than an even share. So the rows of each tree, in order, are cut into runs, each filled up to a goal and
+cut where least is shared. Small runs balance better, large ones share more, and how the two add up is seen when they
+are packed: several goals are tried.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
         return
     most = most_rows or len(rows)
     yield _runs(costs, rows, most, inf, chains=True)
-    numbers, start_I = costs.forest.segments(rows)
+    _, start_I = costs.forest.segments(rows)
     if start_I.any():
         assert costs.call.token_budget is not None
         tokens, cost = (int(part.sum()) for part in costs.computed(rows))
