@@ -73,15 +73,13 @@ def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) 
 
     With ``spread_pads``, no block holds only pads while there are rows for all.
     """
-    pads = n_blocks * size - len(rows)
-    most = size - 1 if spread_pads else size
-    pads_B = [0] * n_blocks
-    for block in reversed(range(n_blocks)):
-        # With fewer rows than blocks, those that are left without one hold pads alone.
-        pads_B[block] = min(pads, size if block >= len(rows) else most)
-        pads -= pads_B[block]
-    ends = np.cumsum([size - pads for pads in pads_B]).tolist()
-    return [list(rows[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    found, begin = [], 0
+    for later_blocks in reversed(range(n_blocks)):
+        left = len(rows) - begin
+        end = begin + min(size, max(left - later_blocks, min(left, 1)) if spread_pads else left)
+        found.append(list(rows[begin:end]))
+        begin = end
+    return found
 
 
 def least_rows(rows_DK: RowsDK) -> int:
