@@ -105,7 +105,7 @@ def registered_losses() -> dict[str, tuple[str, Callable[[str], Callable[..., An
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     from tests.support.losses_on_rows import critic_loss, distilling_loss, policy_loss
-    from verl_padding.worker.row_means import PREFIX
+    from verl_padding.worker.losses import PREFIX
 
     losses: dict[str, tuple[str, Callable[[str], Callable[..., Any]]]] = {}
     for name in sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX)):

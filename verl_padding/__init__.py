@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from verl_padding.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from verl_padding.pads.real_rows import real_rows
-    from verl_padding.pads.upsampling import strip, upsample
+    from verl_padding.pads.upsampling import real_rows, strip, upsample
     from verl_padding.plan import plan_batch
 
 __all__ = ["__version__", "plan_batch", "real_rows", "strip", "upsample"]
 
 _HOME = {
     "plan_batch": "verl_padding.plan",
-    "real_rows": "verl_padding.pads.real_rows",
+    "real_rows": "verl_padding.pads.upsampling",
     "strip": "verl_padding.pads.upsampling",
     "upsample": "verl_padding.pads.upsampling",
 }

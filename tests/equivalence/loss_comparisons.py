@@ -9,9 +9,7 @@ from verl.utils.metric import Metric
 
 from tests.support.losses_on_rows import Rows, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.worker.loss_metrics import names_of_sums
-from verl_padding.worker.losses import MICRO_BATCHES, RealRowsLoss
-from verl_padding.worker.row_means import PREFIX
+from verl_padding.worker.losses import MICRO_BATCHES, PREFIX, RealRowsLoss, names_of_sums
 
 POLICY_LOSSES = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX))
 NOT_ADDITIVE = ("_std", "_eff_sample_size")

@@ -40,8 +40,7 @@ from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
-from verl_padding.worker.losses import RealRowsLoss
-from verl_padding.worker.row_means import normalize_over_mini_batch
+from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 BUDGET = 48
 SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]

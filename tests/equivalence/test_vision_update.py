@@ -15,8 +15,8 @@ from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_ove
 from tests.support.tolerance import ADAM_EPS
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_grown_vision_rows, put_vision_rows
 from verl_padding.pads.lineage import find_extensions
-from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_maker
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.worker import plan_packer, vision_fixes

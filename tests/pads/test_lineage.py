@@ -18,10 +18,10 @@ from verl_padding.plan.row_keys import session_of_key
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 
-def found(rows) -> list[int | None]:
-    batch = put_grown_sessions(rows)
+def found(rows, images: bool = False, outputs: bool = True, **fields) -> list[int | None]:
+    batch = put_grown_sessions(rows, **fields)
     tokens_R = [tag["seq_len"] for tag in batch.tags]
-    extends_R = find_extensions(batch, tokens_R)
+    extends_R = find_extensions(batch, tokens_R, images=images, outputs=outputs)
     Rows.from_keys(batch.keys, tokens_R, extends_R)  # the plan takes it
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
     return extends_R
@@ -57,9 +57,8 @@ def test_a_large_batch_is_read_in_parts_with_the_same_result(monkeypatch):
 
 
 def test_a_batch_of_one_row_sessions_is_not_read(monkeypatch):
-    batch = put_grown_sessions(grown_sessions([1, 1, 1], prompts=2))
     monkeypatch.setattr(lineage, "read_fields", lambda *_: pytest.fail("rows were read"))
-    assert find_extensions(batch, [tag["seq_len"] for tag in batch.tags]) == [None] * 3
+    assert found(grown_sessions([1, 1, 1], prompts=2)) == [None] * 3
 
 
 def test_equal_rows_of_two_sessions_are_not_compared():
@@ -69,8 +68,7 @@ def test_equal_rows_of_two_sessions_are_not_compared():
 
 def declared(rows, extends: dict[str, object]) -> list[int | None]:
     extra = [{"min_global_steps": 1} | ({"extends": extends[key]} if key in extends else {}) for key in rows]
-    batch = put_grown_sessions(rows, extra_fields=extra)
-    return find_extensions(batch, [tag["seq_len"] for tag in batch.tags])
+    return found(rows, extra_fields=extra)
 
 
 def test_what_an_agent_loop_declares_is_believed_and_no_token_is_read(monkeypatch):
@@ -85,9 +83,7 @@ def test_what_an_agent_loop_declares_is_believed_and_no_token_is_read(monkeypatc
     ("extends", "left_out", "expected"),
     [
         pytest.param({"p0_0_2": 1}, [], [None, None, 1, None, 3], id="another session is searched"),
-        pytest.param(
-            {"p0_0_1": np.int64(0), "p0_1_1": None}, [], [None, 0, None, None, None], id="silent rows and None"
-        ),
+        pytest.param({"p0_0_1": np.int64(0), "p0_1_1": None}, [], [None, 0, None, None, None], id="silent rows, None"),
         pytest.param({"p0_0_1": 0, "p0_0_2": 1}, ["p0_0_0"], [None, 0, None, 2], id="a named row was left out"),
     ],
 )
@@ -106,39 +102,27 @@ def test_a_row_that_is_no_longer_than_the_one_it_names_extends_none_with_a_warni
 
 
 def test_rows_with_something_else_in_their_extra_fields_are_searched():
-    rows = grown_sessions([2], prompts=1)
-    batch = put_grown_sessions(rows, extra_fields=[None, "a word of the user's own"])
-    assert find_extensions(batch, [tag["seq_len"] for tag in batch.tags]) == [None, 0]
+    assert found(grown_sessions([2], prompts=1), extra_fields=[None, "a word of the user's own"]) == [None, 0]
 
 
 def test_nothing_is_believed_where_rows_have_more_than_tokens():
-    rows = grown_sessions([2], prompts=1)
-    extra = [{}, {"extends": 0}]
-    routes = [
-        torch.full((len(prompt) + len(response), 1, 1), turn) for turn, (prompt, response) in enumerate(rows.values())
-    ]
-    batch = put_grown_sessions(rows, extra_fields=extra, routed_experts=routes)
-    tokens_R = [tag["seq_len"] for tag in batch.tags]
-    assert find_extensions(batch, tokens_R) == [None, None]
-    assert find_extensions(batch, tokens_R, outputs=False) == [None, 0]
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    rows, extra = grown_sessions([2], prompts=1), [{}, {"extends": 0}]
+    routes = [torch.full((len(a) + len(b), 1, 1), turn) for turn, (a, b) in enumerate(rows.values())]
+    assert found(rows, extra_fields=extra, routed_experts=routes) == [None, None]
+    assert found(rows, extra_fields=extra, routed_experts=routes, outputs=False) == [None, 0]
     images = [{"pixel_values": torch.full((1, 2), float(turn))} for turn in range(2)]
-    batch = put_grown_sessions(rows, extra_fields=extra, multi_modal_inputs=images)
-    assert find_extensions(batch, tokens_R, images=True) == [None, None]
-    assert find_extensions(batch, tokens_R, images=True, outputs=False) == [None, None]
+    for outputs in (True, False):
+        assert found(rows, True, outputs, extra_fields=extra, multi_modal_inputs=images) == [None, None]
 
 
 def test_nothing_is_believed_where_nobody_compares_the_rows_again():
-    rows = {"p0_0_0": ([1, 2], [3]), "p0_0_1": ([4, 5], [6, 7])}
-    batch = put_grown_sessions(rows, extra_fields=[{}, {"extends": 0}])
-    tokens_R = [tag["seq_len"] for tag in batch.tags]
-    assert find_extensions(batch, tokens_R) == [None, 0]
-    assert find_extensions(batch, tokens_R, outputs=False) == [None, None]
+    rows, extra = {"p0_0_0": ([1, 2], [3]), "p0_0_1": ([4, 5], [6, 7])}, [{}, {"extends": 0}]
+    assert found(rows, extra_fields=extra) == [None, 0]
+    assert found(rows, extra_fields=extra, outputs=False) == [None, None]
 
 
 def test_images_are_read_of_few_sessions_at_a_time_and_of_no_row_that_is_alone(monkeypatch):
     rows = grown_sessions([3, 1, 2, 4], prompts=2) | {"p0_9_0": ([1], [2]), "p0_9_1": ([3], [4])}
-    batch = put_grown_sessions(rows, multi_modal_inputs=[{"pixel_values": torch.ones(2, 4)} for _ in rows])
     read, seen = lineage.read_fields, []
 
     def counted_read(keys, partition_id, names):
@@ -147,7 +131,7 @@ def test_images_are_read_of_few_sessions_at_a_time_and_of_no_row_that_is_alone(m
 
     monkeypatch.setattr(lineage, "read_fields", counted_read)
     monkeypatch.setattr(lineage, "LARGE_AT_ONCE", 1)
-    extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags], images=True)
+    extends_R = found(rows, images=True, multi_modal_inputs=[{"pixel_values": torch.ones(2, 4)} for _ in rows])
     assert sum(earlier is not None for earlier in extends_R) == 6
     assert seen == [(11, False), (3, True), (2, True), (4, True)]
 

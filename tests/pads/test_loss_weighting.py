@@ -68,9 +68,8 @@ def test_the_factor_of_a_row_is_what_turns_verls_denominator_into_that_of_its_we
 def test_weights_of_one_give_factors_of_exactly_one(mode):
     layout = Layout(n_rows=7, cells=(((0, 1), (2, 3)), ((4, 5), (6, 7))))
     weighting = LossWeighting(call="actor", mode=mode)
-    assert (
-        loss_factors(layout, [f"p_{r}_0" for r in range(7)], [1.0] * 7, [3, 1, 7, 9, 2, 2, 5], weighting) == [1.0] * 7
-    )
+    keys = [f"p_{r}_0" for r in range(7)]
+    assert loss_factors(layout, keys, [1.0] * 7, [3, 1, 7, 9, 2, 2, 5], weighting) == [1.0] * 7
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -93,6 +92,6 @@ def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused_in_each_mode_tho
     layout = Layout(n_rows=2, cells=(((0,), (1,)),))
     weighting = LossWeighting(call="actor", mode=mode, by_session=by_session)
     with pytest.raises(
-        PaddingDataError, match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .* \(1 row\)"
+        PaddingDataError, match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .*\(1 row\)"
     ):
         loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], weighting)

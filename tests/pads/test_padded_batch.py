@@ -5,20 +5,11 @@ import torch
 import transfer_queue as tq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import (
-    BATCH_ROW,
-    IS_PADDING,
-    LOSS_FACTOR,
-    LOSS_TOKENS,
-    REAL_ROWS,
-    REPORTING_RANKS,
-    TRAINED_ROWS,
-)
+from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
@@ -28,7 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 EOS = 3
 TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
-COLUMNS_OF_A_ROW = (LOSS_FACTOR, REAL_ROWS, LOSS_TOKENS, BATCH_ROW)
+COLUMNS_OF_A_ROW = (columns.LOSS_FACTOR, columns.REAL_ROWS, columns.LOSS_TOKENS, columns.BATCH_ROW)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
 
 
@@ -56,10 +47,8 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
 def test_a_worker_call_gets_each_real_row_once_and_the_pads_of_its_layout():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     padded = upsample(batch, plan_for(batch), TEMPLATE)
-    for call, rows in (
-        ("log_prob", padded.inference_call("log_prob", batch)),
-        ("actor", padded.update_call("actor", batch)),
-    ):
+    for call, send in {"log_prob": padded.inference_call, "actor": padded.update_call}.items():
+        rows = send(call, batch)
         layout = padded.plan.layouts[call]
         pads = [key for key, tag in zip(rows.keys, rows.tags, strict=True) if tag.get("is_padding")]
         assert len(pads) == layout.n_pads
@@ -81,15 +70,15 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     # What verl's dispatch makes of it: equal chunks a rank, equal mini-batches inside a chunk.
-    cells = data[IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
+    cells = data[columns.IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
     real_M = (~cells).sum(dim=(0, 2))
     reporting_M = (~cells).any(dim=2).sum(dim=0)
     shape = cells.shape
-    assert torch.equal(data[REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
-    assert torch.equal(data[REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
+    assert torch.equal(data[columns.REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
+    assert torch.equal(data[columns.REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
     assert real_M.min() >= 1
     assert cells.any()
-    assert LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
+    assert columns.LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
 
 
 def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():
@@ -105,15 +94,15 @@ def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_th
         keys_D = [[batch.keys[row] for row in cell if row < len(batch)] for cell in ranks]
         kept_R = {key: kept[key] for keys in keys_D for key in keys}
         want = {
-            REAL_ROWS: len(kept_R),
-            LOSS_TOKENS: sum(kept_R.values()),
-            TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
-            REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
+            columns.REAL_ROWS: len(kept_R),
+            columns.LOSS_TOKENS: sum(kept_R.values()),
+            columns.TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
+            columns.REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
         }
         for key in kept_R:
             place = rows.keys.index(key)
             assert {name: int(data[name][place]) for name in want} == want
-    assert not torch.equal(data[TRAINED_ROWS], data[REAL_ROWS])
+    assert not torch.equal(data[columns.TRAINED_ROWS], data[columns.REAL_ROWS])
 
 
 def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_was_planned_for_it():
@@ -140,17 +129,10 @@ def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_w
 def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     padded = upsample(batch, plan_for(batch), TEMPLATE)
-    responses = [tag["response_len"] for tag in batch.tags]
-    nested = torch.nested.as_nested_tensor([torch.rand(n) for n in responses], layout=torch.jagged)
-    fields = {"advantages": nested, "old_log_probs": nested.clone()}
-    meta = tq.kv_batch_put(
-        keys=batch.keys,
-        partition_id=PARTITION,
-        fields=TensorDict(fields, batch_size=len(batch)),
-    )
-    rows = padded.update_call("actor", meta)
+    added = [torch.rand(tag["response_len"]) for tag in batch.tags]
+    rows = padded.update_call("actor", put_columns(batch, advantages=added, old_log_probs=added))
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
-    pads = data[IS_PADDING]
+    pads = data[columns.IS_PADDING]
     assert pads.any()
     for i, pad in enumerate(pads.tolist()):
         assert len(data["advantages"][i]) == len(data["responses"][i])
@@ -170,4 +152,3 @@ def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():
     with pytest.raises(PaddingDataError, match=f"row '{batch.keys[1]}': tagged is_padding=True"):
         upsample(batch, plan, TEMPLATE)
     assert queue_content() == content
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)

@@ -53,32 +53,18 @@ def test_uids_of_others_have_no_place(uid):
 
 @EXAMPLES
 @given(prompts=prompts(), data=st.data())
-def test_rows_are_put_in_the_order_of_the_data_set(prompts, data):
-    keys = keys_of([ordered_uid(*place) for place, _ in prompts], prompts)
-    place_of_key = {
-        key: (place_of(uid), int(session), int(index)) for key in keys for uid, session, index in [key.split("_")]
-    }
-    keys = data.draw(st.permutations(keys))
-
-    assert [keys[row] for row in data_order(keys)] == sorted(keys, key=place_of_key.__getitem__)
-
-
-@EXAMPLES
-@given(prompts=prompts(), data=st.data())
-def test_prompts_of_no_known_place_come_last_as_they_came_with_their_rows_together(prompts, data):
-    uids = [ordered_uid(*place) if number % 3 else f"p{number}" for number, (place, _) in enumerate(prompts)]
+def test_rows_are_put_in_the_order_of_the_data_set_and_prompts_of_no_known_place_last_as_they_came(prompts, data):
+    known = data.draw(st.lists(st.booleans(), min_size=len(prompts), max_size=len(prompts)))
+    uids = [ordered_uid(*p) if known[number] else f"p{number}" for number, (p, _) in enumerate(prompts)]
     keys = data.draw(st.permutations(keys_of(uids, prompts)))
+    arrived = list(dict.fromkeys(key.split("_")[0] for key in keys))
 
-    ordered = [keys[row] for row in data_order(keys)]
+    def rank(key):
+        uid, session, index = key.split("_")
+        place = place_of(uid)
+        return place is None, place or arrived.index(uid), int(session), int(index)
 
-    assert sorted(ordered) == sorted(keys)
-    unknown = [key for key in ordered if key.startswith("p")]
-    assert ordered[len(ordered) - len(unknown) :] == unknown
-    arrived = list(dict.fromkeys(key.split("_")[0] for key in keys if key.startswith("p")))
-    rows_of = {uid: [key for key in unknown if key.split("_")[0] == uid] for uid in arrived}
-    assert unknown == [key for uid in arrived for key in rows_of[uid]]
-    for rows in rows_of.values():
-        assert rows == sorted(rows, key=lambda key: [int(number) for number in key.split("_")[1:]])
+    assert [keys[row] for row in data_order(keys)] == sorted(keys, key=rank)
 
 
 def test_a_key_of_another_form_is_left_for_the_planner_to_refuse():
@@ -117,9 +103,6 @@ def keys_of_plan(keys: list[str], tokens: dict[str, int], job: Job) -> dict[str,
     plan = plan_batch(Rows.from_keys(keys, [tokens[key] for key in keys]), job)
     names = [*keys, *(f"pad {number}" for number in range(plan.n_pads))]
     return {
-        name: [
-            [[names[row] for row in cell] for ranks in layout.cells for cell in ranks],
-            layout.micro_batch_rows,
-        ]
+        name: [[[names[row] for row in cell] for ranks in layout.cells for cell in ranks], layout.micro_batch_rows]
         for name, layout in plan.layouts.items()
     }

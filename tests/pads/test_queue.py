@@ -11,13 +11,7 @@ from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import queue
-from verl_padding.pads.queue import (
-    clear_leftovers,
-    put_columns,
-    read_rows,
-    set_aside,
-    tags_of,
-)
+from verl_padding.pads.queue import clear_leftovers, put_columns, read_rows, set_aside, tags_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 

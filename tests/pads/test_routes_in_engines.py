@@ -12,7 +12,6 @@ from verl.utils.veomni.router_replay import VeOmniRouterReplay
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, put_rows
 from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -35,9 +34,7 @@ def micro_batch():
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     assert data["is_padding"].any()
     assert not data["is_padding"].all()
-    yield data
-    strip(padded.pads)
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    return data
 
 
 def test_veomnis_replay_gathers_the_scores_of_distinct_experts_for_every_token(micro_batch):

@@ -110,6 +110,4 @@ def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
     batch = put_rows(LENGTHS, loss_weight=[2.0] * 5)
     warming_up = replace(plan_for(batch, mini=3), layouts={})
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
-        PaddedBatch(
-            batch, warming_up, TEMPLATE, loss_weightings=[weighting]
-        )  # though this step does not train that loss yet
+        PaddedBatch(batch, warming_up, TEMPLATE, loss_weightings=[weighting])  # though it does not train that loss yet

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
 
 from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows, put_some_fields, queue_content
 from tests.support.storages import STORAGES, connected_to
 from verl_padding.pads.queue import list_rows, read_rows, set_aside
 from verl_padding.pads.template import PadTemplate
@@ -61,8 +60,7 @@ def storage(one_storage):
     """One of them, empty again after the test: a value that is left would be left of every step."""
     before = one_storage.n_values()
     yield one_storage
-    if left := list(queue_content()):
-        tq.kv_clear(keys=left, partition_id=PARTITION)
+    empty_queue()
     assert one_storage.n_values() == before
 
 
@@ -77,8 +75,7 @@ def content_of(keys):
 def test_pads_lie_beside_the_rows_with_all_their_fields(kind, storage):
     batch = put_rows_of_a_kind(LENGTHS, kind)
     rows, _ = content_of(batch.keys)
-    plan = plan_for(batch, dp_size=4, mini=3)
-    padded = upsample(batch, plan, TEMPLATE)
+    padded = upsample(batch, plan_for(batch, dp_size=4, mini=3), TEMPLATE)
     assert len(padded.pads.keys) > 0
     try:
         for got, want in zip(content_of(batch.keys)[0], rows, strict=True):

@@ -22,8 +22,7 @@ from tests.support.padded_rows import values_of
 from verl_padding.pads.columns import IS_PADDING, WEIGHS_ROWS, loss_columns, micro_batch_columns
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan
-from verl_padding.worker.plan_packer import follow_plan
-from verl_padding.worker.shared_prefixes import share_in
+from verl_padding.worker.plan_packer import follow_plan, share_in
 
 Row = dict[str, Any]
 Loss = Callable[..., Any]

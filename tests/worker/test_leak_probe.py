@@ -14,39 +14,23 @@ from tests.support.engine_in_process import Actor
 from verl_padding.errors import PaddingConfigError
 from verl_padding.worker.leak_probe import probe_for_leaks
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CLEAN = {
     "llama": {},
     "mistral": {"sliding_window": 8},
     "gemma2": {"query_pre_attn_scalar": 16},
-    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1},
+    "qwen3_moe": EXPERTS | {"num_experts": 8, "decoder_sparse_step": 1},
 }
+LINEAR = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 16, "value_head_dim": 16}
 LEAKING = {
     "mamba": {"state_size": 8},
     "lfm2": {"block_ff_dim": 128, "full_attn_idxs": [1]},
-    "qwen3_next": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
+    "qwen3_next": EXPERTS
+    | {f"linear_{name}": size for name, size in LINEAR.items()}
+    | {"shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", "full_attention"]},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "bloom": {"n_layer": 2, "n_head": 4},
     "opt": {"word_embed_proj_dim": 64, "ffn_dim": 128},
@@ -125,19 +109,16 @@ def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share(
         probe(of, sharing="chains")
 
 
-def test_rows_that_are_not_packed_are_not_probed():
-    of = trainee("bloom", torch.float32, **LEAKING["bloom"])
-    of.engine_config.use_remove_padding = False
-    probe(of, passes=0)
-
-
-@pytest.mark.parametrize("of_updates", [1, None], ids=["an actor", "a reference, which has no updates"])
-def test_micro_batches_of_one_row_each_are_not_probed(of_updates):
+def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_probed():
     of = trainee("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config
-    config.use_dynamic_bsz, config.infer_micro_batch_size_per_gpu = False, 1
-    config.micro_batch_size_per_gpu = of_updates
+    config.use_remove_padding = False
     probe(of, passes=0)
+    config.use_remove_padding = True
+    config.use_dynamic_bsz, config.infer_micro_batch_size_per_gpu = False, 1
+    for of_updates in (1, None):  # a reference has no updates
+        config.micro_batch_size_per_gpu = of_updates
+        probe(of, passes=0)
     config.infer_micro_batch_size_per_gpu = 2
     with pytest.raises(PaddingConfigError, match="bloom"):
         probe(of)

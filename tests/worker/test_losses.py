@@ -1,4 +1,4 @@
-"""A loss that is handed real rows only gives the gradient and the metrics of a batch without pads."""
+"""What the wrapped loss hands on and reports; each of verl's losses in it is tested in tests/equivalence."""
 
 import math
 
@@ -8,56 +8,12 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
-from tests.support.losses_on_rows import (
-    LAYOUTS,
-    MODES,
-    PAD,
-    SPREAD,
-    Rows,
-    critic_loss,
-    nested,
-    policy_loss,
-    run_as_verl_does,
-)
+from tests.support.losses_on_rows import LAYOUTS, PAD, SPREAD, Rows, critic_loss, nested, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
 LOSSES = {"log_probs": policy_loss, "values": critic_loss}
 """Model output -> verl's loss on it."""
-
-
-@LAYOUTS
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("output_name", ["log_probs", "values"])
-def test_gradients_and_metrics_are_those_of_the_real_rows_on_one_rank(mode, output_name, layout):
-    rows, loss = Rows(), LOSSES[output_name](mode)
-    want_grads, want_metrics = run_as_verl_does(
-        RealRowsLoss(loss, "rows"), rows, [[list(range(rows.n_real))]], output_name
-    )
-    got_grads, got_metrics = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
-    assert any(grad.abs().max() > 0 for grad in want_grads)
-    for got, want in zip(got_grads, want_grads, strict=True):
-        torch.testing.assert_close(got, want, rtol=RELATIVE_FLOAT64, atol=1e-15)
-    assert got_metrics.keys() == want_metrics.keys()
-    assert (want_metrics.pop(MICRO_BATCHES), got_metrics[MICRO_BATCHES]) == (1, len(layout[0]))
-    assert len(want_metrics) >= 3
-    for name, want in want_metrics.items():
-        assert math.isclose(got_metrics[name], want, rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), name
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_one_rank_of_real_rows_is_verls_own_loss_with_their_number_as_batch_size(mode):
-    rows, loss = Rows(), policy_loss(mode)
-    leaves = rows.leaves()
-    output, data = rows.micro_batch(range(5), leaves, "log_probs", dp_size=1, real_rows=5, reporting_ranks=1, nominal=5)
-    want, want_metrics = loss(model_output=output, data=data, dp_group=None)
-    want.backward()
-    grads, metrics = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, [[list(range(5))]], "log_probs")
-    for got, leaf in zip(grads, leaves, strict=True):
-        torch.testing.assert_close(got, leaf.grad, rtol=RELATIVE_FLOAT64, atol=1e-15)
-    for name, value in want_metrics.items():
-        number = value.aggregate() if isinstance(value, Metric) else value
-        assert math.isclose(metrics[name], number, rel_tol=RELATIVE_FLOAT32), name
 
 
 def test_the_nominal_denominator_is_the_one_that_verl_sends():

@@ -9,9 +9,10 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
+from verl_padding.timing.laps import Lap
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
-from verl_padding.worker.shared_prefixes import TIPS
+from verl_padding.worker.plan_packer import TIPS
 
 
 class Device:
@@ -31,17 +32,19 @@ class Device:
 
     def Event(self, enable_timing):
         assert enable_timing
-        device = self
+        return Event(self)
 
-        class Event:
-            def record(self):
-                device.marks += 1
-                self.at = device.marks
 
-            def elapsed_time(self, later):
-                return 1000.0 * (later.at - self.at)
+class Event:
+    def __init__(self, device: Device):
+        self.device = device
 
-        return Event()
+    def record(self):
+        self.device.marks += 1
+        self.at = self.device.marks
+
+    def elapsed_time(self, later):
+        return 1000.0 * (later.at - self.at)
 
 
 class Engine:
@@ -68,12 +71,17 @@ class Engine:
 
 def data(*lengths: int, timed: bool = True) -> TensorDict:
     rows = torch.nested.as_nested_tensor([torch.zeros(n, dtype=torch.int64) for n in lengths], layout=torch.jagged)
-    made = TensorDict(
-        {"input_ids": rows, BATCH_ROW: torch.tensor([*range(len(lengths) - 1), -1])}, batch_size=len(lengths)
-    )
+    numbers = torch.tensor([*range(len(lengths) - 1), -1])
+    made = TensorDict({"input_ids": rows, BATCH_ROW: numbers}, batch_size=len(lengths))
     if timed:
         tu.assign_non_tensor(made, **{TIMED_CALL: "actor"})
     return made
+
+
+def laps_of(engine: Engine, rows: TensorDict) -> list[Lap]:
+    clock = MicroBatchClock(engine)
+    engine.forward_backward_batch(rows, None)
+    return clock.read()
 
 
 @pytest.fixture
@@ -101,28 +109,21 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
         (1, 1, (2,), (), 1),
     ]
     # Three marks are two seconds: where a micro-batch begins, where its forward pass ends, where the next one begins.
-    assert {(lap.call, lap.rank, lap.seconds, lap.forward_s, lap.busy_s) for lap in laps} == {
-        ("actor", 3, 2.0, 1.0, None)
-    }
+    assert {(lap.call, lap.seconds, lap.forward_s, lap.busy_s) for lap in laps} == {("actor", 2.0, 1.0, None)}
+    assert {lap.rank for lap in laps} == {3}
     assert {(lap.reserved_bytes, lap.allocated_bytes) for lap in laps} == {(7, 5)}
     assert clock.read() == []
 
 
 def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
-    engine = Engine(pipeline=2)
-    clock = MicroBatchClock(engine)
-    engine.forward_backward_batch(data(5, 9, 2), None)
-    (lap,) = clock.read()
+    (lap,) = laps_of(Engine(pipeline=2), data(5, 9, 2))
     assert (lap.computed_tokens, lap.rows, lap.pads) == ((5, 9, 2), (0, 1), 1)
     assert lap.forward_s is None
 
 
 def test_calls_that_are_not_timed_leave_no_mark(device):
-    engine = Engine()
-    clock = MicroBatchClock(engine)
-    assert engine.forward_backward_batch(data(5, 2, timed=False), None) == [[5], [2]]
+    assert laps_of(Engine(), data(5, 2, timed=False)) == []
     assert device.marks == 0
-    assert clock.read() == []
 
 
 def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
@@ -130,21 +131,10 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
         def forward_backward_batch(self, data, loss_function, forward_only=False):
             return [self.forward_step(data)]
 
-    engine = InOne()
-    clock = MicroBatchClock(engine)
     shared = data(5, 9, 4, 2)
     tu.assign_non_tensor(shared, **{TIPS: (1, 1, 2, 3)})
-    engine.forward_backward_batch(shared, None)
-    (lap,) = clock.read()
+    (lap,) = laps_of(InOne(), shared)
     assert (lap.computed_tokens, lap.rows, lap.pads) == ((9, 4, 2), (0, 1, 2), 1)
-
-
-@pytest.fixture
-def threads():
-    """Sets the number of torch's threads."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 WAIT = 0.5
@@ -154,32 +144,26 @@ WAIT = 0.5
 class WaitsThenComputes(Engine):
     """Sleeps for the first row, as a rank that waits for others; computes for the second; and holds memory."""
 
+    waits = True
+
     def forward_step(self, micro_batch):
         if self.waits:
             time.sleep(WAIT)
-        else:
-            until = time.process_time() + WAIT
-            while time.process_time() < until:
-                pass
+        until = time.process_time() + WAIT
+        while not self.waits and time.process_time() < until:
+            pass
         self.waits = False
         held = torch.ones(1 << 24)
         self.held_bytes = held.nbytes
         return len(held)
 
-    waits = True
 
-
-def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_waits(threads):
-    threads(1)
-    engine = WaitsThenComputes()
-    clock = MicroBatchClock(engine)
-    began = time.time()
-    engine.forward_backward_batch(data(5, 9), None)
+def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_waits(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    engine, began = WaitsThenComputes(), time.time()
+    waited, computed = laps_of(engine, data(5, 9))
     ended = time.time()
-    waited, computed = clock.read()
     assert waited.seconds >= WAIT
-    assert waited.busy_s is not None
-    assert computed.busy_s is not None
     # Not a matter of speed: other threads of this process, and the memory that is held, take some, too.
     assert waited.busy_s < waited.seconds / 2 < WAIT <= computed.busy_s
     assert waited.start_s + waited.seconds == pytest.approx(computed.start_s)
@@ -189,9 +173,6 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
     assert computed.allocated_bytes is None
 
 
-def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(threads):
-    threads(2)
-    engine = WaitsThenComputes()
-    clock = MicroBatchClock(engine)
-    engine.forward_backward_batch(data(5, 9), None)
-    assert [lap.busy_s for lap in clock.read()] == [None, None]
+def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert [lap.busy_s for lap in laps_of(Engine(), data(5, 9))] == [None, None]

@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,9 +25,8 @@ def cell(*, budget: int = 16, dynamic: bool = True, numbers=MICRO_BATCHES) -> Te
     data = TensorDict({"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(rows))
     if numbers is not None:
         data[MICRO_BATCH] = torch.tensor(numbers)
-    tu.assign_non_tensor(
-        data, use_dynamic_bsz=dynamic, max_token_len_per_gpu=budget, micro_batch_size_per_gpu=2, sp_size=1
-    )
+    sizes = {"max_token_len_per_gpu": budget, "micro_batch_size_per_gpu": 2, "sp_size": 1}
+    tu.assign_non_tensor(data, use_dynamic_bsz=dynamic, **sizes)
     return data
 
 
@@ -76,18 +75,10 @@ def test_rows_that_are_not_as_planned_are_refused(data, message):
         follow_plan(prepare_micro_batches)(data)
 
 
-class EngineWithoutModel(FSDPEngine):
-    """verl's engine, before it has anything to run."""
-
-    def __init__(self):
-        pass
-
-
 def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(monkeypatch):
     module = sys.modules[FSDPEngine.__module__]
     monkeypatch.setattr(module, PATCHED, prepare_micro_batches)
-    worker = ModuleType("worker")
-    worker.engine = EngineWithoutModel()
+    worker = SimpleNamespace(engine=object.__new__(FSDPEngine))
     for _ in range(2):
         install()(worker)
         assert module.prepare_micro_batches.__wrapped__ is prepare_micro_batches
@@ -95,8 +86,7 @@ def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(mon
 
 
 def test_an_engine_that_cuts_in_another_way_is_refused():
-    worker = ModuleType("worker")
-    worker.engine = type("Engine", (), {"forward_backward_batch": json.dumps})()
+    worker = SimpleNamespace(engine=type("Engine", (), {"forward_backward_batch": json.dumps})())
     with pytest.raises(PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"):
         install()(worker)
 

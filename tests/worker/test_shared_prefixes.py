@@ -15,51 +15,41 @@ from verl.workers.engine.utils import prepare_micro_batches
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import CHAIN as CHAIN_COLUMN
 from verl_padding.pads.columns import MICRO_BATCH
-from verl_padding.worker.plan_packer import follow_plan
-from verl_padding.worker.shared_prefixes import SHARES, TIPS, share_in, tips_of
+from verl_padding.worker.plan_packer import SHARES, TIPS, follow_plan, share_in, tips_of
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
+VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 
 def rows_of(tokens: list[list[int]], chain: list[int] | None = None, **fields: list) -> TensorDict:
     """Rows of one micro-batch, by default of one chain as the plan has it."""
-    rows = []
-    for number, row in enumerate(tokens):
-        ids = torch.tensor(row)
-        rows.append(
-            {"input_ids": ids, "position_ids": torch.arange(len(row))}
+    data = list_of_dict_to_tensordict(
+        [
+            {"input_ids": torch.tensor(row), "position_ids": torch.arange(len(row))}
             | {name: values[number] for name, values in fields.items()}
-        )
-    data = list_of_dict_to_tensordict(rows)
+            for number, row in enumerate(tokens)
+        ]
+    )
     data[CHAIN_COLUMN] = torch.tensor(chain or [0] * len(tokens))
     return data
 
 
-def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it():
-    assert tips_of(rows_of(CHAIN, [0, 1, 0, 0, 4])) == (3, 1, 3, 3, 4)
-
-
-def test_equal_rows_are_computed_once_and_only_rows_of_one_chain_share():
-    assert tips_of(rows_of([[1, 2], [1, 2], [1, 2]])) == (2, 2, 2)
-    assert tips_of(rows_of([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2])) == (1, 1, 2)
-    assert tips_of(rows_of([[1, 2], [1, 2, 3]], [0, 1])) == (0, 1), "of another session"
-    data = rows_of([[1, 2], [1, 2]])
-    del data[CHAIN_COLUMN]
-    assert tips_of(data) == (0, 1)
-
-
-def test_a_chain_that_is_none_costs_time_and_nothing_else():
-    assert tips_of(rows_of([[1, 2], [1, 3, 4], [1, 3, 4, 5]])) == (0, 2, 2)
-
-
-def test_a_token_is_told_from_the_bytes_of_others():
-    assert tips_of(rows_of([[1], [257], [65536, 1]])) == (0, 1, 2)
-
-
-def test_pads_are_computed_as_they_are_and_never_share_with_a_real_row():
-    data = rows_of([[3, 3], [3, 3], [3, 3, 4]], [-1, -1, 0])
-    assert tips_of(data) == (0, 1, 2)
+@pytest.mark.parametrize(
+    ("tokens", "chain", "tips"),
+    [
+        pytest.param(CHAIN, [0, 1, 0, 0, 4], (3, 1, 3, 3, 4), id="the longest row that begins with it"),
+        pytest.param([[1, 2], [1, 2], [1, 2]], [0, 0, 0], (2, 2, 2), id="equal rows"),
+        pytest.param([[1, 2], [1, 2, 3], [1, 2, 4]], [0, 0, 2], (1, 1, 2), id="a row of another chain"),
+        pytest.param([[1, 2], [1, 2, 3]], [0, 1], (0, 1), id="a row of another session"),
+        pytest.param([[1, 2], [1, 3, 4], [1, 3, 4, 5]], [0, 0, 0], (0, 2, 2), id="a chain that is none"),
+        pytest.param([[1], [257], [65536, 1]], [0, 0, 0], (0, 1, 2), id="tokens with the bytes of others"),
+        pytest.param([[3, 3], [3, 3], [3, 3, 4]], [-1, -1, 0], (0, 1, 2), id="pads"),
+    ],
+)
+def test_the_tip_of_a_row_is_the_longest_row_of_its_chain_that_begins_with_it(tokens, chain, tips):
+    assert tips_of(rows_of(tokens, chain)) == tips
+    assert tips_of(rows_of(tokens).exclude(CHAIN_COLUMN)) == tuple(range(len(tokens)))
 
 
 @pytest.mark.parametrize(
@@ -136,27 +126,38 @@ class Engine(FSDPEngineWithLMHead):
         }
 
 
-def cell(tokens: list[list[int]], *, budget: int, packed: bool = True) -> TensorDict:
+def cut(tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True) -> TensorDict:
+    """The one micro-batch of these rows, as the plan cuts it."""
     data = rows_of(tokens, [0, 1, 0, 0, 4][: len(tokens)])
+    if not chained:
+        del data[CHAIN_COLUMN]
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
-    return data
+    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains" if chained else "off")(data)
+    return micro_batch
+
+
+def outputs_of(engine, micro_batch: TensorDict, output=1.0) -> dict:
+    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
+    return engine.prepare_model_outputs(
+        output=output, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
+    )
+
+
+def values_of(outputs) -> list[list[float]]:
+    return [row.tolist() for row in outputs["values"].unbind()]
 
 
 def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_gradient():
     engine = Engine()
     share_in(engine)
-    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
-    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
-    weight = torch.tensor(2.0, requires_grad=True)
-    outputs = engine.prepare_model_outputs(
-        output=weight, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
-    )
+    micro_batch, weight = cut(CHAIN), torch.tensor(2.0, requires_grad=True)
+    outputs = outputs_of(engine, micro_batch, weight)
     of_inputs, of_outputs = engine.seen
     assert of_inputs is of_outputs, "selecting rows takes as long as the loss"
     assert [row.tolist() for row in of_inputs["input_ids"].unbind()] == [CHAIN[1], CHAIN[3], CHAIN[4]]
     assert [row.tolist() for row in outputs["log_probs"].unbind()] == [[2.0 * id for id in row] for row in CHAIN]
-    assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
+    assert values_of(outputs) == VALUES
     assert outputs["log_probs_of_nothing"] is None
     outputs["log_probs"].values().sum().backward()
     assert weight.grad == sum(map(sum, CHAIN))
@@ -176,11 +177,8 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
 
     engine = Scoring()
     share_in(engine)
-    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
-    _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
-    rest = {"output_args": output_args, "micro_batch": micro_batch, "logits_processor_func": None}
     with pytest.raises(PaddingError, match=r"Scoring's 'scores' must be nested, .* rows that are computed"):
-        engine.prepare_model_outputs(output=output, **rest)
+        outputs_of(engine, cut(CHAIN), output)
 
 
 @pytest.mark.parametrize("first", ["actor", "critic"])
@@ -201,46 +199,37 @@ def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
     actor, critic = OwnEngine(), OwnCritic()
     for engine in (actor, critic) if first == "actor" else (critic, actor):
         share_in(engine)
-    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
     for engine in (actor, critic):
-        _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
-        outputs = engine.prepare_model_outputs(
-            output=torch.tensor(1.0), output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
-        )
-        assert [row.tolist() for row in outputs["values"].unbind()] == [[id + 0.5 for id in row] for row in CHAIN]
+        assert values_of(outputs_of(engine, cut(CHAIN))) == VALUES
 
 
 def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
     engine = Engine()
     share_in(engine)
-    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN[:2], budget=12))
-    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+    micro_batch = cut(CHAIN[:2])
+    assert TIPS not in micro_batch
     engine.prepare_model_inputs(micro_batch=micro_batch)
     assert engine.seen == [micro_batch]
 
 
 def test_the_budget_counts_computed_tokens(caplog):
-    follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=12))
+    cut(CHAIN)
     assert caplog.text == ""
     with pytest.raises(PaddingDataError, match="12 tokens, more than the 11 of this call"):
-        follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=11))
-    unshared = cell(CHAIN, budget=18)
-    del unshared[CHAIN_COLUMN]
+        cut(CHAIN, budget=11)
     with pytest.raises(PaddingDataError, match="20 tokens, more than the 18 of this call"):
-        follow_plan(prepare_micro_batches, sharing="off")(unshared)
+        cut(CHAIN, budget=18, chained=False)
 
 
 def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog):
-    wrong = cell([[1, 2, 3], [1, 2, 4], [1, 2, 5, 6]], budget=7)
-    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(wrong)
-    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
-    assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 3, 4]
-    assert "a micro-batch computes 10 tokens, where 7 were planned and the budget is 7: its rows do not" in caplog.text
+    micro_batch = cut([[1, 2, 3], [5], [1, 2, 4], [1, 2, 5, 6]], budget=8)
+    assert TIPS not in micro_batch
+    assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 1, 3, 4]
+    assert "a micro-batch computes 11 tokens, where 5 were planned and the budget is 8: its rows do not" in caplog.text
 
 
 def test_rows_that_are_not_packed_do_not_share():
-    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains")(cell(CHAIN, budget=20, packed=False))
-    assert TIPS not in micro_batch.keys()  # noqa: SIM118  (a TensorDict)
+    assert TIPS not in cut(CHAIN, budget=20, packed=False)
 
 
 def test_it_is_installed_once_and_refuses_other_engines():
@@ -249,10 +238,7 @@ def test_it_is_installed_once_and_refuses_other_engines():
     once = Engine.prepare_model_inputs
     share_in(engine)
     assert Engine.prepare_model_inputs is once
-    with pytest.raises(
-        PaddingError,
-        match=r"chains': object has a prepare_model_inputs of its own, .* or set padding.sharing=off",
-    ):
+    with pytest.raises(PaddingError, match=r"chains': object has a prepare_model_inputs of its own, .*sharing=off"):
         share_in(object())
 
 
@@ -275,7 +261,7 @@ def test_verls_own_engines_are_not(engine):
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():
-    """When this fails: see whether verl shares prefixes by itself by now; then delete worker/shared_prefixes.py."""
+    """When this fails: see whether verl shares prefixes by itself by now; then delete worker/plan_packer.py."""
     for engine in (FSDPEngineWithLMHead, FSDPEngineWithValueHead):
         inputs = inspect.signature(inspect.unwrap(engine.prepare_model_inputs)).parameters
         outputs = inspect.signature(inspect.unwrap(engine.prepare_model_outputs)).parameters

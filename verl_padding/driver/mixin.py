@@ -36,11 +36,9 @@ from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_rows, set_aside
 from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
-from verl_padding.pads.schema import Schema
-from verl_padding.pads.source import find_images
 from verl_padding.pads.tags import tokens_of_tags
-from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.upsampling import strip
+from verl_padding.pads.template import PadTemplate, Schema
+from verl_padding.pads.upsampling import find_images, strip
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, Job, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted

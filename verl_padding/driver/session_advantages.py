@@ -189,4 +189,4 @@ def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     advantage_of = {row: estimated[session, 0] * mask_R[row] for session in mended for row in sessions[session]}
     column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
-    put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))
+    put_columns(rows_like(batch, keys, tags), dict.fromkeys(RESULTS, column))

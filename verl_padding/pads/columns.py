@@ -1,7 +1,5 @@
 """Columns that worker calls carry beside the rows' own fields."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,42 +9,37 @@ from tensordict import TensorDict
 from verl_padding.plan import BatchPlan, Layout
 
 IS_PADDING = "is_padding"
-"""Column (R,) bool in an update, and in a pass with pads: whether the row is a pad."""
+"""Column (R,) in an update, and in a pass with pads: whether the row is a pad."""
 REAL_ROWS = "mini_batch_real_rows"
-"""Column (R,) int64 in an update: real rows in the row's mini-batch, over all ranks."""
+"""Column (R,) in an update: real rows in the row's mini-batch, over all ranks."""
 LOSS_TOKENS = "mini_batch_loss_tokens"
-"""Column (R,) int64 in an update: trained tokens of the row's mini-batch, those that its ``response_mask`` keeps."""
+"""Column (R,) in an update: trained tokens of the row's mini-batch, those that its ``response_mask`` keeps."""
 TRAINED_ROWS = "mini_batch_trained_rows"
-"""Column (R,) int64 in an update: rows with a trained token in the row's mini-batch, over all ranks."""
+"""Column (R,) in an update: rows with a trained token in the row's mini-batch, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
-"""Column (R,) int64 in an update: data-parallel ranks that hold a trained token of the row's mini-batch."""
+"""Column (R,) in an update: data-parallel ranks that hold a trained token of the row's mini-batch."""
 LOSS_FACTOR = "loss_factor"
-"""Column (R,) float64 in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied
-by (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
+"""Column (R,) in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied by
+(:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
+MICRO_BATCH = "micro_batch"
+"""Column (R,) in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
+CHAIN = "chain"
+"""Column (R,) in calls that share prefixes: the row's chain, by the number of its first row; -1 for a pad."""
+BATCH_ROW = "batch_row"
+"""Column (R,) in calls whose micro-batches are timed: the row's number in the batch; -1 for a pad."""
+COUNTS = (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, BATCH_ROW)
+COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(COUNTS, torch.int64)
+OWN_COLUMNS = frozenset(COLUMN_DTYPES)
+
 WEIGHS_ROWS = "weighs_rows"
 """Key of ``extra_info`` of an update whose rows weigh differently. Without it no loss reads :data:`LOSS_FACTOR`: a row
 may have that from an earlier update, while the pads of this one have none."""
-MICRO_BATCH = "micro_batch"
-"""Column (R,) int64 in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
-CHAIN = "chain"
-"""Column (R,) int64 in calls that share prefixes: the row's chain, by the number of its first row; -1 for a pad."""
-TIPS = "tip_of_rows"
-"""Non-tensor data of a micro-batch whose rows share: the number of each row's tip in it."""
-BATCH_ROW = "batch_row"
-"""Column (R,) int64 in calls whose micro-batches are timed: the row's number in the batch; -1 for a pad."""
-NO_ADAPTER, REF = "no_lora_adapter", "ref"
-"""verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and what that is called in laps."""
 TIMED_CALL = "timed_call"
 """Key of a timed call's ``extra_info``: its name in the plan."""
-
-COLUMN_DTYPES = {
-    IS_PADDING: torch.bool,
-    LOSS_FACTOR: torch.float64,
-    **dict.fromkeys(
-        (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, CHAIN, BATCH_ROW), torch.int64
-    ),
-}
-OWN_COLUMNS = frozenset(COLUMN_DTYPES)
+NO_ADAPTER, REF = "no_lora_adapter", "ref"
+"""verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and what that is called in laps."""
+TIPS = "tip_of_rows"
+"""Non-tensor data of a micro-batch whose rows share: the number of each row's tip in it."""
 
 
 def read_column(data: TensorDict, name: str) -> torch.Tensor:
@@ -54,14 +47,23 @@ def read_column(data: TensorDict, name: str) -> torch.Tensor:
     return data[name].reshape(len(data))
 
 
+def in_order(name: str, layout: Layout, value_R: Sequence[float], of_pads: float) -> dict[str, torch.Tensor]:
+    """One column in the order of ``layout``, from the value of each real row and that of all pads."""
+    values = torch.tensor([*value_R, of_pads], dtype=COLUMN_DTYPES[name])
+    return {name: values[torch.tensor(layout.order).clamp(max=layout.n_rows)]}
+
+
+def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
+    """Which rows are pads."""
+    return in_order(IS_PADDING, layout, [False] * layout.n_rows, of_pads=True)
+
+
 def loss_columns(
     layout: Layout, trained_tokens_R: Sequence[int], factor_R: Sequence[float] | None = None
 ) -> dict[str, torch.Tensor]:
     """What the loss must know about each row and its mini-batch, in the order of ``layout``.
 
-    Args:
-        trained_tokens_R: response tokens of each real row that its ``response_mask`` keeps.
-        factor_R: of each real row; None if all rows weigh the same.
+    ``factor_R`` is None if all rows weigh the same; both lists are of the real rows.
     """
     n_rows = layout.n_rows
     mini_batch_of = np.repeat(np.tile(np.arange(layout.n_mini_batches), layout.dp_size), layout.rows_per_cell)
@@ -72,32 +74,13 @@ def loss_columns(
         TRAINED_ROWS: [sum(tokens > 0 for cell in ranks for tokens in cell) for ranks in tokens_MDC],
         REPORTING_RANKS: [sum(map(any, ranks)) for ranks in tokens_MDC],
     }
-    columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()} | pad_column(layout)
-    if factor_R is not None:
-        columns[LOSS_FACTOR] = torch.tensor([*factor_R, 0.0], dtype=torch.float64)[_rows_or_last(layout)]
-    return columns
-
-
-def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
-    """Which rows are pads, in the order of ``layout``."""
-    return {IS_PADDING: torch.tensor([row >= layout.n_rows for row in layout.order])}
-
-
-def row_column(layout: Layout) -> dict[str, torch.Tensor]:
-    """The number of each row in the batch, in the order of ``layout``."""
-    return {BATCH_ROW: torch.tensor([*range(layout.n_rows), -1])[_rows_or_last(layout)]}
-
-
-def _rows_or_last(layout: Layout) -> torch.Tensor:
-    """Numbers of the rows, in the order of ``layout``; that of the first pad for every pad."""
-    return torch.tensor(layout.order).clamp(max=layout.n_rows)
+    columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}
+    columns |= pad_column(layout)
+    return columns if factor_R is None else columns | in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
-    """The number of each row's micro-batch, and its chain if the call shares prefixes, in the order of the layout.
-
-    Nothing if verl's packer cuts the micro-batches.
-    """
+    """The number of each row's micro-batch, and its chain if the call shares; nothing if verl's packer cuts them."""
     layout = plan.layouts[call]
     if plan.packer != "plan" or layout.micro_batch_rows is None:
         return {}
@@ -109,6 +92,4 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
         for _ in range(rows)
     ]
     columns = {MICRO_BATCH: torch.tensor(numbers)}
-    if call in plan.chains:
-        columns[CHAIN] = torch.tensor([*plan.chains[call], -1])[_rows_or_last(layout)]
-    return columns
+    return columns | in_order(CHAIN, layout, plan.chains[call], of_pads=-1) if call in plan.chains else columns

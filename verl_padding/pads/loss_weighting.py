@@ -2,11 +2,8 @@
 
 With w_r the weight of row r, and l_r its loss, the loss of a mini-batch is the sum of w_r l_r over its denominator.
 verl has no place for a weight. So the loss stays verl's, and the gradient of each row's outputs is multiplied by a
-factor, which turns it into that of the weighted loss (:func:`loss_factors`). That is exact for every loss that is a sum
-over rows or tokens, whatever its terms are.
+factor (:func:`loss_factors`). That is exact for every loss that is a sum over rows or tokens, whatever its terms are.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ from verl_padding.plan.row_keys import session_of_key
 Floats = npt.NDArray[np.float64]
 LOSS_WEIGHT = "loss_weight"
 """Field of a row: what it weighs in the loss, a number of at least 0. A row without it weighs 1."""
-SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+FLOAT32 = np.finfo(np.float32)
 """What gradients can be multiplied by: those of low precision are multiplied in 32 bits."""
 TOKEN_MODES = TOKEN_MEAN, TOKEN_SUM = "token-mean", "token-sum"
 """The modes of verl's losses that weigh tokens; all others weigh rows."""
@@ -35,27 +32,19 @@ class LossWeighting:
     """How the loss of an update weighs its rows."""
 
     call: str
-    """Name of the update, for messages."""
-
+    """Name of the update."""
     mode: str
     """verl's ``loss_agg_mode`` of its loss."""
-
     by_rows: bool = True
     """Whether a mode that weighs rows divides by their number in the mini-batch, and not by a configured one."""
-
     by_session: bool = False
     """Whether each session of a mini-batch weighs the same."""
-
     refusal: str = ""
     """Why its rows cannot weigh differently, if they cannot."""
 
 
 def loss_factors(
-    layout: Layout,
-    keys: Sequence[str],
-    weight_R: Sequence[float],
-    tokens_R: Sequence[int],
-    weighting: LossWeighting,
+    layout: Layout, keys: Sequence[str], weight_R: Sequence[float], tokens_R: Sequence[int], weighting: LossWeighting
 ) -> list[float]:
     """What the gradient of each real row's outputs is multiplied by.
 
@@ -68,14 +57,8 @@ def loss_factors(
     all w_r are 1, the factor is w_r n_r / n_s R / S with ``seq-mean-token-mean``, and w_r R / S with the others. Where
     tokens weigh, the weight of a row is w_r / n_s.
 
-    Args:
-        keys: keys of the real rows.
-        weight_R: weight of each real row.
-        tokens_R: tokens of each real row that have a loss.
-
-    Raises:
-        PaddingDataError: all rows of a mini-batch that have a loss weigh 0, or their weights are too far apart for a
-            factor.
+    Keys, weights and tokens that have a loss are those of the real rows. If all rows of a mini-batch that have a loss
+    weigh 0, or their weights are too far apart for a factor, a PaddingDataError refuses them.
     """
     factor_R = np.zeros(len(keys))
     weights, tokens = np.asarray(weight_R, dtype=np.float64), np.asarray(tokens_R, dtype=np.float64)
@@ -104,7 +87,7 @@ def loss_factors(
                 w = w * _over(len(rows), counts.sum())
         factor_R[rows] = w
         for row in rows:
-            if tokens[row] and weights[row] and not SMALLEST <= factor_R[row] <= LARGEST:
+            if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
                 raise PaddingDataError(
                     f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} of {weighting.call!r} "
                     f"its gradient would be multiplied by {factor_R[row]:.3g}, which is no number of 32 bits. Give "

@@ -1,7 +1,5 @@
 """A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -9,22 +7,11 @@ from functools import cached_property
 import torch
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import (
-    NO_ADAPTER,
-    OWN_COLUMNS,
-    REF,
-    TIMED_CALL,
-    WEIGHS_ROWS,
-    loss_columns,
-    micro_batch_columns,
-    pad_column,
-    row_column,
-)
+from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
 from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, rows_like, tokens_of_masks
-from verl_padding.pads.source import SourceRows, check_weight_is_a_field
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import check_no_pads, fields_of_pads, new_pads, put_pads, strip
+from verl_padding.pads.upsampling import SourceRows, check_no_pads, check_weight_is_a_field, new_pads, put_pads, strip
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.counted import counted
 
@@ -37,13 +24,8 @@ class PaddedBatch:
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
     in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip` of them takes them out.
 
-    Args:
-        loss_weightings: of the updates whose rows may weigh differently.
-        timed: whether the workers time its micro-batches.
-
-    Raises:
-        PaddingDataError: a real row is tagged as padding, or TransferQueue and the batch disagree about it, see
-            :class:`SourceRows`; or the rows cannot weigh what their agent loop says.
+    A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows` refuses, or that cannot
+    weigh what its agent loop says. ``timed`` says whether the workers time micro-batches.
     """
 
     def __init__(
@@ -57,7 +39,7 @@ class PaddedBatch:
     ):
         check_no_pads(batch)
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
-        self.batch = rows_like(batch, batch.keys, batch.tags, batch.fields, batch.extra_info or {})
+        self.batch = rows_like(batch, batch.keys, batch.tags)
         """The real rows as they were planned."""
         self.plan = plan
         self.pads = new_pads(self.batch, plan.n_pads, template)
@@ -70,14 +52,13 @@ class PaddedBatch:
 
     def _loss_factors(self, loss_weightings: Sequence[LossWeighting]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
-        weight_R = self._source.weights()
-        weighed = [
-            weighting for weighting in loss_weightings if LOSS_WEIGHT in self._source.names or weighting.by_session
-        ]
+        weight_R, layouts = self._source.weights(), self.plan.layouts
+        weighed = [each for each in loss_weightings if LOSS_WEIGHT in self._source.names or each.by_session]
         for weighting in weighed:  # also where this step does not train, such as an actor whose critic warms up
-            if (refusal := weighting.refusal) and set(weight_R) != {1.0}:
-                raise PaddingDataError(f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {refusal}")
-        layouts = self.plan.layouts
+            if weighting.refusal and set(weight_R) != {1.0}:
+                raise PaddingDataError(
+                    f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {weighting.refusal}"
+                )
         planned = [weighting for weighting in weighed if weighting.call in layouts]
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         tokens_R = tokens_of_masks(self.batch, "loss_mask") if planned else []
@@ -87,10 +68,7 @@ class PaddedBatch:
         }
 
     def check_all_rows_have(self, name: str) -> None:
-        """
-        Raises:
-            PaddingDataError: a row lacks this field of a teacher's, which the loss reads.
-        """
+        """Refuses a row that lacks this field of a teacher's, which the loss reads, with a PaddingDataError."""
         if lacking := sorted(set(self.batch.keys) - set(self._source.keys_with(name))):
             raise PaddingDataError(
                 f"row {lacking[0]!r}: no field {name!r} ({counted(len(lacking), 'row')} in all), which distillation "
@@ -99,18 +77,24 @@ class PaddedBatch:
                 "verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
             )
 
+    def put_pads(self) -> None:
+        """Puts all pads, with the fields that real rows have by now, in one put; none if one of these is refused."""
+        if self.pads.keys:
+            fields = self._new_fields(len(self.pads))
+            self._made = set(fields)
+            put_pads(self.pads, fields)
+        elif not self._template.has_seen(self._source.names - columns.OWN_COLUMNS):
+            self._new_fields(1)  # a field that no pad can be made for is refused when it first appears
+
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order."""
         return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of a log-prob, reference or value pass; fields and extra_info are those of ``batch``.
-
-        If there are pads among them, a column marks them, as in an update, for code inside a worker that asks.
-        """
+        """The rows of a log-prob, reference or value pass; if there are pads among them, a column marks them."""
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
-        self._put_columns(call, rows, pad_column(layout) if layout.n_pads else {})
+        self._put_columns(call, rows, columns.pad_column(layout) if layout.n_pads else {})
         return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
@@ -123,22 +107,22 @@ class PaddedBatch:
         if layout.n_pads:
             # The fields that the trainer has added since: TransferQueue hands workers those that all rows of a call
             # have, so without this, `advantages` would vanish from every rank that holds a pad.
-            pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
-            put_columns(pads, self._new_fields(layout.n_pads))
+            put_columns(self.pads.select_keys(self.pads.keys[: layout.n_pads]), self._new_fields(layout.n_pads))
         rows = self._rows_of(layout, batch)
         factor_R = self._factors.get(call)
         if factor_R is not None:
-            rows.extra_info[WEIGHS_ROWS] = True
-        self._put_columns(call, rows, loss_columns(layout, self._trained_tokens_R, factor_R))
+            rows.extra_info[columns.WEIGHS_ROWS] = True
+        self._put_columns(call, rows, columns.loss_columns(layout, self._trained_tokens_R, factor_R))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = rows.extra_info.get("dataloader_kwargs", {}) | {"shuffle": False}
         return rows
 
-    @cached_property
-    def _trained_tokens_R(self) -> list[int]:
-        # Read as late as the first update: until then the trainer may reject tokens.
-        return tokens_of_masks(self.batch, "response_mask")
+    def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
+        """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
+        rows = rows_like(output, batch.keys, batch.tags)
+        rows.extra_info.pop(columns.TIMED_CALL, None)
+        return rows
 
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token that weighs."""
@@ -149,47 +133,33 @@ class PaddedBatch:
             for ranks in self.plan.layouts[call].cells
         )
 
-    def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
-        """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
-        extra_info = {key: value for key, value in (output.extra_info or {}).items() if key != TIMED_CALL}
-        return rows_like(output, batch.keys, batch.tags, output.fields, extra_info)
-
-    def _put_columns(self, call: str, rows: KVBatchMeta, columns: Mapping[str, torch.Tensor]) -> None:
-        columns = {**columns, **micro_batch_columns(self.plan, call)}
-        if self._timed:
-            columns |= row_column(self.plan.layouts[call])
-            # A LoRA actor without its adapter is its own reference, by the same call.
-            rows.extra_info[TIMED_CALL] = REF if rows.extra_info.get(NO_ADAPTER) else call
-        put_columns(rows, columns)
+    @cached_property
+    def _trained_tokens_R(self) -> list[int]:
+        # Read as late as the first update: until then the trainer may reject tokens.
+        return tokens_of_masks(self.batch, "response_mask")
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
         tag_of = dict(zip([*batch.keys, *self.pads.keys], [*batch.tags, *self.pads.tags], strict=True))
         keys = [*self.batch.keys, *self.pads.keys]
         ordered = [keys[row] for row in layout.order]
-        return rows_like(batch, ordered, [tag_of[key] for key in ordered], batch.fields, batch.extra_info or {})
+        return rows_like(batch, ordered, [tag_of[key] for key in ordered])
+
+    def _put_columns(self, call: str, rows: KVBatchMeta, of_call: Mapping[str, torch.Tensor]) -> None:
+        of_call = {**of_call, **columns.micro_batch_columns(self.plan, call)}
+        if self._timed:
+            of_call |= columns.in_order(columns.BATCH_ROW, self.plan.layouts[call], range(len(self.batch)), of_pads=-1)
+            # A LoRA actor without its adapter is its own reference, by the same call.
+            rows.extra_info[columns.TIMED_CALL] = columns.REF if rows.extra_info.get(columns.NO_ADAPTER) else call
+        put_columns(rows, of_call)
 
     def _new_fields(self, n_pads: int) -> Columns:
+        """What pads do not have yet of what real rows have by now."""
         rows = self._source.read()
         check_weight_is_a_field(rows)
-        return fields_of_pads(rows, self._template, n_pads, leave_out=self._made | OWN_COLUMNS)
-
-    def put_pads(self) -> None:
-        """Puts all pads, with the fields that real rows have by now, in one put.
-
-        A step that needs no pads still makes one if there is a field that no step has had before, so that a field that
-        no pad can be made for is refused when it first appears.
-
-        Raises:
-            PaddingDataError: no pad can be made for a field; nothing is put.
-        """
-        if not self.pads.keys:
-            if not self._template.has_seen(self._source.names - OWN_COLUMNS):
-                self._new_fields(1)
-            return
-        fields = self._new_fields(len(self.pads))
-        self._made = set(fields)
-        put_pads(self.pads, fields)
+        leave_out = self._made | columns.OWN_COLUMNS
+        names = dict.fromkeys(name for row in rows for name in row if name not in leave_out)
+        return self._template.fields(rows, names, n_pads)
 
 
 def strip_after_an_error(padded: PaddedBatch) -> None:
@@ -198,8 +168,6 @@ def strip_after_an_error(padded: PaddedBatch) -> None:
         strip(padded.pads)
     except Exception:
         logger.exception(
-            "verl_padding: %d pads (%s) could not be cleared after an error; the next job on this TransferQueue will "
-            "clear them",
-            len(padded.pads),
-            first_few(padded.pads.keys),
+            f"verl_padding: {len(padded.pads)} pads ({first_few(padded.pads.keys)}) could not be cleared after an "
+            "error; the next job on this TransferQueue will clear them"
         )

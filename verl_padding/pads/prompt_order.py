@@ -1,12 +1,9 @@
 """Prompt ids that carry the order of the data set, and rows put in that order.
 
-verl gives each prompt that its data loader yields a random uid, and the rows of a prompt come back when their sessions
-end. So nothing in a batch says which prompt comes first in the data set. A uid of this module does: it begins with the
-step that fetched the prompt and its place among the prompts of that step, so that uids sort as the data set is read.
-The rest is random: no other job has the same.
+verl gives each prompt a random uid, and its rows come back when their sessions end: nothing in a batch says which
+prompt comes first in the data set. A uid of this module begins with the step that fetched the prompt and its place in
+that step, so that uids sort as the data set is read. The rest is random: no other job has the same.
 """
-
-from __future__ import annotations
 
 import re
 import secrets
@@ -18,7 +15,7 @@ _ORDERED = re.compile(r"step(\d{7})-(\d{7})-[0-9a-f]{16}")
 
 
 def ordered_uid(step: int, place: int) -> str:
-    """A uid that says when its prompt was fetched: in which step of the trainer, and its place there, from 0.
+    """A uid of a prompt that was fetched in this step of the trainer, at this place, from 0.
 
     >>> ordered_uid(3, 17)[:20]
     'step0000003-0000017-'
@@ -27,11 +24,7 @@ def ordered_uid(step: int, place: int) -> str:
 
 
 def place_of(uid: str) -> tuple[int, int] | None:
-    """Step and place of a uid made by :func:`ordered_uid`; None for any other.
-
-    >>> place_of(ordered_uid(3, 17))
-    (3, 17)
-    """
+    """Step and place of a uid made by :func:`ordered_uid`; None for any other."""
     found = _ORDERED.fullmatch(uid)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -39,12 +32,8 @@ def place_of(uid: str) -> tuple[int, int] | None:
 def data_order(keys: Sequence[str]) -> list[int]:
     """Numbers of the rows in the order of the data set: by step and place of the prompt, session, and row of a session.
 
-    Prompts whose uid holds no place come last, in the order of their first rows in the batch; their rows are ordered
-    like those of any other prompt. The order of a batch without any such prompt does not depend on the order of its
-    keys.
-
-    Args:
-        keys: of the form ``{uid}_{session}_{index}``; a key of another form stands for a prompt with a single row.
+    Prompts whose uid holds no place come last, in the order of their first rows in the batch. A key that is not of the
+    form ``{uid}_{session}_{index}`` stands for a prompt with a single row.
 
     >>> early, late = ordered_uid(1, 0), ordered_uid(1, 1)
     >>> data_order([f"{late}_0_0", f"{early}_1_0", f"{early}_0_10", f"{early}_0_9"])

@@ -1,7 +1,5 @@
 """Rows in TransferQueue: listed, read, put, cleared, set aside. The only module that knows TransferQueue."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["KVBatchMeta"]
 
+_HELD: list[Any] = []
+"""Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
+
 
 def is_connected() -> bool:
     """Whether this process has a TransferQueue."""
@@ -33,16 +34,19 @@ def is_connected() -> bool:
 
 
 def was_made_here() -> bool:
-    """Whether this process has made the TransferQueue that it is connected to."""
+    """Whether this process has made its TransferQueue."""
     return tq_interface._TQ_STORAGE is not None
 
 
-def controller() -> ActorHandle:
-    """TransferQueue's controller.
+def detach() -> None:
+    """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
+    tq_interface._TQ_CLIENT.close()
+    _HELD.append(tq_interface._TQ_STORAGE)
+    tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
 
-    Raises:
-        ValueError: there is none in this Ray cluster.
-    """
+
+def controller() -> ActorHandle:
+    """TransferQueue's controller; a ValueError if there is none in this Ray cluster."""
     return ray.get_actor("TransferQueueController", namespace="transfer_queue")
 
 
@@ -56,25 +60,8 @@ def actors_of_queue() -> dict[str, list[ActorHandle]]:
     return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
 
 
-_HELD: list[Any] = []
-"""Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
-
-
-def detach() -> None:
-    """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
-    tq_interface._TQ_CLIENT.close()
-    _HELD.append(tq_interface._TQ_STORAGE)
-    tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
-
-
-def rows_like(
-    batch: KVBatchMeta,
-    keys: Sequence[str],
-    tags: Iterable[Mapping[str, Any]],
-    fields: Sequence[str] | None,
-    extra_info: Mapping[str, Any],
-) -> KVBatchMeta:
-    """Other rows of a batch's partition, each with a tag of its own.
+def rows_like(batch: KVBatchMeta, keys: Sequence[str], tags: Iterable[Mapping[str, Any]]) -> KVBatchMeta:
+    """Other rows of a batch's partition, each with a tag of its own, for a call with the batch's fields and extra_info.
 
     Values in tags are shared with the batch: ``KVBatchMeta`` would copy them, which takes most of the time of a call.
     """
@@ -82,8 +69,8 @@ def rows_like(
         keys=list(keys),
         tags=[{}] * len(keys),
         partition_id=batch.partition_id,
-        fields=None if fields is None else list(fields),
-        extra_info=dict(extra_info),
+        fields=None if batch.fields is None else list(batch.fields),
+        extra_info=batch.extra_info or {},
     )
     rows.tags = [dict(tag) for tag in tags]
     return rows
@@ -95,16 +82,12 @@ def n_rows(answer: object) -> int:
 
 
 def tags_of(partition_id: str) -> dict[str, dict[str, Any]]:
-    """Key -> tag of all that is in a partition, prompts and rows."""
+    """Key -> tag of all prompts and rows in a partition."""
     return dict((tq.kv_list(partition_id) or {}).get(partition_id, {}))
 
 
 def read_fields(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> TensorDict:
-    """The fields that all of these rows have, or those of ``names`` among them; errors are those of every look-up:
-
-    Raises:
-        PaddingDataError: a row is not in TransferQueue.
-    """
+    """The fields that all of these rows have, or those of ``names`` among them."""
     meta = _look_up(keys, partition_id)
     chosen = list(meta.field_schema if names is None else [name for name in names if name in meta.field_schema])
     return tq.get_client().get_data(meta.select_fields(chosen))
@@ -122,8 +105,13 @@ def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:
     return set(_look_up(keys, partition_id).field_schema)
 
 
+def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
+    """Tokens that a mask of each row keeps, such as its ``response_mask``."""
+    return [int(mask.sum()) for mask in read_fields(batch.keys, batch.partition_id, [name])[name].unbind()]
+
+
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
-    """What TransferQueue's controller knows about rows, in their order, for one read or one put of all of them.
+    """What TransferQueue's controller knows about rows, in their order; a PaddingDataError if one is not there.
 
     Without their tags, which ``kv_batch_get`` copies, and ``kv_batch_put`` copies several times and sends back to the
     controller: most of the time of a put of a few columns.
@@ -157,25 +145,19 @@ class Listing:
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     meta = _look_up(keys, partition_id)
     fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes)))
-    keys_of: dict[tuple[bool, ...], list[str]] = {}
-    for key, pattern in zip(keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True):
-        keys_of.setdefault(pattern, []).append(key)
+    keys_by_fields: dict[frozenset[str], list[str]] = {}
+    for key, has_F in zip(keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True):
+        keys_by_fields.setdefault(frozenset(compress(fields, has_F)), []).append(key)
+    shapes = {}
+    for name, schema in meta.field_schema.items():
+        shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
+        shapes[name] = {key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None}
     return Listing(
-        keys_by_fields={
-            frozenset(compress(fields, pattern)): group
-            for pattern, group in sorted(keys_of.items(), key=lambda item: -len(item[1]))
-        },
-        shapes={name: _shapes(schema, keys) for name, schema in meta.field_schema.items()},
+        keys_by_fields=dict(sorted(keys_by_fields.items(), key=lambda item: -len(item[1]))),
+        shapes=shapes,
         dtypes={name: field.dtype for name, field in fields.items() if field.dtype is not None},
-        unlisted={
-            name: list(compress(keys, field.unlisted_R)) for name, field in fields.items() if any(field.unlisted_R)
-        },
+        unlisted={name: rows for name, field in fields.items() if (rows := list(compress(keys, field.unlisted_R)))},
     )
-
-
-def _shapes(schema: Mapping[str, Any], keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
-    return {key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None}
 
 
 class _Field(NamedTuple):
@@ -204,12 +186,6 @@ def put_new_rows(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
     tq.kv_batch_put(keys=rows.keys, partition_id=rows.partition_id, fields=fields, tags=rows.tags)
 
 
-def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
-    """Tokens that a mask of each row keeps, such as its ``response_mask``."""
-    data = read_fields(batch.keys, batch.partition_id, [name])
-    return [int(mask.sum()) for mask in data[name].unbind()]
-
-
 def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
     """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as they are."""
     if not columns:
@@ -221,16 +197,15 @@ def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
 
 
 def clear(keys: Sequence[str], partition_id: str) -> None:
-    """Takes rows out of TransferQueue."""
     if keys:
         tq.kv_clear(keys=list(keys), partition_id=partition_id)
 
 
 @contextmanager
 def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
-    """Takes rows out of TransferQueue for the length of a with-block; rows that are no longer there are left out.
+    """Takes rows that are still there out of TransferQueue for a with-block; their fields wait in this process.
 
-    Their fields wait in this process's memory. The rows of one batch come back with the fields that all of them had.
+    The rows of one batch come back with the fields that all of them had.
     """
     kept: list[tuple[KVBatchMeta, TensorDict, list[dict[str, Any]]]] = []
     try:
@@ -238,8 +213,7 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
             tags = tags_of(batch.partition_id)
             there = batch.select_keys([key for key in batch.keys if key in tags])
             if there.keys:
-                data = read_fields(there.keys, there.partition_id)
-                kept.append((there, data, [tags[key] for key in there.keys]))
+                kept.append((there, read_fields(there.keys, there.partition_id), [tags[key] for key in there.keys]))
                 clear(there.keys, there.partition_id)
         yield
     finally:
@@ -260,14 +234,10 @@ def clear_leftovers(partition_id: str) -> None:
 
 
 def clear_with_a_warning(keys: Sequence[str], partition_id: str, what: str) -> None:
-    """Clears what an earlier trainer has left, if there is any."""
     if keys:
         logger.warning(
-            "verl_padding: cleared %s that an earlier trainer left in TransferQueue's partition %r (%s): %s",
-            counted(len(keys), "key"),
-            partition_id,
-            what,
-            first_few(keys),
+            f"verl_padding: cleared {counted(len(keys), 'key')} that an earlier trainer left in TransferQueue's "
+            f"partition {partition_id!r} ({what}): {first_few(keys)}"
         )
         clear(keys, partition_id)
 

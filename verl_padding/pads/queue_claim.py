@@ -1,11 +1,9 @@
 """Lets one trainer at a time use a TransferQueue: that trainer says so in the queue's controller.
 
-A Ray cluster has one TransferQueue, whose controller is an actor of a fixed name, and verl's trainers all use its
-partitions ``train`` and ``val``. A second trainer there would sample, overwrite and clear the rows of the first one.
-So a padded trainer claims the queue before it looks at it; what it then finds there no longer belongs to anyone.
+A Ray cluster has one TransferQueue, and verl's trainers all use its partitions ``train`` and ``val``. A second trainer
+there would sample, overwrite and clear the rows of the first one. So a padded trainer claims the queue before it looks
+at it; what it then finds there no longer belongs to anyone.
 """
-
-from __future__ import annotations
 
 import os
 import time
@@ -17,22 +15,13 @@ import ray._private.state
 from ray.core.generated.gcs_pb2 import WorkerTableData
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.queue import (
-    clear_with_a_warning,
-    controller,
-    detach,
-    first_few,
-    is_connected,
-    tags_of,
-    was_made_here,
-)
+from verl_padding.pads import queue
+from verl_padding.pads.queue import controller, detach, tags_of
 
 PARTITIONS = ("train", "val")
 """verl's names for the parts of TransferQueue that its trainers use."""
-
 NOTICE_S = 5.0
 """Seconds within which Ray's tables show that a process was killed."""
-
 _ATTRIBUTE = "verl_padding_claim"
 _OWN_CLUSTER = (
     "Two trainers would train, and clear, each other's rows: verl has one queue per Ray cluster. This job has touched "
@@ -42,12 +31,10 @@ _OWN_CLUSTER = (
 
 
 class Claim(NamedTuple):
-    """A trainer's statement that it uses a TransferQueue."""
+    """A trainer's statement that it uses a TransferQueue: Ray's id of its process, hexadecimal, and where that runs."""
 
     worker: str
-    """Ray's id of the process that the trainer runs in, hexadecimal."""
     place: str
-    """Where that process runs, in words."""
 
 
 ENDED = Claim("", "ended")
@@ -55,15 +42,12 @@ ENDED = Claim("", "ended")
 
 
 def check_queue_owner() -> None:
-    """Refuses a TransferQueue that another Ray job has made, and lets go of it without touching its content.
+    """Refuses a TransferQueue that another Ray job has made, with a PaddingConfigError, and lets go of it as it is.
 
     verl's runner connects to the queue before it makes a trainer, and closes it when the trainer raises, which would
     end the other job's controller.
-
-    Raises:
-        PaddingConfigError: the queue belongs to another job.
     """
-    if not is_connected():
+    if not queue.is_connected():
         return
     owner = controller()._actor_id.job_id.hex()
     if owner != ray.get_runtime_context().get_job_id():
@@ -78,21 +62,19 @@ def claim_queue() -> None:
     """Claims the TransferQueue for the trainer of this process, and clears what an earlier one left in it.
 
     Call it before a snapshot is loaded. Prompts and rows of a trainer that has ended come again, from the snapshot or
-    from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them.
-
-    Raises:
-        PaddingConfigError: another trainer has the queue, or rows that it may own lie there. Nothing was touched.
+    from the data; if they stayed, this trainer would train on them as if they were its own, or wait for them. If
+    another trainer has the queue, or rows that it may own lie there, a PaddingConfigError refuses it untouched.
     """
     check_queue_owner()
     mine = _claim_of_this_process()
     free = [None, ENDED, mine]
     found = ray.get(controller().__ray_call__.remote(_claim_of))
-    if found is None and not was_made_here() and (keys := [key for part in PARTITIONS for key in tags_of(part)]):
+    if found is None and not queue.was_made_here() and (keys := [key for part in PARTITIONS for key in tags_of(part)]):
         detach()
         raise PaddingConfigError(
-            f"The TransferQueue of this job was made by another of its processes and holds rows ({first_few(keys)}) "
-            "of a trainer that may use them: only a padded one says when it has ended. Clear them if nobody does, or "
-            "give this trainer a Ray cluster of its own."
+            "The TransferQueue of this job was made by another of its processes and holds rows "
+            f"({queue.first_few(keys)}) of a trainer that may use them: only a padded one says when it has ended. "
+            "Clear them if nobody does, or give this trainer a Ray cluster of its own."
         )
     while (found := ray.get(controller().__ray_call__.remote(_claim_if_found, free, mine))) not in free:
         if _lives_on(found):
@@ -104,7 +86,7 @@ def claim_queue() -> None:
         free.append(found)
     if found is not None:
         for partition_id in PARTITIONS:
-            clear_with_a_warning(list(tags_of(partition_id)), partition_id, "prompts and rows")
+            queue.clear_with_a_warning(list(tags_of(partition_id)), partition_id, "prompts and rows")
 
 
 def release_queue() -> None:
@@ -119,20 +101,20 @@ def _claim_of_this_process() -> Claim:
 
 
 # These run in the controller, which handles one call at a time: of two trainers that start at once, one gets the queue.
-def _claim_of(queue: Any) -> Claim | None:
-    return getattr(queue, _ATTRIBUTE, None)
+def _claim_of(actor: Any) -> Claim | None:
+    return getattr(actor, _ATTRIBUTE, None)
 
 
-def _claim_if_found(queue: Any, expected: list[Claim | None], mine: Claim) -> Claim | None:
-    found = _claim_of(queue)
+def _claim_if_found(actor: Any, expected: list[Claim | None], mine: Claim) -> Claim | None:
+    found = _claim_of(actor)
     if found in expected:
-        setattr(queue, _ATTRIBUTE, mine)
+        setattr(actor, _ATTRIBUTE, mine)
     return found
 
 
-def _end_claim(queue: Any, mine: Claim) -> None:
-    if _claim_of(queue) == mine:
-        setattr(queue, _ATTRIBUTE, ENDED)
+def _end_claim(actor: Any, mine: Claim) -> None:
+    if _claim_of(actor) == mine:
+        setattr(actor, _ATTRIBUTE, ENDED)
 
 
 def _lives_on(claim: Claim) -> bool:

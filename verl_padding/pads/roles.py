@@ -1,11 +1,8 @@
 """The roles that a field of a row can have, and those of the fields that verl writes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 
 class Role(Enum):
@@ -26,30 +23,12 @@ class Role(Enum):
     MULTIMODAL = "multimodal"
     """Images and videos as the model takes them, name -> tensor."""
 
-    @property
-    def is_per_token(self) -> bool:
-        """Whether a field of this role is as long as some part of its row."""
-        return self in PER_TOKEN
+    def tokens(self, prompt: int, response: int) -> int | None:
+        """Tokens of a field in a row of ``prompt`` + ``response``; None for a role that does not follow the row."""
+        whole = prompt + response
+        of_role = {Role.PROMPT: prompt, Role.RESPONSE: response, Role.SEQUENCE: whole, Role.POSITIONS: whole}
+        return of_role.get(self)
 
-    def tokens(self, prompt: int, response: int) -> int:
-        """Tokens that a field of this role, which must be per token, has in a row of ``prompt`` + ``response``."""
-        return PER_TOKEN[self](prompt, response)
-
-    def tokens_of(self, value: Any) -> int | None:
-        """Tokens that a value covers: its first dimension, for position ids its last; None if it has no dimension."""
-        shape = getattr(value, "shape", None)  # of a tensor or an array: neither library is needed to read a config
-        if shape is not None:
-            return int(shape[-1 if self is Role.POSITIONS else 0]) if len(shape) else None
-        return len(value) if isinstance(value, list | tuple) else None
-
-
-PER_TOKEN: Mapping[Role, Callable[[int, int], int]] = {
-    Role.PROMPT: lambda prompt, response: prompt,
-    Role.RESPONSE: lambda prompt, response: response,
-    Role.SEQUENCE: lambda prompt, response: prompt + response,
-    Role.POSITIONS: lambda prompt, response: prompt + response,
-}
-"""Tokens of a field, from those of its row's prompt and response."""
 
 FOUND_BY_LENGTH = (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE)
 """Roles that an unknown field may have if its lengths fit."""

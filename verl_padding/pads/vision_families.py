@@ -1,7 +1,5 @@
 """The smallest image for a model's vision tower, for models whose tower must run on all ranks if it runs on one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,39 +15,34 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class SmallestImage:
-    """What a pad shows the vision tower."""
+    """What a pad shows the vision tower: its ``multi_modal_inputs``, and the tokens of its prompt for them."""
 
     inputs: dict[str, torch.Tensor]
-    """``multi_modal_inputs`` of the pad."""
     token_ids: tuple[int, ...]
-    """Tokens of its prompt that stand for the image."""
 
 
 def _of_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     """Qwen2-VL and Qwen2.5-VL: rows of patches, of which a square of ``spatial_merge_size`` becomes one token."""
     merge = int(config["vision_config"]["spatial_merge_size"])
     patches = source["pixel_values"] if "pixel_values" in source else source["pixel_values_videos"]
+    tokens = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
     return SmallestImage(
         inputs={
             "pixel_values": patches.new_zeros(merge * merge, patches.shape[1]),
             "image_grid_thw": torch.tensor([[1, merge, merge]], dtype=torch.int64),
         },
-        token_ids=(
-            int(config["vision_start_token_id"]),
-            int(config["image_token_id"]),
-            int(config["vision_end_token_id"]),
-        ),
+        token_ids=tuple(int(config[token]) for token in tokens),
     )
 
 
 def _of_pixels(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     """Gemma 3: whole images of one size, (images, channels, height, width), ``mm_tokens_per_image`` tokens each."""
     pixels = source["pixel_values"]
-    n_tokens = int(config["mm_tokens_per_image"])
     image = int(config["image_token_id"] if "image_token_id" in config else config["image_token_index"])
     begin, end = int(config["boi_token_index"]), int(config["eoi_token_index"])
     return SmallestImage(
-        inputs={"pixel_values": pixels.new_zeros(1, *pixels.shape[1:])}, token_ids=(begin, *[image] * n_tokens, end)
+        inputs={"pixel_values": pixels.new_zeros(1, *pixels.shape[1:])},
+        token_ids=(begin, *[image] * int(config["mm_tokens_per_image"]), end),
     )
 
 
@@ -67,12 +60,7 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
 def image_maker(choice: str, config: Mapping[str, Any]) -> Callable[[Inputs], SmallestImage] | None:
     """What makes the image of pads from ``multi_modal_inputs`` of a real row that has one; None if they need none.
 
-    Args:
-        choice: ``padding.multimodal``.
-        config: the Hugging Face config of a model with a vision tower.
-
-    Raises:
-        PaddingConfigError: the model's type is not known.
+    ``choice`` is ``padding.multimodal``, ``config`` that of Hugging Face; an unknown type is a PaddingConfigError.
     """
     model_type = str(config.get("model_type"))
     if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):

@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingError
-from verl_padding.pads.schema import Schema
-from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.rehearsal.sessions import TRAIN, VAL, PlayedRow, Sessions
 

@@ -1,9 +1,8 @@
 """How stock verl 0.9 pads a batch and lays it out, the latter by its own functions, to compare with a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from omegaconf import DictConfig
 
@@ -13,7 +12,6 @@ from verl_padding.plan import padded_rows
 
 VERL_PAD_TOKENS = 128
 """Tokens of a pad of verl 0.9 (``SYNTHETIC_PADDING_SEQ_LEN``)."""
-
 Track = Callable[[Iterable[int]], Iterable[int]]
 
 
@@ -27,7 +25,7 @@ class StockRule:
     critic_rows: int = 1
 
     @classmethod
-    def of_config(cls, config: DictConfig) -> StockRule:
+    def of_config(cls, config: DictConfig) -> Self:
         """The rule for a job without model parallelism."""
         n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
         return cls(
@@ -37,7 +35,6 @@ class StockRule:
         )
 
     def padded_rows(self, real_rows: int) -> int:
-        """verl's ``_get_required_batch_multiple``."""
         return padded_rows(real_rows, self.dp_size, self.actor_rows, self.critic_rows)
 
     def optimizer_steps(self, real_rows: int) -> int:
@@ -46,20 +43,12 @@ class StockRule:
 
 
 def verl_layout(
-    tokens_R: Sequence[int],
-    *,
-    dp_size: int,
-    mini_batch_rows: int,
-    token_budget: int,
-    track: Track = lambda steps: steps,
+    tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int, token_budget: int, track: Track = lambda each: each
 ) -> list[list[list[list[int]]]]:
     """Rows of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads.
 
-    Args:
-        track: wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow.
-
-    Raises:
-        PaddingDataError: stock verl would stop at this batch.
+    ``track`` wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow. Where stock verl would
+    stop at the batch, this raises a PaddingDataError.
     """
     if mini_batch_rows % dp_size:
         raise PaddingDataError(
@@ -77,31 +66,28 @@ def verl_layout(
 
 
 def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int) -> tuple[list[list[list[int]]], int]:
-    """Rows of each mini-batch and rank, and the number of pads.
+    """Rows of each mini-batch and rank, and the number of pads, by verl's ``_balance_batch``.
 
-    verl's ``_balance_batch``: pads behind the rows up to a multiple of both sizes, ranks balanced over the whole batch,
-    each rank's rows sorted and cut into mini-batches in their order. ``mini_batch_rows`` is a multiple of ``dp_size``.
+    Pads go behind the rows up to a multiple of both sizes; ranks are balanced over the whole batch, and each rank's
+    rows sorted and cut into mini-batches in their order. ``mini_batch_rows`` is a multiple of ``dp_size``.
     """
     import torch
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
     total = padded_rows(len(tokens_R), dp_size, mini_batch_rows)
-    padded = torch.tensor([*tokens_R, *[VERL_PAD_TOKENS] * (total - len(tokens_R))], dtype=torch.int64)
+    pads = total - len(tokens_R)
+    padded = torch.tensor([*tokens_R, *[VERL_PAD_TOKENS] * pads], dtype=torch.int64)
     # As a list, not a tensor as in verl: that gives the same partitions many times faster.
     workload = calculate_workload(padded).tolist()
     chunks = get_seqlen_balanced_partitions(workload, k_partitions=dp_size, equal_size=True)
     cell = mini_batch_rows // dp_size
-    cells_MD = [
-        [chunk[step * cell : (step + 1) * cell] for chunk in chunks] for step in range(total // mini_batch_rows)
-    ]
-    return cells_MD, total - len(tokens_R)
+    return [[chunk[first : first + cell] for chunk in chunks] for first in range(0, total // dp_size, cell)], pads
 
 
 def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int) -> list[list[list[int]]]:
     """Micro-batches of each rank's cell, by verl's own packer.
 
-    verl's ranks agree, by collectives, on the first number of micro-batches that works on all of them; here the
-    packer is asked again until all ranks answer with the same number.
+    verl's ranks agree, by collectives, on the first number of micro-batches that works on all of them.
     """
     import torch
     from tensordict import TensorDict
@@ -113,10 +99,7 @@ def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], toke
         _, places_K = rearrange_micro_batches(data, max_token_len=token_budget, min_num_micro_batch=at_least)
         return [[cell[place] for place in places] for places in places_K]
 
-    n_bins = 1
-    while True:
-        bins_DK = [pack(cell, n_bins) for cell in cells_D]
-        most = max(map(len, bins_DK))
-        if all(len(bins) == most for bins in bins_DK):
-            return bins_DK
-        n_bins = most
+    bins_DK = [pack(cell, at_least=1) for cell in cells_D]
+    while len(set(map(len, bins_DK))) > 1:
+        bins_DK = [pack(cell, at_least=max(map(len, bins_DK))) for cell in cells_D]
+    return bins_DK

@@ -5,8 +5,6 @@ take at once. Pads always make it one. The check stands in the middle of others,
 that is changed for this check only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from types import ModuleType
@@ -16,11 +14,7 @@ from wrapt import wrap_function_wrapper
 
 
 def lift_check_of_rows(module: ModuleType, is_padded: Callable[[Any], bool]) -> None:
-    """Wraps ``validate_config`` of verl.utils.config; jobs that do not ask for padding pass through untouched.
-
-    Args:
-        is_padded: says whether the job of a config asks for padding; called when verl checks a config.
-    """
+    """Wraps ``validate_config`` of verl.utils.config; a job that ``is_padded`` denies passes through untouched."""
 
     def lifted(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config = kwargs.pop("config") if "config" in kwargs else args[0]
@@ -30,10 +24,7 @@ def lift_check_of_rows(module: ModuleType, is_padded: Callable[[Any], bool]) -> 
 
 
 def _with_rows_for_all(config: Any) -> Any:
-    actor = config.actor_rollout_ref.actor
-    view = deepcopy(config)
+    view, per_gpu = deepcopy(config), config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1
     # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks the prompts further.
-    view.actor_rollout_ref.rollout.n *= (
-        config.trainer.n_gpus_per_node * config.trainer.nnodes * (actor.ppo_micro_batch_size_per_gpu or 1)
-    )
+    view.actor_rollout_ref.rollout.n *= config.trainer.n_gpus_per_node * config.trainer.nnodes * per_gpu
     return view

@@ -1,15 +1,12 @@
 """Shows, by computing it, that rows packed beside each other do not see each other: else pads would change real rows.
 
-verl packs rows one behind the other. Whether a model's layers keep them apart depends on the model's code, on the
-attention and the engine; layers that run on from one row into the next, and attention that is not told where a row
-begins, fail in silence. A row is computed between two neighbours, and again between others of the same lengths, at the
-same place: what it gets may differ by rounding only. A third pass changes the row's own first token. In low precision,
-where rounding is as large as many an effect, a leak is what changes outputs by a part of what that token changes.
-
-Each rank computes the same rows, so that all take part in the same collectives.
+Whether a model keeps rows apart that verl packs one behind the other depends on its code, the attention and the engine;
+layers that run on from one row into the next, and attention that does not know where a row begins, fail in silence. A
+row is computed between two neighbours, and again between others of the same lengths, at the same place: what it gets
+may differ by rounding only. A third pass changes the row's own first token: in low precision, where rounding is as
+large as many an effect, a leak is what changes outputs by a part of what that token changes. Each rank computes the
+same rows, so that all take part in the same collectives.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,32 +23,29 @@ ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
 ROUNDING = 16
 """Machine epsilons of the outputs that a difference by rounding has at most: experts get other numbers of tokens."""
-LEAK = 0.02
-"""Part of the effect of a row's first token that a difference by rounding has at most."""
-LEAK_OF_EXPERTS = 0.05
-"""The same, where a token may get other experts by rounding."""
-OUTPUTS = ("log_probs", "values")
+LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
+"""Part of the effect of a row's first token that a difference by rounding has at most; the latter where a token may get
+other experts by rounding."""
 
 
 def probe_for_leaks(
     axes: Sequence[int], *, sharing: Sharing, fixes: Mapping[str, str], multiples: Mapping[str, int]
 ) -> Callable[[Any], Any]:
-    """Makes a function for verl's ``execute_with_func_generator`` that probes each engine of a worker.
-
-    The function raises a PaddingConfigError if a model does not keep rows apart.
+    """For verl's ``execute_with_func_generator``: a PaddingConfigError if a model of a worker does not keep rows apart.
 
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
         sharing: with chains, a shorter row's outputs have to be those of the longer one's beginning, too.
-        fixes: role -> what to set where rows are not kept apart.
-        multiples: role -> number of micro-batches of which its engine's schedule takes multiples.
+        fixes, multiples: role -> what to set where rows are not kept apart, and of how many micro-batches its engine's
+            schedule takes multiples.
     """
 
+    @for_training_workers
     def probe(role: str, trainee: Any) -> None:
         if role in fixes and _packs_rows(trainee.engine_config):
             _probe(role, trainee, tuple(axes), sharing, fixes[role], multiples[role])
 
-    return for_training_workers(probe)
+    return probe
 
 
 def _packs_rows(config: Any) -> bool:
@@ -70,19 +64,17 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
     passes = [(*around[:2], row), (*around[2:], row), (*around[:2], other)]
-    # Ranks that share rows have no outputs of their own, but all of them take part in each pass.
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
     outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
-    if not outputs:
+    if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
         return
     one, beside_others, changed = outputs
-    own = _distance(one[1], changed[1])
+    own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
     part = (LEAK_OF_EXPERTS if any(getattr(text, name, None) for name in EXPERTS) else LEAK) * own
     epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), part)
     attention = getattr(text, "_attn_implementation", None)
     model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
-    leak = _distance(one[1], beside_others[1])
     if not leak <= rounding:  # nor where it is no number
         raise PaddingConfigError(
             f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads would change real rows "
@@ -102,39 +94,32 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
 def _outputs(
     trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int
 ) -> list[torch.Tensor] | None:
-    """What the engine computes for each row, of all tokens but the last one; None on a rank that has no outputs.
+    """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but for the last token.
 
-    The rows are one micro-batch, which is computed ``multiple`` times.
+    None on a rank that has no outputs.
     """
     from verl.utils import tensordict_utils as tu
 
     micro_batch_size, rows = len(rows), [*rows] * multiple
     ones = [torch.ones_like(ids) for ids in rows]
-    places = [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows]
+    response_masks = [mask[1:] for mask in ones]
     fields = {
-        "input_ids": list(rows),
-        "position_ids": places,
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows],
         "attention_mask": ones,
-        "loss_mask": [mask[1:] for mask in ones],
-        "response_mask": [mask[1:] for mask in ones],
+        "loss_mask": response_masks,
+        "response_mask": response_masks,
         "prompts": [ids[:1] for ids in rows],
         "responses": [ids[1:] for ids in rows],
     }
     jagged = {name: tu.nested_tensor_from_tensor_list(values) for name, values in fields.items()}
     data = TensorDict(jagged, batch_size=len(rows))
-    tu.assign_non_tensor(
-        data,
-        temperature=1.0,
-        compute_loss=False,
-        calculate_entropy=False,
-        use_dynamic_bsz=False,
-        micro_batch_size_per_gpu=micro_batch_size,
-    )
+    off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
+    tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     output = trainee.infer_batch(data)
     if output is None:
         return None
-    (name,) = [name for name in OUTPUTS if name in output.keys()]  # noqa: SIM118  (a TensorDict)
-    found = output[name]
+    found = output["log_probs"] if "log_probs" in output else output["values"]
     each = found.unbind() if found.is_nested else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
     return [line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)]
 

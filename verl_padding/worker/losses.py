@@ -1,37 +1,45 @@
-"""A loss that sees only rows that train: it wraps whatever loss a worker has."""
+"""A loss that sees only rows that train: it wraps whatever loss a worker has, and weights its metrics.
 
-from __future__ import annotations
+verl appends the metrics of a rank's micro-batches, takes the mean over ranks, then the mean or the sum over
+micro-batches, all with equal weights and equal counts. A micro-batch without a trained token has nothing to report, and
+one of two rows counts like one of twenty. Here each metric is one running number per rank, so that counts agree,
+and is already weighted, so that a plain mean over the reporting ranks gives the mini-batch's value.
+"""
 
+import copy
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
 from verl_padding.config import Denominator
-from verl_padding.pads.columns import (
-    IS_PADDING,
-    LOSS_FACTOR,
-    LOSS_TOKENS,
-    REAL_ROWS,
-    REPORTING_RANKS,
-    TRAINED_ROWS,
-    WEIGHS_ROWS,
-    read_column,
-)
-from verl_padding.worker.loss_metrics import RunningMetric, names_of_sums, share_metrics
-from verl_padding.worker.row_means import normalize_over_mini_batch
-from verl_padding.worker.shared_prefixes import computed_rows
+from verl_padding.pads import columns
+from verl_padding.worker.plan_packer import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
-
-Loss = Callable[..., Any]
 
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
 PACKING_EFFICIENCY = "padding/packing_efficiency"
 """Metric of a worker: computed tokens of real rows over the token budget, as a mean over its micro-batches."""
+
+PREFIX = "verl_padding/"
+"""Prefix of our policy losses in verl's registry."""
+ROW_MEAN = "geo_mean"
+"""verl 0.9 adds this loss up over micro-batches and takes its mean over ranks, each with equal weight, so a row weighs
+more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R rows is r / R of its mean."""
+
+# Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over rows, as the metrics of
+# a rollout correction that are perplexities or of sequences. All other means are over tokens. The option of a
+# rejection, as in rollout_rs_seq_max_k2_mean, says nothing about that, except in the fractions of rejected rows.
+_OPTION = re.compile(r"(rollout_rs)_(token|seq)(?:_sum|_mean|_max)?_k[123](_.*)")
+_EXTREME = re.compile(r"(?:^|[_/])(min|max)(?:_deviation)?$|/(min|max)_")
+_OF_ROWS = re.compile(r"(?:^|[_/])(?:ppl|seq)(?:$|_)")
 
 
 class RealRowsLoss:
@@ -45,48 +53,57 @@ class RealRowsLoss:
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of
     their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
-
-    Args:
-        inner: verl's loss (actor, critic or distillation), or a user's.
-        denominator: what seq-mean modes divide by, see :class:`~verl_padding.config.PaddingConfig`.
     """
 
-    def __init__(self, inner: Loss, denominator: Denominator):
+    def __init__(self, inner: Callable[..., Any], denominator: Denominator):
         self.inner = normalize_over_mini_batch(inner)
         self.denominator = denominator
         self._losses: set[str] = set()
 
     def __call__(self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any) -> Any:
         """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
-        if model_output is None or IS_PADDING not in data.keys():  # noqa: SIM118  (a TensorDict)
+        if model_output is None or columns.IS_PADDING not in data:
             # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
             return self.inner(model_output=model_output, data=data, **kwargs)
-        real_R = ~read_column(data, IS_PADDING).bool()
+        real_R = ~columns.read_column(data, columns.IS_PADDING).bool()
         has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
         trained = (real_R & has_token_R).nonzero().flatten().tolist()
         packing = _packing_metrics(data, real_R)
+        reporting_ranks = int(columns.read_column(data, columns.REPORTING_RANKS)[0])
         if not trained:
-            if int(read_column(data, REPORTING_RANKS)[0]) == 0:  # where some rank trains, it alone reports losses
+            if reporting_ranks == 0:  # where some rank trains, it alone reports losses
                 packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in self._losses}
             return _connected_zero(model_output), packing
         if len(trained) < len(data):
             model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
             data = tu.index_select_tensor_dict(data, trained)
         if self.denominator == "rows":
-            tu.assign_non_tensor(data, global_batch_size=int(read_column(data, REAL_ROWS)[0]))
-        if tu.get_non_tensor_data(data=data, key=WEIGHS_ROWS, default=False):
-            factor_R = read_column(data, LOSS_FACTOR)
+            tu.assign_non_tensor(data, global_batch_size=int(columns.read_column(data, columns.REAL_ROWS)[0]))
+        if tu.get_non_tensor_data(data=data, key=columns.WEIGHS_ROWS, default=False):
+            factor_R = columns.read_column(data, columns.LOSS_FACTOR)
             model_output = {name: weighted_output(value, factor_R) for name, value in model_output.items()}
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
         self._losses.update(names_of_sums(metrics))
-        shared = share_metrics(
+        shared = _share_metrics(
             metrics,
-            of_tokens=int(data["response_mask"].sum()) / int(read_column(data, LOSS_TOKENS)[0]),
-            of_rows=len(data) / int(read_column(data, TRAINED_ROWS)[0]),
-            reporting_ranks=int(read_column(data, REPORTING_RANKS)[0]),
+            of_tokens=int(data["response_mask"].sum()) / int(columns.read_column(data, columns.LOSS_TOKENS)[0]),
+            of_rows=len(data) / int(columns.read_column(data, columns.TRAINED_ROWS)[0]),
+            reporting_ranks=reporting_ranks,
             dp_size=int(data["dp_size"]),
         )
         return loss, shared | packing
+
+
+def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: wraps each worker's loss, in the worker."""
+
+    @for_training_workers
+    def wrap(role: str, trainee: Any) -> None:
+        if role != "ref":
+            assert trainee.loss_fn is not None, "the worker has no loss yet"
+            trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
+
+    return wrap
 
 
 def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:
@@ -136,12 +153,81 @@ def weighted_output(value: Any, factor_R: torch.Tensor) -> Any:
     return flat if offsets is None else torch.nested.nested_tensor_from_jagged(flat, offsets)
 
 
-def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
-    """Makes a function for verl's ``execute_with_func_generator`` that wraps each worker's loss, in the worker."""
+@register_policy_loss(PREFIX + ROW_MEAN)
+def share_of_mini_batch(
+    *, response_mask: torch.Tensor, config: Any, **arguments: Any
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's policy loss that takes the mean of the rows it gets, as its share of the mini-batch's mean."""
+    mean, metrics = get_policy_loss_fn(ROW_MEAN)(response_mask=response_mask, config=config, **arguments)
+    info = config.global_batch_info
+    # Times the ranks, as verl's other losses are: FSDP takes the mean over them.
+    return mean * (len(response_mask) * info["dp_size"] / info["global_batch_size"]), metrics
 
-    def wrap(role: str, trainee: Any) -> None:
-        if role != "ref":
-            assert trainee.loss_fn is not None, "the worker has no loss yet"
-            trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
 
-    return for_training_workers(wrap)
+def normalize_over_mini_batch(loss: Any) -> Any:
+    """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss stays as it is."""
+    config = loss.keywords.get("config") if isinstance(loss, partial) else None
+    policy_loss = getattr(config, "policy_loss", None)
+    if policy_loss is None or policy_loss.loss_mode != ROW_MEAN:
+        return loss
+    config, policy_loss = copy.copy(config), copy.copy(policy_loss)
+    object.__setattr__(policy_loss, "loss_mode", PREFIX + ROW_MEAN)  # verl's configs are frozen
+    object.__setattr__(config, "policy_loss", policy_loss)
+    return partial(loss.func, *loss.args, **{**loss.keywords, "config": config})
+
+
+class RunningMetric(Metric):
+    """A metric that keeps one number for a rank's micro-batches so far: their sum, minimum or maximum."""
+
+    values: list[float]
+
+    def append(self, value: Any) -> None:
+        super().append(value)
+        if len(self.values) > 1:
+            self.values = [self._aggregate(self.values, self.aggregation)]
+
+    def init_list(self) -> Metric:
+        return RunningMetric(aggregation=self.aggregation)
+
+
+def _share_metrics(
+    metrics: dict[str, Any], *, of_tokens: float, of_rows: float, reporting_ranks: int, dp_size: int
+) -> dict[str, Any]:
+    """Metrics of a loss on a micro-batch that has this part of its mini-batch's trained tokens, and of their rows.
+
+    Sums (losses, which verl scales by the data-parallel size) stay sums; means become weighted sums, of tokens or, by
+    their name, of rows; extremes stay extremes. What cannot be added up (a standard deviation) becomes the mean of the
+    micro-batches', as in verl. Only the ranks that hold a trained token of the mini-batch report metrics.
+    """
+    shared = {}
+    for name, value in metrics.items():
+        aggregation = value.aggregation if isinstance(value, Metric) else AggregationType.MEAN
+        number = float(value.aggregate() if isinstance(value, Metric) else value)
+        if aggregation is AggregationType.MEAN:
+            kind = _kind_of_mean(name)
+            if kind in ("min", "max"):
+                aggregation = AggregationType(kind)
+            else:
+                aggregation = AggregationType.SUM
+                number *= (of_rows if kind == "rows" else of_tokens) * reporting_ranks
+        elif aggregation is AggregationType.SUM:
+            # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
+            number *= reporting_ranks / dp_size
+        shared[name] = RunningMetric(aggregation, number)
+    return shared
+
+
+def _kind_of_mean(name: str) -> str:
+    """``min`` or ``max`` for an extreme, else what the mean is over: ``rows`` or ``tokens``."""
+    if option := _OPTION.search(name):
+        if option[2] == "seq" and option[3].startswith("_fraction"):
+            return "rows"
+        name = option[1] + option[3]
+    if extreme := _EXTREME.search(name):
+        return extreme[1] or extreme[2]
+    return "rows" if _OF_ROWS.search(name) else "tokens"
+
+
+def names_of_sums(metrics: dict[str, Any]) -> list[str]:
+    """Names of those metrics of a loss that verl adds up over micro-batches, as it does losses."""
+    return [name for name, value in metrics.items() if getattr(value, "aggregation", None) is AggregationType.SUM]

@@ -5,8 +5,6 @@ engine: a mark is set where each micro-batch begins, where its forward pass ends
 between two beginnings. On a GPU marks are events, which wait for nothing and are read when the step is over.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
 from verl_padding.timing.laps import Lap
-from verl_padding.worker.shared_prefixes import computed_rows
+from verl_padding.worker.plan_packer import computed_rows
 from verl_padding.worker.training_workers import for_training_workers, training_workers
 
 CLOCK = "_verl_padding_clock"
@@ -33,26 +31,22 @@ LAPS = "laps"
 
 @dataclass
 class _Mark:
-    """A moment on one rank."""
-
-    event: Any
+    event: Any = None
     wall_s: float = field(default_factory=time.perf_counter)
     cpu_s: float = field(default_factory=time.process_time)
 
 
 @dataclass
-class _Timed:
-    """A mini-batch: one call of the engine."""
+class _MiniBatch:
+    """One call of the engine; ``held`` and ``memory`` go by the names of :class:`Lap`."""
 
     call: str
-    mini_batch: int
+    number: int
     start_s: float = field(default_factory=time.time)
     held: list[dict[str, Any]] = field(default_factory=list)
-    """What each micro-batch holds, by the names of :class:`Lap`."""
     marks: list[_Mark] = field(default_factory=list)
     forward_ends: list[_Mark] = field(default_factory=list)
-    bytes: dict[str, Any] = field(default_factory=dict)
-    """By the names of :class:`Lap`."""
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 class MicroBatchClock:
@@ -64,7 +58,7 @@ class MicroBatchClock:
         self._has_events = get_device_name() != "cpu"
         # In a pipeline the passes of several micro-batches take turns: only their sum can be measured.
         self._whole = (getattr(engine.engine_config, "pipeline_model_parallel_size", 1) or 1) > 1
-        self._timed: list[_Timed] = []
+        self._timed: list[_MiniBatch] = []
         self._forward_backward, self._forward_step = engine.forward_backward_batch, engine.forward_step
         engine.forward_backward_batch = self._time_mini_batch
 
@@ -77,12 +71,11 @@ class MicroBatchClock:
 
     def _time_mini_batch(self, data: TensorDict, *args: Any, **kwargs: Any) -> Any:
         call = tu.get_non_tensor_data(data=data, key=TIMED_CALL, default=None)
-        if call is None or BATCH_ROW not in data.keys():  # noqa: SIM118  (a TensorDict)
+        if call is None or BATCH_ROW not in data:
             return self._forward_backward(data, *args, **kwargs)
-        timed = _Timed(call, mini_batch=sum(each.call == call for each in self._timed))
+        timed = _MiniBatch(call, number=sum(each.call == call for each in self._timed))
         if self._whole:
-            timed.held.append(_held(data))
-            timed.marks.append(self._mark())
+            self._begin(timed, data)
         else:
             self._engine.forward_step = functools.partial(self._time_micro_batch, timed)
         try:
@@ -90,34 +83,42 @@ class MicroBatchClock:
         finally:
             self._engine.forward_step = self._forward_step
         timed.marks.append(self._mark())
-        timed.bytes = {
+        timed.memory = {
             "reserved_bytes": int(self._device.max_memory_reserved()),
             "allocated_bytes": int(self._device.max_memory_allocated()) if self._has_events else None,
         }
         self._timed.append(timed)
         return output
 
-    def _time_micro_batch(self, timed: _Timed, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def _time_micro_batch(self, timed: _MiniBatch, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
         data = micro_batch
         if not isinstance(micro_batch, TensorDict):  # Megatron's engine takes it from an iterator
             data = next(micro_batch)
             micro_batch = iter([data])
-        timed.marks.append(self._mark())
-        timed.held.append(_held(data))
+        self._begin(timed, data)
         output = self._forward_step(micro_batch, *args, **kwargs)
         timed.forward_ends.append(self._mark())
         return output
 
+    def _begin(self, timed: _MiniBatch, data: TensorDict) -> None:
+        """Marks the beginning of a lap with the rows of ``data``, which are on the CPU: nothing waits for a device."""
+        timed.marks.append(self._mark())
+        tokens_R, number_R = data["input_ids"].offsets().diff().tolist(), read_column(data, BATCH_ROW).tolist()
+        rows = tuple(number for number in number_R if number >= 0)
+        computed_tokens = tuple(tokens_R[row] for row in computed_rows(data))
+        timed.held.append({"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed_tokens})
+
     def _mark(self) -> _Mark:
-        event = self._device.Event(enable_timing=True) if self._has_events else None
-        if event is not None:
-            event.record()
+        if not self._has_events:
+            return _Mark()
+        event = self._device.Event(enable_timing=True)
+        event.record()
         return _Mark(event)
 
     def _seconds(self, begin: _Mark, end: _Mark) -> float:
         return float(begin.event.elapsed_time(end.event) / 1e3) if self._has_events else end.wall_s - begin.wall_s
 
-    def _laps(self, timed: _Timed) -> Iterator[Lap]:
+    def _laps(self, timed: _MiniBatch) -> Iterator[Lap]:
         start_s = timed.start_s
         # With several threads, the seconds of a process do not show how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
@@ -126,43 +127,30 @@ class MicroBatchClock:
             yield Lap(
                 call=timed.call,
                 rank=self._engine.get_data_parallel_rank(),
-                mini_batch=timed.mini_batch,
+                mini_batch=timed.number,
                 micro_batch=micro_batch,
                 start_s=start_s,
                 seconds=seconds,
                 forward_s=None if self._whole else self._seconds(begin, timed.forward_ends[micro_batch]),
                 busy_s=min(end.cpu_s - begin.cpu_s, seconds) if one_thread else None,
                 **held,
-                **timed.bytes,
+                **timed.memory,
             )
             start_s += seconds
 
 
-def _held(data: TensorDict) -> dict[str, Any]:
-    """What a micro-batch holds; ``data`` is still on the CPU, so nothing waits for a device."""
-    tokens_R = data["input_ids"].offsets().diff().tolist()
-    number_R = read_column(data, BATCH_ROW).tolist()
-    rows = tuple(number for number in number_R if number >= 0)
-    computed_tokens = tuple(tokens_R[row] for row in computed_rows(data))
-    return {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed_tokens}
-
-
-def _install(role: str, trainee: Any) -> None:
+@for_training_workers
+def install_in_worker(role: str, trainee: Any) -> None:
+    """For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
     if not hasattr(trainee.engine, CLOCK):
         setattr(trainee.engine, CLOCK, MicroBatchClock(trainee.engine))
 
 
-install_in_worker = for_training_workers(_install)
-"""For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
-
-
 def read_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: the laps of a worker's engines, as ``non_tensor_batch[LAPS]``.
-
-    Of ranks that share their rows, only one answers.
-    """
+    """For verl's ``execute_with_func_generator``: the laps of a worker's engines, as ``non_tensor_batch[LAPS]``."""
     from verl.protocol import DataProto
 
+    # Of ranks that share their rows, only one answers.
     engines = [trainee.engine for trainee in training_workers(worker).values()]
     laps = [lap for engine in engines for lap in getattr(engine, CLOCK).read() if engine.is_mp_src_rank_with_outputs()]
     answer = np.empty(len(laps), dtype=object)

@@ -1,7 +1,5 @@
 """The workers that train or ask a model, inside of what Ray runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +14,13 @@ def training_workers(worker: Any) -> dict[str, Any]:
 
 
 def for_training_workers(change: Callable[[str, Any], None]) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: calls ``change`` with role and training worker, for each of a worker.
-
-    The answer is empty, and of a class that verl can concatenate over ranks.
-    """
+    """For verl's ``execute_with_func_generator``: calls ``change`` with role and training worker, for each of them."""
 
     def change_all(worker: Any) -> Any:
         from verl.protocol import DataProto
 
         for role, trainee in training_workers(worker).items():
             change(role, trainee)
-        return DataProto()
+        return DataProto()  # empty, and of a class that verl can concatenate over ranks
 
     return change_all

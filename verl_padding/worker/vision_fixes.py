@@ -8,15 +8,12 @@ the second without moving a value: ids are cut off, or the worker stops.
 **Micro-batches without an image, for Qwen2-VL and Qwen2.5-VL on FSDP.** verl shows such a micro-batch an image of
 zeros, times zero, so that the vision tower runs on every rank; but with transformers 5 the tower answers with an object
 that has no ``mean``, and the job stops at the first micro-batch of text alone. Here the features are taken out of that
-object, as verl's own function does for real images.
-
-tests/worker/test_position_ids.py and tests/worker/test_text_rows.py say when each can go.
+object, as verl's own function does for real images. tests/worker/test_vision_fixes.py says when each can go.
 """
-
-from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from typing import Any
 
@@ -33,7 +30,9 @@ EMBEDS_MODULE = "verl.models.transformers.qwen2_vl"
 """verl's workers import it only for models of these two families."""
 
 
-def _install(role: str, trainee: Any) -> None:
+@for_training_workers
+def install_in_worker(role: str, trainee: Any) -> None:
+    """For verl's ``execute_with_func_generator``: replaces both functions in a worker's process."""
     for name in IDS_MODULES:
         module = importlib.import_module(name)
         assert hasattr(module, FIXED_IDS), f"{name} has no {FIXED_IDS} to replace"
@@ -43,20 +42,10 @@ def _install(role: str, trainee: Any) -> None:
         setattr(families, EMBEDS, _with_text_alone(own))
 
 
-install_in_worker = for_training_workers(_install)
-"""For verl's ``execute_with_func_generator``: replaces both functions in a worker's process."""
-
-
 def fix_3d_position_ids(data: TensorDict) -> None:
-    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone.
-
-    Raises:
-        KeyError: the rows have such position ids, but no ``input_ids``; no model of verl runs on those.
-    """
-    if "position_ids" not in data.keys():  # noqa: SIM118  (a TensorDict)
-        return
-    ids = data["position_ids"]
-    if not ids.is_nested or ids.dim() != 3:
+    """Makes position ids (B, axes, tokens) ragged in their tokens, whatever they came as; others are left alone."""
+    ids = data.get("position_ids", None)
+    if ids is None or not ids.is_nested or ids.dim() != 3:
         return
     values, token_offsets = ids.values(), data["input_ids"].offsets()
     # An update's ids are fixed up to three times, and their own sizes do not tell whether they were before: (4, 4) may
@@ -73,31 +62,22 @@ def embeds_of_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
     from verl.utils.transformers_compat import unpack_visual_output
 
     embeds = model.get_input_embeddings()(input_ids)
-    config = model.config.vision_config
+    config, dtype = model.config.vision_config, model.visual.dtype
     side = config.spatial_merge_size
     patch = config.in_channels * config.temporal_patch_size * config.patch_size**2
-    features, _ = unpack_visual_output(
-        model.visual(
-            embeds.new_zeros(side * side, patch, dtype=model.visual.dtype),
-            grid_thw=torch.tensor([[1, side, side]], device=embeds.device),
-        )
-    )
+    grid = torch.tensor([[1, side, side]], device=embeds.device)
+    features, _ = unpack_visual_output(model.visual(embeds.new_zeros(side * side, patch, dtype=dtype), grid_thw=grid))
     return embeds + 0.0 * features.mean().to(embeds)
 
 
 def _with_text_alone(own: Any) -> Any:
+    parameters = inspect.signature(own)
+
     @functools.wraps(own)
-    def get_input_embeds(
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: Any = None,
-        pixel_values: Any = None,
-        pixel_values_videos: Any = None,
-        *grids: Any,
-        **named_grids: Any,
-    ) -> Any:
-        if pixel_values is None and pixel_values_videos is None:
-            return embeds_of_text(model, input_ids), attention_mask
-        return own(model, input_ids, attention_mask, pixel_values, pixel_values_videos, *grids, **named_grids)
+    def get_input_embeds(*args: Any, **kwargs: Any) -> Any:
+        of = parameters.bind(*args, **kwargs).arguments
+        if of.get("pixel_values") is None and of.get("pixel_values_videos") is None:
+            return embeds_of_text(of["model"], of["input_ids"]), of.get("attention_mask")
+        return own(*args, **kwargs)
 
     return get_input_embeds
