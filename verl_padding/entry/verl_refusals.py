@@ -14,8 +14,7 @@ from copy import deepcopy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.errors import PaddingError
-from verl_padding.job.role_engine import ref_as_actor
-from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
+from verl_padding.job.role_engine import has_critic, has_reference, has_separate_reference, ref_as_actor
 
 
 def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:

@@ -1,25 +1,23 @@
 """Refuses what an engine would do in silence: plan other than it computes, share rows wrongly, or let pads change rows.
 
 What verl, Megatron or VeOmni refuse by themselves is theirs to say, and what a short row shows, that of the probe
-(``worker/leak_probe.py``). Each function raises a PaddingConfigError: one message with the setting, its value and the
-fix.
+(``worker/leak_probe.py``). Each check raises a PaddingConfigError that has the setting, its value and the fix.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import lcm
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.megatron_refusals import check_megatron, check_megatron_model
-from verl_padding.job.model_cost import rope_by_length
+from verl_padding.job.model_cost import n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
-from verl_padding.job.role_engine import REF_SECTION, RoleEngine
-from verl_padding.job.roles_of_job import is_lora
+from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 
 FSDP = ("fsdp", "fsdp2")
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
@@ -33,23 +31,28 @@ EXCHANGE_THEMSELVES = ("deepseek_v4",)
 CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
 """Types of models that choose the tokens to attend to among all that are computed -> their setting of how many."""
 
-READS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
+BALANCING, BIAS = "moe_router_load_balancing_type", "moe_router_enable_expert_bias"
+BIAS_RATE, AUX_LOSS = "moe_router_bias_update_rate", "moe_aux_loss_coeff"
+FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
+"""Whether Megatron's bridge is the vanilla one -> types of models whose experts it gives biases that follow tokens."""
+
+LORA_SETTINGS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
 """Strategy -> the setting of a model by which the engine makes an adapter; None for an engine that makes none."""
-PATH = "lora_adapter_path"
+LORA_PATH = "lora_adapter_path"
 """Setting of an adapter to start from, which Megatron's engine does not read."""
-MERGE = "actor_rollout_ref.model.lora.merge"
+LORA_MERGE = "actor_rollout_ref.model.lora.merge"
 
 
 def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
     """Refuses what the settings of engines show."""
     first_of: dict[str, RoleEngine] = {}
     for engine in engines:
+        config = engine.config
         if engine.strategy in ("megatron", "veomni"):
             _check_groups_are_equal(first_of.setdefault(engine.strategy, engine), engine)
         if engine.strategy == "megatron":
-            check_megatron(engine, padding)
+            _check_megatron(engine, padding)
         _check_attention(engine)
-        config = engine.config
         if engine.padded_to != "row" and padding.packer == "verl" and config.use_dynamic_bsz:
             raise PaddingConfigError(
                 f"{engine.model_section}.use_remove_padding=False: each row of {engine.section} is then padded to the "
@@ -70,9 +73,8 @@ def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None
 
 
 def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
-    """Megatron and VeOmni make their groups once a process, with the sizes of the engine that starts first, and all
-    roles of a job share their processes (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
-    ``init_parallel_state``)."""
+    """Roles share their processes, and Megatron and VeOmni make groups once a process, by the engine that starts first
+    (verl's ``MegatronEngine._init_device_mesh``, VeOmni's ``init_parallel_state``)."""
     sizes = _sizes_of_groups(first)
     for name, size in _sizes_of_groups(other).items():
         if size != sizes[name]:
@@ -121,6 +123,66 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
         )
 
 
+def _check_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
+    """Refuses settings with which Megatron would not compute the plan, or pads would count."""
+    section, trains, override = f"{engine.section}.megatron", engine.section != REF_SECTION, engine.megatron_override
+    if engine.has_scheduler and (padding.packer == "plan" or padding.is_timed):
+        raise PaddingConfigError(
+            f"{section}.dynamic_context_parallel=True: verl's scheduler then cuts micro-batches, which neither follows "
+            "a plan nor is timed. Set it to False, or padding.packer=verl without timing and measured costs."
+        )
+    bucket = int(engine.config.pad_to_length_bucket)
+    is_rounded_up = engine.config.pad_to_length and engine.config.use_remove_padding
+    if is_rounded_up and bucket % (multiple := _multiple_of_packed_rows(engine)):
+        raise PaddingConfigError(
+            f"{section}.pad_to_length_bucket={bucket}: context and tensor parallel ranks take lengths in multiples of "
+            f"{multiple}. Set it to {-(-bucket // multiple) * multiple}."
+        )
+    for name in _settings_that_count_pads(override, trains=trains):
+        raise PaddingConfigError(
+            f"{section}.override_transformer_config.{name}={override[name]}: routers would count all tokens of a "
+            "micro-batch, those of pads among them. Leave it out, as verl does."
+        )
+    if trains and engine.trains_mtp:
+        raise PaddingConfigError(
+            f"{engine.model_section}.mtp.enable_train=True: Megatron takes the mean of this loss over all "
+            "micro-batches, those of pads alone among them, so pads would make it smaller. Set it to False."
+        )
+
+
+def _multiple_of_packed_rows(engine: RoleEngine) -> int:
+    """Of what length packed rows, rounded up to a bucket, have to be a multiple: verl makes the last row longer, and
+    of two chunks for context parallel ranks that differ in length drops the end (``preprocess_thd_engine``)."""
+    config, tensor, context = engine.config, engine.size("tensor"), engine.size("context")
+    # The vanilla bridge shares tokens between layers whatever verl's setting is (``mbridge/core/llm_bridge.py``).
+    by_default = config.vanilla_mbridge or config.sequence_parallel
+    multiple = tensor if engine.megatron_override.get("sequence_parallel", by_default) else 1
+    return context * lcm(multiple, 2) if context > 1 else multiple
+
+
+def _settings_that_count_pads(override: Mapping[str, Any], *, trains: bool) -> Iterator[str]:
+    """Settings by which routers count tokens that have no loss, too (Megatron-Core's ``router.py``)."""
+    if (override.get("moe_expert_capacity_factor") or 0) > 0:  # experts take so many tokens of a micro-batch
+        yield "moe_expert_capacity_factor"
+    if not trains:
+        return
+    kinds, costs = _listed(override.get(BALANCING)), _listed(override.get(AUX_LOSS))
+    balances = (kinds or costs) and {*kinds} != {"none"} and (not costs or any(costs))
+    if balances or "sinkhorn" in kinds:
+        yield BALANCING if kinds else AUX_LOSS  # of the type that the bridge has
+    if override.get("moe_z_loss_coeff"):
+        yield "moe_z_loss_coeff"
+    has_bias, rate = override.get(BIAS), override.get(BIAS_RATE)
+    if (has_bias or rate) and has_bias is not False and rate != 0:
+        yield BIAS if has_bias else BIAS_RATE
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str | int | float) else list(value)
+
+
 def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
     """Refuses a model whose outputs pads or shared prefixes would change in longer rows than those of the probe.
 
@@ -137,7 +199,7 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
     text = model.get("text_config") or model
     for engine in engines:
         if engine.strategy == "megatron":
-            check_megatron_model(engine, model)
+            _check_experts_of_megatron(engine, model)
             continue
         for part in (model, text):
             if key := CHOOSES_AMONG_ALL.get(str(part.get("model_type"))):
@@ -160,8 +222,27 @@ def _check_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> No
         settings = dict.fromkeys(engine.settings[name] for name in budgets)
         raise PaddingConfigError(
             f"{named}: attention_chunk_size={size} cuts attention over all that is packed, so pads would change what "
-            f"real rows see. Set {' and '.join(settings)} to {size // ranks} at most, "
-            f"with dynamic batch sizes, or {engine.model_section}.use_remove_padding=False."
+            f"real rows see. Set {' and '.join(settings)} to {size // ranks} at most, with dynamic batch sizes, or "
+            f"{engine.model_section}.use_remove_padding=False."
+        )
+
+
+def _check_experts_of_megatron(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+    """Refuses a model whose experts' biases would follow pads, or whose gradients would be left out."""
+    config, override = engine.config, engine.megatron_override
+    if engine.section == REF_SECTION or not n_routed_experts(model):
+        return
+    rate, kind = override.get(BIAS_RATE), model.get("model_type")
+    if kind in FOLLOW_TOKENS[bool(config.vanilla_mbridge)] and rate != 0 and override.get(BIAS) is not False:
+        raise PaddingConfigError(
+            f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}={rate}: in a model of type {kind}, "
+            "biases of experts would follow the number of their tokens, those of pads among them. Set it to 0."
+        )
+    tensor, of_expert = config.tensor_model_parallel_size, config.expert_tensor_parallel_size
+    if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor):
+        raise PaddingConfigError(  # ``allreduce`` of a weight, in Megatron-Core's layers
+            f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}: with expert_model_parallel_size=1, "
+            f"Megatron adds up gradients of experts over tensor_model_parallel_size={tensor} ranks. Set it to {tensor}."
         )
 
 
@@ -169,19 +250,19 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     """Refuses an adapter (LoRA) that a role's engine does not make, training the whole model instead, or that never
     reaches the rollout in this mode of verl's."""
     for engine in engines:
-        if engine.section == REF_SECTION or engine.strategy not in READS:
+        if engine.section == REF_SECTION or engine.strategy not in LORA_SETTINGS:
             continue
-        section, reads = engine.model_section, READS[engine.strategy]
-        asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in (PATH, "lora_rank", "lora.rank")}
+        section, read = engine.model_section, LORA_SETTINGS[engine.strategy]
+        asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in (LORA_PATH, "lora_rank", "lora.rank")}
         asked = {name: value for name, value in asked.items() if value not in (0, None)}
-        if asked and (reads not in asked or (engine.strategy == "megatron" and PATH in asked)):
-            name = next(name for name in asked if name != reads)
-            fix = f" and set {section}.{reads} to the adapter's rank" if reads else ""
+        if asked and (read not in asked or (engine.strategy == "megatron" and LORA_PATH in asked)):
+            name = next(name for name in asked if name != read)
+            fix = f" and set {section}.{read} to the adapter's rank" if read else ""
             raise PaddingConfigError(
                 f"{section}.{name}={asked[name]}: verl's {engine.strategy} engine makes no adapter of it, and would "
                 f"train the whole model. Leave it out{fix}."
             )
-    if not is_lora(config) or (merges := OmegaConf.select(config, MERGE)):
+    if not is_lora(config) or (merges := OmegaConf.select(config, LORA_MERGE)):
         return
     if mode == SEPARATE_ASYNC:
         # Its rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
@@ -190,4 +271,4 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
         why = "rollouts on a CPU take whole weights, no adapters"
     else:
         return
-    raise PaddingConfigError(f"{MERGE}={merges}: {why}. Set it to True.")
+    raise PaddingConfigError(f"{LORA_MERGE}={merges}: {why}. Set it to True.")

@@ -10,15 +10,13 @@ What to look at first when verl has a new version:
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from verl_padding.errors import PaddingConfigError
 
 KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""
-LOSS_WEIGHT = "loss_weight"
-"""Our field for what a row weighs."""
+LOSS_WEIGHT = "loss_weight"  # our field for what a row weighs
 
 
 def is_known(version: str) -> bool:
@@ -28,23 +26,19 @@ def is_known(version: str) -> bool:
 
 @cache
 def check_verl_is_known() -> None:
-    """Looks for what later versions of verl may bring and what would go wrong in silence.
+    """Refuses what later versions of verl may bring and what would go wrong in silence.
 
     Session keys of another form need no look here: the planner refuses each row of another form.
-
-    Raises:
-        PaddingConfigError: verl weighs rows by itself, or sends them to workers past TransferQueue.
     """
-    spec = find_spec("verl")
-    assert spec is not None
-    assert spec.origin is not None
-    verl = Path(spec.origin).parent
-    found = dict.fromkeys(verl.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads")
-    for path in verl.glob("trainer/ppo/*.py"):
+    import verl
+
+    folder = Path(verl.__file__).parent
+    found = dict.fromkeys(folder.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads")
+    for path in folder.glob("trainer/ppo/*.py"):
         if LOSS_WEIGHT in path.read_text(encoding="utf-8"):
             found[path] = f"reads {LOSS_WEIGHT!r} in its losses, so that a row would weigh twice"
     for path, why in found.items():
         raise PaddingConfigError(
-            f"padding=..: this verl {why} ({path.relative_to(verl).as_posix()}). Install verl {KNOWN_VERL} before it, "
+            f"padding=..: this verl {why} ({path.relative_to(folder).as_posix()}). Install verl {KNOWN_VERL} before it, "
             "or leave padding out."
         )

@@ -1,4 +1,4 @@
-"""How the losses of a job weigh rows, what they cannot weigh, and corrections for the rollout that none reads."""
+"""How the losses of a job weigh rows, and what they cannot weigh or do not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC
-from verl_padding.job.roles_of_job import has_critic
+from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
 MEANS_OVER_ROWS = ("geo_mean", "sapo")
@@ -40,11 +40,20 @@ def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeig
     ]
 
 
-def check_session_weights(config: DictConfig, padding: PaddingConfig) -> None:
-    """Refuses sessions that are to weigh the same in a loss that cannot weigh rows."""
+def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
+    """Refuses sessions that are to weigh the same where no loss can weigh them, corrections that no loss reads, and a
+    mean over sequences that divides by the width to which verl pads them."""
     for weighting in loss_weightings(config, padding):
         if weighting.by_session and (refusal := weighting.refusal):
             raise PaddingConfigError(f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}")
+    _check_correction_is_read(config)
+    losses = {ACTOR_SECTION: config.actor_rollout_ref.actor} | ({"critic": config.critic} if has_critic(config) else {})
+    for section, loss in losses.items():
+        if loss.loss_agg_mode == "seq-mean-token-sum-norm" and loss.loss_scale_factor is None:
+            raise PaddingConfigError(
+                f"{section}.loss_scale_factor=None: with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded "
+                "width of each micro-batch. Set it to a constant, such as data.max_response_length."
+            )
 
 
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
@@ -70,7 +79,7 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     return ""
 
 
-def check_correction_is_read(config: DictConfig) -> None:
+def _check_correction_is_read(config: DictConfig) -> None:
     """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the actor's loss. But
     only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads: a
     setting of the correction that is not verl's default would reach no loss."""
