@@ -143,7 +143,7 @@ def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
 
 def _refusals_of_verl(config: DictConfig, *, has_model: bool) -> Iterator[Finding]:
     """Without the actor's model, which is reported already, what loads it cannot be checked."""
-    from verl_padding.entry.verl_refusals import CHECKS, verl_refusals
+    from verl_padding.entry.hydra_callback import CHECKS, verl_refusals
 
     refusals = dict(verl_refusals(config))
     for part in CHECKS:

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-MAIN = "verl.trainer.main_ppo"
-PRIMARY = "ppo_trainer"
-"""The config that the main module starts from, unless ``--config-name`` says otherwise."""
-CONFIG_PATH = "config"
-"""Folder of the configs, beside the main module."""
+MAIN, PRIMARY, CONFIG_PATH = "verl.trainer.main_ppo", "ppo_trainer", "config"
+"""verl's main module, the config that it starts from, and the folder of the configs, beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.model_cost import n_routed_experts, rope_by_length
+from verl_padding.job.model_config import n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cached_property
 from math import lcm
 from pathlib import Path
@@ -19,7 +19,7 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB,
 from verl_padding.job.engine_refusals import check_adapters, check_engines, check_model
 from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
 from verl_padding.job.loss_weightings import check_losses
-from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
+from verl_padding.job.model_config import has_tower, n_routed_experts, read_model_config
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, RoleEngine, has_reference, role_engines
 from verl_padding.pads.vision_families import image_maker
@@ -92,11 +92,8 @@ class JobReader:
         """The verl mode that the job's trainer extends."""
         self.padding = padding
         """The job's section ``padding``."""
-
-    @property
-    def parameter_sync_step(self) -> int:
+        self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         """Local updates per global step, which share its prompts."""
-        return int(self._config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
 
     @cached_property
     def engines(self) -> dict[str, RoleEngine]:
@@ -238,9 +235,15 @@ class JobReader:
     @cached_property
     def _model_costs(self) -> dict[str, TransformerCost]:
         """What rows cost the model of a section, where that is asked for; without those that clocks alone will show."""
-        costs = {}
-        if self.padding.cost_model in ("model", "measured"):
-            for section in dict.fromkeys(engine.model_section for engine in self.engines.values()):
-                with suppress(PaddingConfigError) if self.padding.cost_model == "measured" else nullcontext():
-                    costs[section] = read_model_cost(self._config, section)
+        costs, asked = {}, self.padding.cost_model
+        sections = {engine.model_section: None for engine in self.engines.values() if asked in ("model", "measured")}
+        for section in sections:
+            try:
+                model = read_model_config(self._config, section)
+                costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
+            except (PaddingConfigError, PlanError) as refusal:
+                if asked == "model":
+                    why = f"{refusal} ({section}.path={OmegaConf.select(self._config, section).path})"
+                    fix = "Or set padding.cost_model=attention."
+                    raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
         return costs

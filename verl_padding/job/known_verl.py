@@ -1,10 +1,7 @@
 """The versions of verl that this code was checked against. A new one is let in here and in setup.cfg, nowhere else.
 
-What to look at first when verl has a new version:
-
-* ``pytest tests/worker tests/local``: what is replaced in verl is still there; tests/worker also say when it can go.
-* ``pytest tests/job tests/equivalence``: what engines, estimators and losses do.
-* ``pytest tests/end_to_end``: whole jobs.
+What to look at first when verl has a new version: ``pytest tests/worker tests/local`` (what is replaced in verl is still
+there, or can go), then ``tests/job tests/equivalence`` (engines, estimators, losses), then ``tests/end_to_end``.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ LOSS_WEIGHT = "loss_weight"  # our field for what a row weighs
 
 
 def is_known(version: str) -> bool:
-    """Whether this is a version of verl whose inner functions may be replaced."""
+    """Whether the inner functions of this version of verl may be replaced."""
     return version.startswith(KNOWN_VERL.removesuffix("x"))
 
 
@@ -38,7 +35,5 @@ def check_verl_is_known() -> None:
         if LOSS_WEIGHT in path.read_text(encoding="utf-8"):
             found[path] = f"reads {LOSS_WEIGHT!r} in its losses, so that a row would weigh twice"
     for path, why in found.items():
-        raise PaddingConfigError(
-            f"padding=..: this verl {why} ({path.relative_to(folder).as_posix()}). Install verl {KNOWN_VERL} before it, "
-            "or leave padding out."
-        )
+        why += f" ({path.relative_to(folder).as_posix()})"
+        raise PaddingConfigError(f"padding=..: this verl {why}. Install verl {KNOWN_VERL}, or leave padding out.")

@@ -59,24 +59,23 @@ def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
     """Why the actor's rows cannot weigh differently; empty if they can."""
     loss = OmegaConf.select(config, LOSS_MODE)
-    if loss in NO_SUMS:
-        return (
-            f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens. Choose "
-            "another loss, or let all rows weigh the same."
-        )
     # The pieces of a session that weighs as one row add up: to a sum over its tokens in these modes, to none of rows.
-    if loss in MEANS_OVER_ROWS and (mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)):
-        return (
+    is_sum_of_tokens = mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)
+    if loss in NO_SUMS:
+        why = f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
+        fix = "Choose another loss"
+    elif loss in MEANS_OVER_ROWS and is_sum_of_tokens:
+        why = (
             f"{LOSS_MODE}={loss} is a mean over rows, but with actor_rollout_ref.actor.loss_agg_mode={mode} the other "
-            f"terms are sums over tokens: they have no denominator in common. Choose {MEAN_OF_TOKENS}, or let all rows "
-            "weigh the same."
+            "terms are sums over tokens: they have no denominator in common"
         )
-    if loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
-        return (
-            f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a micro-batch, "
-            "however these weigh. Set it to False, or let all rows weigh the same."
-        )
-    return ""
+        fix = f"Choose {MEAN_OF_TOKENS}"
+    elif loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
+        why = f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a micro-batch"
+        fix = "Set it to False"
+    else:
+        return ""
+    return f"{why}. {fix}, or let all rows weigh the same."
 
 
 def _check_correction_is_read(config: DictConfig) -> None:

@@ -1,9 +1,10 @@
 """The roles of a job, and the engine of each as verl's worker makes it: by verl's own config classes, not from YAML.
 
-A role's section and its engine's section have some settings in common, and verl's classes decide which of the two the
-engine reads: those of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of the critic do not.
-This module then writes into the engine's config what verl 0.9's workers write, and a test compares the two. Importing
-it imports neither verl nor torch.
+A role's section and its engine's have some settings in common, and verl's classes decide which of the two counts: those
+of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of the critic do not. What verl 0.9's
+workers write into an engine's config is then written here, and a test compares the two.
+
+Neither verl nor torch is imported with it.
 """
 
 from __future__ import annotations
@@ -80,8 +81,7 @@ class RoleEngine:
     n_gpus: int
     """GPUs of the job, on which each role runs."""
     attention: Any
-    """transformers' name of the model's attention, as the engine loads it; None, or a name for each part of the model,
-    where transformers is to choose."""
+    """transformers' name of the model's attention; None, or a name for each of its parts, where it is to choose."""
     device: str
     """Kind of device that the job trains on."""
     trains_mtp: bool
@@ -148,20 +148,13 @@ class RoleEngine:
         return self.n_gpus // prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline"))) or 1
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
-        """Fields of the planner's pass for a call of this role, except its cost model.
-
-        Raises:
-            PaddingConfigError: the size of micro-batches is not set.
-        """
-        config, prefix = self.config, "" if training else "infer_"
+        """Fields of the planner's pass for a call of this role, except its cost model."""
+        config = self.config
         if self.has_scheduler:
             ranks = self.n_gpus // (self.size("tensor") * self.size("pipeline"))
-            return {
-                "dp_size": dp_size,
-                "token_budget": int(config.max_seqlen_per_dp_cp_rank) * ranks,
-                "ranks_meet": "mini_batch",
-                "budget_setting": f"{self.section}.megatron.max_seqlen_per_dp_cp_rank",
-            }
+            setting = f"{self.section}.megatron.max_seqlen_per_dp_cp_rank"
+            tokens = int(config.max_seqlen_per_dp_cp_rank) * ranks
+            return {"dp_size": dp_size, "token_budget": tokens, "ranks_meet": "mini_batch", "budget_setting": setting}
         fields: dict[str, Any] = {
             "dp_size": dp_size,
             "micro_batch_multiple": self.micro_batch_multiple,
@@ -170,7 +163,7 @@ class RoleEngine:
         }
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
             fields["bucket_tokens"] = int(config.pad_to_length_bucket)
-        name = f"{prefix}max_token_len_per_gpu" if config.use_dynamic_bsz else f"{prefix}micro_batch_size_per_gpu"
+        name = ("" if training else "infer_") + SIZES[0 if config.use_dynamic_bsz else 1]
         if (size := getattr(config, name)) is None:
             why = f"micro-batches are cut by this with use_dynamic_bsz={config.use_dynamic_bsz}"
             raise PaddingConfigError(f"{self.settings[name]}=None: {why}. Set it.")
@@ -191,18 +184,15 @@ class RoleEngine:
 
     def _ranks_meet(self, training: bool) -> Meeting:
         """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
-        config = self.config
+        config, in_each = self.config, True
         if self.strategy == "megatron":
-            # Experts that are spread over data-parallel ranks exchange tokens in each layer, and Megatron's FSDP
-            # gathers parameters there.
+            # Experts on several data-parallel ranks exchange tokens in each layer, where its FSDP gathers parameters.
             experts = self.size("expert") * int(config.expert_tensor_parallel_size or self.size("tensor"))
-            within = self.size("tensor") * self.size("context")
-            return "micro_batch" if config.use_megatron_fsdp or experts > within else "mini_batch"
-        if self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
+            in_each = config.use_megatron_fsdp or experts > self.size("tensor") * self.size("context")
+        elif self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
             # Every rank holds all parameters: ranks only wait for the reduction of gradients.
-            synchronous = training and not config.use_no_sync_for_gradient_accumulation
-            return "micro_batch" if synchronous else "mini_batch"
-        return "micro_batch"
+            in_each = training and not config.use_no_sync_for_gradient_accumulation
+        return "micro_batch" if in_each else "mini_batch"
 
 
 def role_engines(config: DictConfig) -> dict[str, RoleEngine]:
@@ -213,19 +203,15 @@ def role_engines(config: DictConfig) -> dict[str, RoleEngine]:
 
 
 def role_engine(config: DictConfig, section: str) -> RoleEngine:
-    """The engine of a role: of actor and reference as verl's ``ActorRolloutRefWorker.init_model`` makes it, of the
-    critic as ``_setup`` of its v1 trainer does.
+    """The engine of actor or reference as verl's ``ActorRolloutRefWorker.init_model`` makes it, or of the critic as
+    ``_setup`` of its v1 trainer does.
 
     The critic's gets ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so its engine's section
     decides the rest. verl's YAML has none of these settings, so Hydra needs a + before them.
-
-    Raises:
-        PaddingConfigError: verl's config classes refuse the section, or it is that of another engine than ``strategy``
-            names.
     """
-    is_critic, is_ref = section == "critic", section == REF_SECTION
+    is_critic, is_ref, (budget, rows) = section == "critic", section == REF_SECTION, SIZES
     role = _instantiate(ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section)), section)
-    engine, (budget, rows) = role.engine, SIZES
+    engine = role.engine
     if is_critic:
         engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = role.ppo_infer_max_token_len_per_gpu
         settings = dict.fromkeys((budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu")
@@ -266,7 +252,7 @@ def ref_as_actor(config: DictConfig) -> dict[str, Any]:
     """The reference's section as verl's worker hands it to the actor's config class, which has other names."""
     values = _without_model(config.actor_rollout_ref.ref)
     values["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    for name in ("micro_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"):
+    for name in ("micro_batch_size", *SIZES):
         values[f"ppo_{name}"] = values.pop(f"log_prob_{name}", None)
     values["use_dynamic_bsz"] = values.pop("log_prob_use_dynamic_bsz", False)
     return values
