@@ -118,11 +118,9 @@ class PaddingConfig:
         if section is None:
             return cls()
         if not isinstance(section, Mapping):
-            raise PaddingConfigError(
-                f"padding={section!r}: not a mapping, so the config group was not found. Choices: "
-                f"+padding={', +padding='.join(STRATEGIES)}; verl_padding must be installed where the "
-                "job is started."
-            )
+            why = "not a mapping, so the config group was not found"
+            fix = f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the job is started."
+            raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
         known = [field.name for field in dataclasses.fields(cls)]
         for key in section:
             if key not in known:
@@ -149,10 +147,8 @@ def choices_by_setting() -> dict[str, tuple[str, ...]]:
 def _read_fields(section: Any) -> dict[str, FieldRole]:
     """``padding.fields``: name -> role, or name -> {role: .., fill: ..}."""
     if not isinstance(section, Mapping):
-        raise PaddingConfigError(
-            f"padding.fields={section!r}: not a mapping. Name a field and its role, for example "
-            "+padding.fields.my_weights=response."
-        )
+        fix = "Name a field and its role, for example +padding.fields.my_weights=response."
+        raise PaddingConfigError(f"padding.fields={section!r}: not a mapping. {fix}")
     fields = {}
     for name, value in section.items():
         parts = {"fill": Fill.ZERO.value, **(value if isinstance(value, Mapping) else {"role": value})}

@@ -8,7 +8,7 @@ from math import lcm
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
-from verl_padding.doctor.machine import MODEL, devices_of_job, files_of_job, packages_of_job
+from verl_padding.doctor.installation import MODEL, devices_of_job, files_of_job, packages_of_job
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic

@@ -41,6 +41,7 @@ LORA_SETTINGS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.ra
 LORA_PATH = "lora_adapter_path"
 """Setting of an adapter to start from, which Megatron's engine does not read."""
 LORA_MERGE = "actor_rollout_ref.model.lora.merge"
+SEEN_BY_ROWS = "so pads would change what real rows see"
 
 
 def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
@@ -54,22 +55,19 @@ def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None
             _check_megatron(engine, padding)
         _check_attention(engine)
         if engine.padded_to != "row" and padding.packer == "verl" and config.use_dynamic_bsz:
-            raise PaddingConfigError(
-                f"{engine.model_section}.use_remove_padding=False: each row of {engine.section} is then padded to the "
-                "longest row beside it, which verl's packer does not count. Set it to True, or padding.packer=plan."
-            )
-        shares = engine.strategy in FSDP and config.use_remove_padding and config.use_dynamic_bsz
-        if padding.sharing != "off" and not shares:
-            raise PaddingConfigError(
-                f"padding.sharing={padding.sharing!r}: only FSDP's engines share prefixes, with packed rows and "
-                f"dynamic batch sizes, but {engine.section} has strategy={engine.strategy}, use_remove_padding="
-                f"{config.use_remove_padding}, dynamic sizes={config.use_dynamic_bsz}. Set padding.sharing=off."
-            )
+            why = f"each row of {engine.section} is padded to the longest beside it, which verl's packer does not count"
+            fix = "Set it to True, or padding.packer=plan."
+            raise PaddingConfigError(f"{engine.model_section}.use_remove_padding=False: {why}. {fix}")
+        packs, is_dynamic = config.use_remove_padding, config.use_dynamic_bsz
+        if padding.sharing != "off" and not (engine.strategy in FSDP and packs and is_dynamic):
+            why = "only FSDP's engines share prefixes, with packed rows and dynamic batch sizes"
+            has = f"strategy={engine.strategy}, use_remove_padding={packs}, dynamic sizes={is_dynamic}"
+            has = f"{engine.section} has {has}. Set padding.sharing=off."
+            raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}, but {has}")
         if padding.cost_model == "measured" and (engine.padded_to != "row" or engine.size("pipeline") > 1):
-            raise PaddingConfigError(
-                f"padding.cost_model='measured', {engine.section}: where rows are padded or go through a pipeline, the "
-                "time of a micro-batch is not that of its rows. Set padding.cost_model=model or attention."
-            )
+            why = "where rows are padded or go through a pipeline, the time of a micro-batch is not that of its rows"
+            fix = "Set padding.cost_model=model or attention."
+            raise PaddingConfigError(f"padding.cost_model='measured', {engine.section}: {why}. {fix}")
 
 
 def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
@@ -78,10 +76,9 @@ def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
     sizes = _sizes_of_groups(first)
     for name, size in _sizes_of_groups(other).items():
         if size != sizes[name]:
-            raise PaddingConfigError(
-                f"{other.section}.{other.strategy}.{name}={size}: differs from {first.section}.{first.strategy}.{name}="
-                f"{sizes[name]}, but the engines share their process groups. Set both to the same value."
-            )
+            setting = f"{other.section}.{other.strategy}.{name}={size}"
+            why = f"differs from {first.section}.{first.strategy}.{name}={sizes[name]}, but they share process groups"
+            raise PaddingConfigError(f"{setting}: {why}. Set both to the same value.")
 
 
 def _sizes_of_groups(engine: RoleEngine) -> dict[str, Any]:
@@ -116,38 +113,31 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
         exchanges = isinstance(attention, str) and known.fullmatch(attention) is not None
     if not exchanges:
         section = f"{engine.section}.veomni" if is_veomni else f"{engine.model_section}.override_config"
-        raise PaddingConfigError(
-            f"{section}.attn_implementation={attention}: does not support Ulysses: each of {ranks} sequence-parallel "
-            f"ranks of {engine.section} would attend to its own part of a row only. Set it to "
-            f"{'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the Ulysses size to 1."
-        )
+        why = f"each of {ranks} sequence-parallel ranks of {engine.section} would attend to its own part of a row only"
+        fix = f"Set it to {'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the Ulysses size to 1."
+        raise PaddingConfigError(f"{section}.attn_implementation={attention}: does not support Ulysses: {why}. {fix}")
 
 
 def _check_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
     """Refuses settings with which Megatron would not compute the plan, or pads would count."""
     section, trains, override = f"{engine.section}.megatron", engine.section != REF_SECTION, engine.megatron_override
     if engine.has_scheduler and (padding.packer == "plan" or padding.is_timed):
-        raise PaddingConfigError(
-            f"{section}.dynamic_context_parallel=True: verl's scheduler then cuts micro-batches, which neither follows "
-            "a plan nor is timed. Set it to False, or padding.packer=verl without timing and measured costs."
-        )
+        why = "verl's scheduler then cuts micro-batches, which neither follows a plan nor is timed"
+        fix = "Set it to False, or padding.packer=verl without timing and measured costs."
+        raise PaddingConfigError(f"{section}.dynamic_context_parallel=True: {why}. {fix}")
     bucket = int(engine.config.pad_to_length_bucket)
     is_rounded_up = engine.config.pad_to_length and engine.config.use_remove_padding
     if is_rounded_up and bucket % (multiple := _multiple_of_packed_rows(engine)):
-        raise PaddingConfigError(
-            f"{section}.pad_to_length_bucket={bucket}: context and tensor parallel ranks take lengths in multiples of "
-            f"{multiple}. Set it to {-(-bucket // multiple) * multiple}."
-        )
+        why = f"context and tensor parallel ranks take lengths in multiples of {multiple}"
+        fix = f"Set it to {-(-bucket // multiple) * multiple}."
+        raise PaddingConfigError(f"{section}.pad_to_length_bucket={bucket}: {why}. {fix}")
     for name in _settings_that_count_pads(override, trains=trains):
-        raise PaddingConfigError(
-            f"{section}.override_transformer_config.{name}={override[name]}: routers would count all tokens of a "
-            "micro-batch, those of pads among them. Leave it out, as verl does."
-        )
+        setting = f"{section}.override_transformer_config.{name}={override[name]}"
+        why = "routers would count all tokens of a micro-batch, those of pads among them"
+        raise PaddingConfigError(f"{setting}: {why}. Leave it out, as verl does.")
     if trains and engine.trains_mtp:
-        raise PaddingConfigError(
-            f"{engine.model_section}.mtp.enable_train=True: Megatron takes the mean of this loss over all "
-            "micro-batches, those of pads alone among them, so pads would make it smaller. Set it to False."
-        )
+        why = "Megatron takes the mean of this loss over all micro-batches, and those of pads would make it smaller"
+        raise PaddingConfigError(f"{engine.model_section}.mtp.enable_train=True: {why}. Set it to False.")
 
 
 def _multiple_of_packed_rows(engine: RoleEngine) -> int:
@@ -192,10 +182,8 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
         engines: those that compute it.
     """
     if padding.sharing != "off" and (rope := rope_by_length(model)):
-        raise PaddingConfigError(
-            f"padding.sharing={padding.sharing!r}: {named} turns positions by the length of all that it gets ({rope}), "
-            "so a row's outputs are not those of a longer row's beginning. Set padding.sharing=off."
-        )
+        why = f"{named} turns positions by the length of all that it gets ({rope}), so rows differ from prefixes"
+        raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off.")
     text = model.get("text_config") or model
     for engine in engines:
         if engine.strategy == "megatron":
@@ -203,10 +191,8 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
             continue
         for part in (model, text):
             if key := CHOOSES_AMONG_ALL.get(str(part.get("model_type"))):
-                raise PaddingConfigError(
-                    f"{named}: this model chooses what a token attends to among all that is computed beside it "
-                    f"({key}={text.get(key)}), so pads would change what real rows see. Choose another model."
-                )
+                why = f"this model chooses what a token attends to among all that is packed ({key}={text.get(key)})"
+                raise PaddingConfigError(f"{named}: {why}, {SEEN_BY_ROWS}. Choose another model.")
         _check_chunks(engine, text, named)
         _check_attention(engine, str(model.get("model_type")))
 
@@ -219,12 +205,10 @@ def _check_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> No
     ranks, budgets = engine.sequence_parallel_size, [name for name in engine.settings if "max_token_len" in name]
     longest = max(int(getattr(engine.config, name) or 0) for name in budgets) * ranks
     if engine.config.use_remove_padding and (not engine.config.use_dynamic_bsz or longest > size):
-        settings = dict.fromkeys(engine.settings[name] for name in budgets)
-        raise PaddingConfigError(
-            f"{named}: attention_chunk_size={size} cuts attention over all that is packed, so pads would change what "
-            f"real rows see. Set {' and '.join(settings)} to {size // ranks} at most, with dynamic batch sizes, or "
-            f"{engine.model_section}.use_remove_padding=False."
-        )
+        settings = " and ".join(dict.fromkeys(engine.settings[name] for name in budgets))
+        why = f"attention_chunk_size={size} cuts attention over all that is packed, {SEEN_BY_ROWS}"
+        fix = f"Set {settings} to {size // ranks} at most, with dynamic batch sizes, or"
+        raise PaddingConfigError(f"{named}: {why}. {fix} {engine.model_section}.use_remove_padding=False.")
 
 
 def _check_experts_of_megatron(engine: RoleEngine, model: Mapping[str, Any]) -> None:
@@ -234,16 +218,14 @@ def _check_experts_of_megatron(engine: RoleEngine, model: Mapping[str, Any]) -> 
         return
     rate, kind = override.get(BIAS_RATE), model.get("model_type")
     if kind in FOLLOW_TOKENS[bool(config.vanilla_mbridge)] and rate != 0 and override.get(BIAS) is not False:
-        raise PaddingConfigError(
-            f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}={rate}: in a model of type {kind}, "
-            "biases of experts would follow the number of their tokens, those of pads among them. Set it to 0."
-        )
+        setting = f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}={rate}"
+        why = f"in a model of type {kind}, biases of experts would follow their tokens, those of pads among them"
+        raise PaddingConfigError(f"{setting}: {why}. Set it to 0.")
     tensor, of_expert = config.tensor_model_parallel_size, config.expert_tensor_parallel_size
     if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor):
-        raise PaddingConfigError(  # ``allreduce`` of a weight, in Megatron-Core's layers
-            f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}: with expert_model_parallel_size=1, "
-            f"Megatron adds up gradients of experts over tensor_model_parallel_size={tensor} ranks. Set it to {tensor}."
-        )
+        setting = f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}"
+        why = f"Megatron adds up gradients of experts over tensor_model_parallel_size={tensor} ranks"  # ``allreduce``
+        raise PaddingConfigError(f"{setting}: with expert_model_parallel_size=1, {why}. Set it to {tensor}.")
 
 
 def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
@@ -258,10 +240,8 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
         if asked and (read not in asked or (engine.strategy == "megatron" and LORA_PATH in asked)):
             name = next(name for name in asked if name != read)
             fix = f" and set {section}.{read} to the adapter's rank" if read else ""
-            raise PaddingConfigError(
-                f"{section}.{name}={asked[name]}: verl's {engine.strategy} engine makes no adapter of it, and would "
-                f"train the whole model. Leave it out{fix}."
-            )
+            why = f"verl's {engine.strategy} engine makes no adapter of it, and would train the whole model"
+            raise PaddingConfigError(f"{section}.{name}={asked[name]}: {why}. Leave it out{fix}.")
     if not is_lora(config) or (merges := OmegaConf.select(config, LORA_MERGE)):
         return
     if mode == SEPARATE_ASYNC:

@@ -47,25 +47,19 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
     check_verl_is_known()
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
-        raise PaddingConfigError(
-            f"trainer.use_v1={config.trainer.use_v1}: the padded trainers extend verl's v1 trainers, not the older nor "
-            "the fully asynchronous one (async_training). Set trainer.use_v1=True and a trainer.v1.trainer_mode."
-        )
+        why = "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous one (async_training)"
+        fix = "Set trainer.use_v1=True and a trainer.v1.trainer_mode."
+        raise PaddingConfigError(f"trainer.use_v1={config.trainer.use_v1}: {why}. {fix}")
     if padding.packer == "plan" and not is_known(verl.__version__):
-        raise PaddingConfigError(
-            f"padding.packer='plan': it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}. "
-            "Set padding.packer=verl."
-        )
+        why = f"it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}"
+        raise PaddingConfigError(f"padding.packer='plan': {why}. Set padding.packer=verl.")
     reader, name = JobReader(config, padding, mode), config.trainer.v1.trainer_mode
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
         raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
-    sync_step = reader.parameter_sync_step
-    if sync_step != 1 and reader.mode != SEPARATE_ASYNC:
-        raise PaddingConfigError(
-            f"trainer.v1.{reader.mode}.parameter_sync_step={sync_step}: this mode's rollout sleeps from a step's first "
-            "local update on, and the next update would wait for it for ever. Set it to 1, or choose "
-            f"trainer.v1.trainer_mode={SEPARATE_ASYNC}."
-        )
+    if reader.parameter_sync_step != 1 and reader.mode != SEPARATE_ASYNC:
+        setting = f"trainer.v1.{reader.mode}.parameter_sync_step={reader.parameter_sync_step}"
+        why = "this mode's rollout sleeps from a step's first local update on, and the next would wait for it for ever"
+        raise PaddingConfigError(f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
     check_losses(config, padding)
     reader.step_job()
     check_adapters(config, reader.mode, reader.engines.values())
@@ -158,10 +152,8 @@ class JobReader:
         length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
         if length < shortest or length % multiple:
             fitting = -(-max(length, shortest) // multiple) * multiple
-            raise PaddingConfigError(
-                f"padding.pad_length={length}: the job's engines take rows in multiples of {multiple} tokens, and a "
-                f"pad has at least {shortest}. Set padding.pad_length=auto, or {fitting}."
-            )
+            why = f"the job's engines take rows in multiples of {multiple} tokens, and a pad has at least {shortest}"
+            raise PaddingConfigError(f"padding.pad_length={length}: {why}. Set padding.pad_length=auto, or {fitting}.")
         return length
 
     def step_job(

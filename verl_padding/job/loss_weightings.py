@@ -50,10 +50,9 @@ def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
     losses = {ACTOR_SECTION: config.actor_rollout_ref.actor} | ({"critic": config.critic} if has_critic(config) else {})
     for section, loss in losses.items():
         if loss.loss_agg_mode == "seq-mean-token-sum-norm" and loss.loss_scale_factor is None:
-            raise PaddingConfigError(
-                f"{section}.loss_scale_factor=None: with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded "
-                "width of each micro-batch. Set it to a constant, such as data.max_response_length."
-            )
+            why = f"with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded width of each micro-batch"
+            fix = "Set it to a constant, such as data.max_response_length."
+            raise PaddingConfigError(f"{section}.loss_scale_factor=None: {why}. {fix}")
 
 
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
@@ -95,7 +94,6 @@ def _check_correction_is_read(config: DictConfig) -> None:
         default = defaults.get(name)
         # As texts: verl takes a threshold as a number or as the text of one.
         if name != "bypass_mode" and str(value) not in (str(default), str(read.get(name, default))):
-            raise PaddingConfigError(
-                f"algorithm.rollout_correction.{name}={value}: with bypass_mode=True no loss reads it. Set "
-                f"{LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out."
-            )
+            why = "with bypass_mode=True no loss reads it"
+            fix = f"Set {LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out."
+            raise PaddingConfigError(f"algorithm.rollout_correction.{name}={value}: {why}. {fix}")

@@ -226,10 +226,9 @@ def role_engine(config: DictConfig, section: str) -> RoleEngine:
     strategy = str(OmegaConf.select(config, f"{section}.strategy"))
     # The name in the class is that of its section; FSDP's has several engines, whose names begin with it.
     if not strategy.startswith(type(engine).strategy) or engine.strategy not in PARALLEL_SIZES:
-        raise PaddingConfigError(
-            f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose both by verl's "
-            "config group model_engine: dp, megatron, veomni or torchtitan."
-        )
+        why = f"the section's engine is a {type(engine).__name__}"
+        fix = "Choose both by verl's config group model_engine: dp, megatron, veomni or torchtitan."
+        raise PaddingConfigError(f"{section}.strategy={strategy}: {why}. {fix}")
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)
     # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
