@@ -42,13 +42,8 @@ MODULES = {
     "tracking": ("wandb",),
 }
 """Value of a setting -> modules that verl imports for it, many of them after its workers have started."""
-INSTALLED_AS = {
-    "vllm": "'verl_padding[vllm]'",
-    "megatron": "megatron-core",
-    "tensorrt_llm": "tensorrt-llm",
-    "flash_attn": "flash-attn",
-}
-"""Module -> what pip installs it by, where that is another name."""
+INSTALLED_AS = {"vllm": "'verl_padding[vllm]'", "megatron": "megatron-core"}
+"""Module -> what pip installs it by, where that is another name; pip takes a _ for a -."""
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 PLATFORM, CPU = "VERL_PLATFORM", "cpu"
@@ -88,10 +83,9 @@ def _installed(name: str) -> str | None:
 def plug_in() -> Iterator[Finding]:
     """The entry point, the trainers and the config groups, each tried as verl and Hydra use them."""
     policy = os.environ.get(PLUGIN_POLICY, "auto").strip().lower()
-    if policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]:
-        yield ok(PLUGIN_POLICY, policy)
-    else:
-        yield wrong(PLUGIN_POLICY, f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}.")
+    is_loaded = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
+    others_only = f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}."
+    yield ok(PLUGIN_POLICY, policy) if is_loaded else wrong(PLUGIN_POLICY, others_only)
     found = [entry for entry in entry_points(group=PLUGIN_GROUP) if entry.name == PACKAGE]
     if len(found) != 1:
         fix = f"Install {PACKAGE} once, in the environment that verl is in."
@@ -161,10 +155,8 @@ def _is_there(module: str) -> bool:
 
 
 def choose_platform() -> str:
-    """The platform that the environment names, or "". verl's own modules are then imported as for that one.
-
-    A torch without accelerators can import them on the platform "cpu" only, so there it is set.
-    """
+    """The platform that the environment names, or "". A torch without accelerators can import verl's modules on the
+    platform "cpu" only, so there it is set."""
     chosen = os.environ.get(PLATFORM, "").strip().lower()
     try:
         import torch

@@ -37,11 +37,8 @@ to another value than verl's own config does."""
 
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
-    """Composes the job as verl would, and finds what it lacks, and what the plug-in or verl would refuse.
-
-    Args:
-        platform: the value of VERL_PLATFORM that the job will have, "" for none.
-    """
+    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what it lacks, and what
+    the plug-in or verl would refuse."""
     try:
         config = compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it

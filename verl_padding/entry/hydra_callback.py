@@ -32,11 +32,8 @@ LOADED_BY_TRAINER = (
 
 
 class CheckJobBeforeStart(Callback):
-    """Refuses a job with the ``padding`` group on the command line that cannot run.
-
-    Hydra turns an exception of a callback into a warning and goes on, so a refusal calls ``sys.exit``, with its message
-    on stderr and exit code 1.
-    """
+    """Refuses a job with the ``padding`` group on the command line that cannot run: by ``sys.exit``, with a message on
+    stderr and exit code 1, since Hydra turns an exception of a callback into a warning and goes on."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
@@ -56,10 +53,7 @@ class CheckJobBeforeStart(Callback):
 
 
 def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
-    """(part of verl, its exception) for each part that refuses the job; the config itself is not changed.
-
-    Errors of the plug-in itself are not among them.
-    """
+    """(part of verl, its exception) for each part that refuses the job, which is not changed; none of the plug-in's."""
     for part, check in CHECKS.items():
         try:
             with redirect_stdout(io.StringIO()):  # verl prints notices
@@ -77,10 +71,8 @@ def _check_of_main(config: DictConfig) -> None:
 
 
 def _trainer(config: DictConfig) -> None:
-    """verl's trainer of the job's mode, without a user-defined trainer, checkpoint callback or sampler.
-
-    A sampler may ask for TransferQueue, which is not there, or make an actor, which would start Ray.
-    """
+    """verl's trainer of the job's mode, without a user-defined trainer, checkpoint callback or sampler: it may ask for
+    TransferQueue, which is not there, or make an actor, which would start Ray."""
     from verl_padding.driver.trainers import trainer_of_mode
 
     config = deepcopy(config)  # verl writes into it

@@ -28,8 +28,7 @@ class JobArguments:
 def compose_job(arguments: JobArguments) -> DictConfig:
     """verl's config with Hydra overrides; every interpolation can be resolved, also those of Hydra's own values.
 
-    Raises:
-        hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the arguments do not fit the config.
+    Hydra's and OmegaConf's own errors say where the arguments do not fit the config.
     """
     import verl  # noqa: F401  (loads the plug-in, which puts its groups on Hydra's search path)
     from hydra._internal.hydra import Hydra

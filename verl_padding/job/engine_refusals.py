@@ -96,10 +96,7 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some attentions pass by.
 
     verl and VeOmni exchange around flash attention, each for its own engines (verl's ``monkey_patch.py``, VeOmni's
-    attentions ``.._with_sp``), and +local=cpu around sdpa.
-
-    Args:
-        model_type: of the model, which decides about VeOmni's eager attention; None where it is not known yet.
+    attentions ``.._with_sp``), and +local=cpu around sdpa. VeOmni's eager attention depends on the type of the model.
     """
     attention, ranks, is_veomni = engine.attention, engine.size("Ulysses"), engine.strategy == "veomni"
     if ranks == 1 or engine.strategy not in (*FSDP, "veomni"):
@@ -174,13 +171,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
-    """Refuses a model whose outputs pads or shared prefixes would change in longer rows than those of the probe.
-
-    Args:
-        named: the setting of its path and the path, for messages.
-        model: its Hugging Face config, with the job's overrides.
-        engines: those that compute it.
-    """
+    """Refuses a model, by its Hugging Face config, whose outputs pads or shared prefixes would change in longer rows
+    than those of the probe. ``named`` is its path with its setting, and ``engines`` are those that compute it."""
     if padding.sharing != "off" and (rope := rope_by_length(model)):
         why = f"{named} turns positions by the length of all that it gets ({rope}), so rows differ from prefixes"
         raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off.")

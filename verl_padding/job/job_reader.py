@@ -39,11 +39,7 @@ def translate_plan_error(refusal: PlanError) -> str:
 
 
 def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
-    """Refuses, before any worker starts, a job that cannot run; returns the reader of its config.
-
-    Raises:
-        PaddingConfigError: one message with the setting, its value and the fix.
-    """
+    """The reader of a job's config; refuses a job that cannot run, by a PaddingConfigError before workers start."""
     check_verl_is_known()
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
@@ -74,16 +70,12 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
 
 
 class JobReader:
-    """The parts of a verl config that decide how a batch is planned.
-
-    Args:
-        mode: the verl mode that the job's trainer extends; by default the one that the name of the trainer says.
-    """
+    """The parts of a verl config that decide how a batch is planned."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
         self._config = config
         self.mode = mode or stock_mode(config.trainer.v1.trainer_mode)
-        """The verl mode that the job's trainer extends."""
+        """The verl mode that the job's trainer extends; by default the one that the trainer's name says."""
         self.padding = padding
         """The job's section ``padding``."""
         self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
@@ -113,11 +105,7 @@ class JobReader:
 
     def check_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, whose images pads cannot have, or whose
-        config cannot be read.
-
-        Args:
-            fetched: whether a critic may be fetched; else one that is not in a folder here passes.
-        """
+        config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes."""
         models = {ACTOR_MODEL: self.model_config}
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
@@ -142,10 +130,7 @@ class JobReader:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter one costs the same.
 
         Args:
-            at_least: tokens that a pad needs for what it shows the model.
-
-        Raises:
-            PaddingConfigError: the job's length is too short, or an engine would round it up.
+            at_least: tokens that a pad needs for what it shows the model; fewer are refused.
         """
         multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
         shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
@@ -178,7 +163,7 @@ class JobReader:
         Raises:
             PaddingConfigError: a size does not divide another, or the job has no worker for a call.
         """
-        config, updates, inference = self._config, {}, {}
+        config, padding, updates, inference = self._config, self.padding, {}, {}
         sizes = dp_sizes or {call.name: self.engines[call.role].dp_size for call in CALLS if call.role in self.engines}
         for name in self._calls_of_step(updates_actor) if calls is None else calls:
             call = CALL_BY_NAME[name]
@@ -191,14 +176,13 @@ class JobReader:
                 fields |= {"prompts_per_mini_batch": role.ppo_mini_batch_size, "shuffle": bool(role.shuffle)}
                 updates[name] = Update(mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields)
             else:
-                follows = name != VALUES and self.padding.log_prob_micro_batches == "update"
+                follows = name != VALUES and padding.log_prob_micro_batches == "update"
                 inference[name] = Pass(as_update=ACTOR if follows else None, **fields)
-        sync_step, padding = self.parameter_sync_step, self.padding
-        shared_out = f" / trainer.v1.{self.mode}.parameter_sync_step" if sync_step > 1 else ""
+        shared_out = f" / trainer.v1.{self.mode}.parameter_sync_step" if self.parameter_sync_step > 1 else ""
         try:
             return Job(
                 strategy=padding.strategy,
-                prompts=config.data.train_batch_size // sync_step,
+                prompts=config.data.train_batch_size // self.parameter_sync_step,
                 prompts_setting=f"data.train_batch_size{shared_out}",
                 sessions_per_prompt=config.actor_rollout_ref.rollout.n,
                 sessions_setting="actor_rollout_ref.rollout.n",
@@ -228,8 +212,8 @@ class JobReader:
     def _model_costs(self) -> dict[str, TransformerCost]:
         """What rows cost the model of a section, where that is asked for; without those that clocks alone will show."""
         costs, asked = {}, self.padding.cost_model
-        sections = {engine.model_section: None for engine in self.engines.values() if asked in ("model", "measured")}
-        for section in sections:
+        sections = {engine.model_section: None for engine in self.engines.values()}
+        for section in sections if asked in ("model", "measured") else ():
             try:
                 model = read_model_config(self._config, section)
                 costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)

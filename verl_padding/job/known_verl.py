@@ -23,10 +23,8 @@ def is_known(version: str) -> bool:
 
 @cache
 def check_verl_is_known() -> None:
-    """Refuses what later versions of verl may bring and what would go wrong in silence.
-
-    Session keys of another form need no look here: the planner refuses each row of another form.
-    """
+    """Refuses what later versions of verl may bring and would go wrong in silence. Session keys of another form need no
+    look here: the planner refuses each row of another form."""
     import verl
 
     folder = Path(verl.__file__).parent

@@ -12,11 +12,8 @@ from verl_padding.plan.transformer_cost import EXPERTS
 
 
 def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
-    """The config of the model of a section (``actor_rollout_ref.model`` or ``critic.model``), with its overrides.
-
-    Raises:
-        PaddingConfigError: it cannot be read.
-    """
+    """The config of a section's model (``actor_rollout_ref.model`` or ``critic.model``), with its overrides; refused
+    where it cannot be read."""
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config

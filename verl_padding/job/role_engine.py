@@ -2,9 +2,7 @@
 
 A role's section and its engine's have some settings in common, and verl's classes decide which of the two counts: those
 of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of the critic do not. What verl 0.9's
-workers write into an engine's config is then written here, and a test compares the two.
-
-Neither verl nor torch is imported with it.
+workers write into an engine's config is then written here, and a test compares the two. This imports no verl or torch.
 """
 
 from __future__ import annotations
