@@ -36,13 +36,6 @@ JOBS = [
 """Part of verl, words of its refusal, and what the job has, beside what runs."""
 
 
-class OwnSampler:
-    """A replay buffer of somebody's own, which cannot wait."""
-
-    def __init__(self, **_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def job_that_runs(tmp_path_factory):
     """verl's own: what the plug-in refuses, or lifts, is not in the way."""
@@ -103,7 +96,7 @@ def test_a_sampler_of_somebodys_own_is_made_by_the_job_alone(mode, job_that_runs
     "own",
     [
         {"data.custom_cls": {"path": __file__, "name": "OwnData"}},
-        own_sampler("OwnSampler"),
+        own_sampler("OwnSamplerOfARunningJob"),
         {"trainer.checkpoint_callback_class": "mine.Callback"},
         {f"{ROLLOUT}.agent.agent_loop_manager_class": "mine.Manager"},
     ],
