@@ -13,10 +13,7 @@ from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 
 Denominator = Literal["rows", "nominal"]
-Weighting = Literal["row", "session"]
 
-CHOICES = "choices"
-"""Key of a field's metadata that lists its choices where its type does not."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -25,7 +22,7 @@ MIN_PAD_LENGTH = 2
 class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
-    strategy: str = dataclasses.field(default="prompt", metadata={CHOICES: tuple(STRATEGIES)})
+    strategy: str = dataclasses.field(default="prompt", metadata={"choices": tuple(STRATEGIES)})
     """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows. ``rows``: an even
     share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads included, as in verl.
     With ``prompt`` and ``rows``, a batch takes the configured number of optimizer steps; with ``lcm``, the number
@@ -33,7 +30,7 @@ class PaddingConfig:
     denominator: Denominator = "rows"
     """What the seq-mean loss modes divide by. ``rows``: the number of real rows of the mini-batch. ``nominal``:
     ppo_mini_batch_size x rollout.n, as in verl."""
-    weighting: Weighting = "row"
+    weighting: Literal["row", "session"] = "row"
     """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
     which weighs what it would weigh in one row. A row's field ``loss_weight`` multiplies what it weighs."""
     weighted_losses: Literal["actor", "all"] = "actor"
@@ -55,7 +52,7 @@ class PaddingConfig:
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
-    cost_model: str = dataclasses.field(default="attention", metadata={CHOICES: (*COST_MODELS, "model", "measured")})
+    cost_model: str = dataclasses.field(default="attention", metadata={"choices": (*COST_MODELS, "model", "measured")})
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
     L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
     what the workers' clocks say, as soon as that predicts micro-batches clearly better than ``model`` (or
@@ -124,7 +121,7 @@ def choices_by_setting() -> dict[str, tuple[str, ...]]:
     found = {}
     for field in dataclasses.fields(PaddingConfig):
         of_type = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
-        if choices := field.metadata.get(CHOICES, of_type):
+        if choices := field.metadata.get("choices", of_type):
             found[field.name] = choices
     return found
 

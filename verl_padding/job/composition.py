@@ -26,10 +26,7 @@ class JobArguments:
 
 
 def compose_job(arguments: JobArguments) -> DictConfig:
-    """verl's config with Hydra overrides; every interpolation can be resolved, also those of Hydra's own values.
-
-    Hydra's and OmegaConf's own errors say where the arguments do not fit the config.
-    """
+    """verl's config with Hydra overrides; every value can be resolved, also those of Hydra's own. Or an error of Hydra's."""
     import verl  # noqa: F401  (loads the plug-in, which puts its groups on Hydra's search path)
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_automatic_config_search_path

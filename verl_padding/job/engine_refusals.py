@@ -21,13 +21,9 @@ from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 
 FSDP = ("fsdp", "fsdp2")
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
-"""Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub, unless one
-of their functions is named (``:name``)."""
+"""Attentions that transformers runs by one function, which verl replaces: its own, and whole kernels of the hub."""
 EXCHANGED_BY_VEOMNI = re.compile(r"veomni_\w+_with_sp|flex_attention|magi_attention")
-"""Attentions of VeOmni's that exchange. It makes its own of the last two (``OpsImplementationConfig``), and runs any
-other as transformers has it."""
-EXCHANGE_THEMSELVES = ("deepseek_v4",)
-"""Types of models whose eager attention exchanges tokens for heads between ranks, in VeOmni's code of the model."""
+"""Attentions of VeOmni's that exchange: it makes its own of the last two, and runs any other as transformers has it."""
 CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
 """Types of models that choose the tokens to attend to among all that are computed -> their setting of how many."""
 
@@ -38,9 +34,8 @@ FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kim
 
 LORA_SETTINGS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
 """Strategy -> the setting of a model by which the engine makes an adapter; None for an engine that makes none."""
-LORA_PATH = "lora_adapter_path"
-"""Setting of an adapter to start from, which Megatron's engine does not read."""
-LORA_MERGE = "actor_rollout_ref.model.lora.merge"
+LORA_PATH, LORA_MERGE = "lora_adapter_path", "actor_rollout_ref.model.lora.merge"
+"""Settings of an adapter to start from, which Megatron's engine does not read, and of weights that are sent merged."""
 SEEN_BY_ROWS = "so pads would change what real rows see"
 
 
@@ -104,7 +99,7 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     if engine.device == "cpu":
         exchanges = attention == "sdpa"
     elif is_veomni and attention == "eager" and engine.section != "critic":
-        exchanges = model_type in (None, *EXCHANGE_THEMSELVES)
+        exchanges = model_type in (None, "deepseek_v4")  # whose attention exchanges by itself, in VeOmni's code of it
     else:
         known = EXCHANGED_BY_VEOMNI if is_veomni else FLASH_ATTENTION
         exchanges = isinstance(attention, str) and known.fullmatch(attention) is not None

@@ -28,11 +28,7 @@ from verl_padding.plan.counted import counted
 
 
 def translate_plan_error(refusal: PlanError) -> str:
-    """What the planner refuses, in the words of a job's settings.
-
-    >>> translate_plan_error(PlanError("strategy='lcm': 8 rows, not a multiple of dp_size=3"))
-    "padding.strategy='lcm': 8 rows, not a multiple of 3 data-parallel ranks"
-    """
+    """What the planner refuses, in the words of a job's settings: ``strategy='lcm'`` as ``padding.strategy='lcm'``."""
     message = re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal))
     message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", message)
     return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), message)

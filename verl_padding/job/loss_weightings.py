@@ -79,8 +79,7 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
 
 def _check_correction_is_read(config: DictConfig) -> None:
     """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the actor's loss. But
-    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads: a
-    setting of the correction that is not verl's default would reach no loss."""
+    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 

@@ -39,8 +39,6 @@ PARALLEL_SIZES = {
 }
 """Backend -> what the field knows a parallel size by -> its setting in the engine's config. By the first one, verl
 multiplies the token budget of a GPU."""
-FP8_ROW_MULTIPLE = 16
-"""What Megatron rounds rows up to in FP8."""
 
 
 def has_critic(config: DictConfig) -> bool:
@@ -121,8 +119,7 @@ class RoleEngine:
             return 1
         context = self.size("context")
         multiple = self.size("tensor") * (2 * context if context > 1 else 1)
-        is_fp8 = self.megatron_override.get("fp8") in ("e4m3", "hybrid")
-        return lcm(FP8_ROW_MULTIPLE, multiple) if is_fp8 else multiple
+        return lcm(16, multiple) if self.megatron_override.get("fp8") in ("e4m3", "hybrid") else multiple
 
     def size(self, word: str) -> int:
         """A parallel size, by its key in :data:`PARALLEL_SIZES`; 1 where the engine has none."""
@@ -161,7 +158,8 @@ class RoleEngine:
         }
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
             fields["bucket_tokens"] = int(config.pad_to_length_bucket)
-        name = ("" if training else "infer_") + SIZES[0 if config.use_dynamic_bsz else 1]
+        bound = "max_token_len_per_gpu" if config.use_dynamic_bsz else "micro_batch_size_per_gpu"
+        name = bound if training else f"infer_{bound}"
         if (size := getattr(config, name)) is None:
             why = f"micro-batches are cut by this with use_dynamic_bsz={config.use_dynamic_bsz}"
             raise PaddingConfigError(f"{self.settings[name]}=None: {why}. Set it.")
