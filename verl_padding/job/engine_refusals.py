@@ -229,13 +229,9 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
             fix = f" and set {section}.{read} to the adapter's rank" if read else ""
             why = f"verl's {engine.strategy} engine makes no adapter of it, and would train the whole model"
             raise PaddingConfigError(f"{section}.{name}={asked[name]}: {why}. Leave it out{fix}.")
-    if not is_lora(config) or (merges := OmegaConf.select(config, LORA_MERGE)):
-        return
-    if mode == SEPARATE_ASYNC:
-        # Its rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
-        why = f"in {mode}, verl sends the rollout the base model's weights alone, without what is trained"
-    elif config.trainer.device == "cpu":
-        why = "rollouts on a CPU take whole weights, no adapters"
-    else:
-        return
-    raise PaddingConfigError(f"{LORA_MERGE}={merges}: {why}. Set it to True.")
+    merges, is_separate = OmegaConf.select(config, LORA_MERGE), mode == SEPARATE_ASYNC
+    if is_lora(config) and not merges and (is_separate or config.trainer.device == "cpu"):
+        # That rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
+        of_mode = f"in {mode}, verl sends the rollout the base model's weights alone, without what is trained"
+        why = of_mode if is_separate else "rollouts on a CPU take whole weights, no adapters"
+        raise PaddingConfigError(f"{LORA_MERGE}={merges}: {why}. Set it to True.")

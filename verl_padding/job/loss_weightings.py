@@ -64,10 +64,8 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
         why = f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
         fix = "Choose another loss"
     elif loss in MEANS_OVER_ROWS and is_sum_of_tokens:
-        why = (
-            f"{LOSS_MODE}={loss} is a mean over rows, but with actor_rollout_ref.actor.loss_agg_mode={mode} the other "
-            "terms are sums over tokens: they have no denominator in common"
-        )
+        others = f"with {ACTOR_SECTION}.loss_agg_mode={mode} the other terms are sums over tokens"
+        why = f"{LOSS_MODE}={loss} is a mean over rows, but {others}: they have no denominator in common"
         fix = f"Choose {MEAN_OF_TOKENS}"
     elif loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
         why = f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a micro-batch"
