@@ -17,8 +17,6 @@ from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import reuses_layout_of
 
 NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
-MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
-"""Tokens of a prompt and its answer that the rollout allows; the model decides if it is null."""
 READ_INSTEAD = {
     "actor_rollout_ref.actor.use_prefix_grouper": "padding.sharing",
     "data.truncation": "data.filter_overlong_prompts",
@@ -126,10 +124,10 @@ def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Itera
 def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
     """Whether the longest row that the settings allow fits into the token budget of each call."""
     longest = config.data.max_prompt_length + config.data.max_response_length
-    allowed = OmegaConf.select(config, MODEL_LENGTH)
+    allowed = config.actor_rollout_ref.rollout.get("max_model_len")  # the model decides if it is null
     source = "data.max_prompt_length + data.max_response_length"
     if isinstance(allowed, int) and allowed < longest:
-        longest, source = allowed, MODEL_LENGTH
+        longest, source = allowed, "actor_rollout_ref.rollout.max_model_len"
     budgets = {call.budget_setting: call.token_budget for _, call in job.calls() if call.token_budget is not None}
     for setting, budget in budgets.items():
         if budget < longest:

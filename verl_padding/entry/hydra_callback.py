@@ -10,7 +10,7 @@ import io
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -56,10 +56,8 @@ def verl_refusals(config: DictConfig) -> Iterator[tuple[str, Exception]]:
     """(part of verl, its exception) for each part that refuses the job, which is not changed; none of the plug-in's."""
     for part, check in CHECKS.items():
         try:
-            with redirect_stdout(io.StringIO()):  # verl prints notices
+            with suppress(PaddingError), redirect_stdout(io.StringIO()):  # verl prints notices
                 check(config)
-        except PaddingError:
-            continue
         except Exception as refusal:  # verl raises anything from AssertionError to Hydra's own
             yield part, refusal
 

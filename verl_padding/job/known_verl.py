@@ -13,7 +13,6 @@ from verl_padding.errors import PaddingConfigError
 
 KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""
-LOSS_WEIGHT = "loss_weight"  # our field for what a row weighs
 
 
 def is_known(version: str) -> bool:
@@ -30,8 +29,8 @@ def check_verl_is_known() -> None:
     folder = Path(verl.__file__).parent
     found = dict.fromkeys(folder.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads")
     for path in folder.glob("trainer/ppo/*.py"):
-        if LOSS_WEIGHT in path.read_text(encoding="utf-8"):
-            found[path] = f"reads {LOSS_WEIGHT!r} in its losses, so that a row would weigh twice"
+        if "loss_weight" in path.read_text(encoding="utf-8"):
+            found[path] = "reads our field 'loss_weight' in its losses, so that a row would weigh twice"
     for path, why in found.items():
         why += f" ({path.relative_to(folder).as_posix()})"
         raise PaddingConfigError(f"padding=..: this verl {why}. Install verl {KNOWN_VERL}, or leave padding out.")

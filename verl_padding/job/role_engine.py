@@ -150,12 +150,8 @@ class RoleEngine:
             setting = f"{self.section}.megatron.max_seqlen_per_dp_cp_rank"
             tokens = int(config.max_seqlen_per_dp_cp_rank) * ranks
             return {"dp_size": dp_size, "token_budget": tokens, "ranks_meet": "mini_batch", "budget_setting": setting}
-        fields: dict[str, Any] = {
-            "dp_size": dp_size,
-            "micro_batch_multiple": self.micro_batch_multiple,
-            "ranks_meet": self._ranks_meet(training),
-            "padded_to": self.padded_to,
-        }
+        fields: dict[str, Any] = {"dp_size": dp_size, "micro_batch_multiple": self.micro_batch_multiple}
+        fields |= {"ranks_meet": self._ranks_meet(training), "padded_to": self.padded_to}
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
             fields["bucket_tokens"] = int(config.pad_to_length_bucket)
         bound = "max_token_len_per_gpu" if config.use_dynamic_bsz else "micro_batch_size_per_gpu"
