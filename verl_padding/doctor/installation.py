@@ -174,8 +174,7 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
     elif device == CPU:
         yield wrong(PLATFORM, f"{named}, but trainer.device=cpu: verl looks for accelerators. export {PLATFORM}={CPU}")
     else:
-        message = f"cpu, but trainer.device={device}: the job trains on the CPU. +local=cpu has settings for that."
-        yield warning(PLATFORM, message)
+        yield warning(PLATFORM, f"cpu, but trainer.device={device}: the job trains on the CPU. Set +local=cpu.")
     ranks, given = config.trainer.n_gpus_per_node, OmegaConf.select(config, "ray_kwargs.ray_init.num_cpus")
     needed = CPUS_A_RANK * ranks + 1  # and one for the trainer's own process
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")

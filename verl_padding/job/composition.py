@@ -26,7 +26,7 @@ class JobArguments:
 
 
 def compose_job(arguments: JobArguments) -> DictConfig:
-    """verl's config with Hydra overrides; every value can be resolved, also those of Hydra's own. Or Hydra's error."""
+    """verl's config with Hydra overrides, whose values can all be resolved, Hydra's own too; raises Hydra's errors."""
     import verl  # noqa: F401  (loads the plug-in, which puts its groups on Hydra's search path)
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_automatic_config_search_path
