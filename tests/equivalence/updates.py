@@ -26,7 +26,7 @@ from tests.support.verl_config import compose_job
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.job.calls import CALLS
-from verl_padding.job.role_engine import ACTOR_SECTION, role_engine
+from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
@@ -107,7 +107,7 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
 
 def pad_tokens_of(*overrides: str) -> int:
     """Tokens of a pad as the engine of an actor asks for them."""
-    return max(MIN_PAD_LENGTH, role_engine(compose_job(*overrides), ACTOR_SECTION).row_multiple)
+    return max(MIN_PAD_LENGTH, worker_engine(compose_job(*overrides), ACTOR_SECTION).row_multiple)
 
 
 def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:

@@ -191,10 +191,10 @@ def role_engines(config: DictConfig) -> dict[str, RoleEngine]:
     """The engine of each role of a job (``actor``, ``ref``, ``critic``), in the order in which verl starts them."""
     sections = {"critic": "critic"} if has_critic(config) else {}
     sections |= {"ref": REF_SECTION} if has_separate_reference(config) else {}
-    return {role: role_engine(config, section) for role, section in (sections | {"actor": ACTOR_SECTION}).items()}
+    return {role: worker_engine(config, section) for role, section in (sections | {"actor": ACTOR_SECTION}).items()}
 
 
-def role_engine(config: DictConfig, section: str) -> RoleEngine:
+def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     """The engine of actor or reference as verl's ``ActorRolloutRefWorker.init_model`` makes it, or of the critic as
     ``_setup`` of its v1 trainer does.
 
