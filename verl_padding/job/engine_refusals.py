@@ -55,10 +55,9 @@ def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None
             raise PaddingConfigError(f"{engine.model_section}.use_remove_padding=False: {why}. {fix}")
         packs, is_dynamic = config.use_remove_padding, config.use_dynamic_bsz
         if padding.sharing != "off" and not (engine.strategy in FSDP and packs and is_dynamic):
-            why = "only FSDP's engines share prefixes, with packed rows and dynamic batch sizes"
             has = f"strategy={engine.strategy}, use_remove_padding={packs}, dynamic sizes={is_dynamic}"
-            has = f"{engine.section} has {has}. Set padding.sharing=off."
-            raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}, but {has}")
+            why = f"only FSDP's engines share, with packed rows and dynamic batch sizes, but {engine.section} has {has}"
+            raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off.")
         if padding.cost_model == "measured" and (engine.padded_to != "row" or engine.size("pipeline") > 1):
             why = "where rows are padded or go through a pipeline, the time of a micro-batch is not that of its rows"
             fix = "Set padding.cost_model=model or attention."
@@ -117,9 +116,9 @@ def _check_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         why = "verl's scheduler then cuts micro-batches, which neither follows a plan nor is timed"
         fix = "Set it to False, or padding.packer=verl without timing and measured costs."
         raise PaddingConfigError(f"{section}.dynamic_context_parallel=True: {why}. {fix}")
-    bucket = int(engine.config.pad_to_length_bucket)
-    is_rounded_up = engine.config.pad_to_length and engine.config.use_remove_padding
-    if is_rounded_up and bucket % (multiple := _multiple_of_packed_rows(engine)):
+    rounds_up = engine.config.pad_to_length and engine.config.use_remove_padding
+    bucket = int(engine.config.pad_to_length_bucket) if rounds_up else 0
+    if bucket % (multiple := _multiple_of_packed_rows(engine)):
         why = f"context and tensor parallel ranks take lengths in multiples of {multiple}"
         fix = f"Set it to {-(-bucket // multiple) * multiple}."
         raise PaddingConfigError(f"{section}.pad_to_length_bucket={bucket}: {why}. {fix}")
