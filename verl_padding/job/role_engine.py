@@ -201,10 +201,11 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     The critic's gets ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so its engine's section
     decides the rest. verl's YAML has none of these settings, so Hydra needs a + before them.
     """
-    is_critic, is_ref, (budget, rows) = section == "critic", section == REF_SECTION, SIZES
+    is_critic, is_ref = section == "critic", section == REF_SECTION
     role = _instantiate(ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section)), section)
     engine = role.engine
     if is_critic:
+        budget, rows = SIZES
         engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = role.ppo_infer_max_token_len_per_gpu
         settings = dict.fromkeys((budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu")
         settings |= {name: f"+critic.{type(engine).strategy}.{name}" for name in (rows, f"infer_{rows}")}
