@@ -21,12 +21,12 @@ from verl_padding.errors import PaddingError
 from verl_padding.job.job_reader import check_job
 from verl_padding.job.role_engine import has_critic, has_reference, has_separate_reference, ref_as_actor
 
-EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+EXTERNAL_LIB, AGENT = "actor_rollout_ref.model.external_lib", "actor_rollout_ref.rollout.agent"
 LOADED_BY_TRAINER = (
     "data.custom_cls.path",
     "trainer.v1.sampler.custom_sampler.path",
     "trainer.checkpoint_callback_class",
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    f"{AGENT}.agent_loop_manager_class",
 )
 """Settings of code of the user's own that the process that trains loads before its first step."""
 

@@ -179,7 +179,7 @@ class JobReader:
             return Job(
                 strategy=padding.strategy,
                 prompts=config.data.train_batch_size // self.parameter_sync_step,
-                prompts_setting=f"data.train_batch_size{shared_out}",
+                prompts_setting="data.train_batch_size" + shared_out,
                 sessions_per_prompt=config.actor_rollout_ref.rollout.n,
                 sessions_setting="actor_rollout_ref.rollout.n",
                 updates=updates,
