@@ -16,8 +16,14 @@ from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.planner import reuses_layout_of
-from verl_padding.timing.figures import measured_figures
-from verl_padding.timing.laps import SUFFIX, TimedStep, write_step
+from verl_padding.timing.laps import (
+    SUFFIX,
+    TimedStep,
+    imbalance_and_waiting,
+    measurements,
+    prediction_error,
+    write_step,
+)
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
 from verl_padding.worker import micro_batch_clock
 
@@ -45,10 +51,10 @@ class StepTiming:
 
     def with_learned_costs(self, job: Job) -> Job:
         """The job of a step, with learned costs for the calls that have better ones than their formula."""
-        self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
-        if LOG_PROB in self._formulas:  # a LoRA actor is its own reference, by a call that is not planned apart
-            self._formulas.setdefault(REF, self._formulas[LOG_PROB])
-        self._planned = dict(self._formulas)
+        self._planned = {name: job.cost_model_of(call) for name, call in job.calls()}
+        if LOG_PROB in self._planned:  # a LoRA actor is its own reference, by a call that is not planned apart
+            self._planned.setdefault(REF, self._planned[LOG_PROB])
+        self._formulas = dict(self._planned)
         # A pass that takes over the micro-batches of an update tries what that one tries.
         self._cut_by_plan = [
             name
@@ -56,8 +62,8 @@ class StepTiming:
             if job.packer == "plan" and call.token_budget is not None and reuses_layout_of(job, call) is None
         ]
         if self._learned is not None:
-            learned = {name: self._learned.cost_of(name, name in self._cut_by_plan) for name, _ in job.calls()}
-            self._planned |= {name: cost for name, cost in learned.items() if cost is not None}
+            for name, _ in job.calls():
+                self._planned[name] = self._learned.cost_of(name, name in self._cut_by_plan) or self._planned[name]
         return replace(
             job,
             updates={name: replace(call, cost_model=self._planned[name]) for name, call in job.updates.items()},
@@ -89,7 +95,7 @@ class StepTiming:
     def save(self, step: int) -> None:
         """Keeps what was learned in the folder of a step's checkpoint."""
         if self._learned is not None:
-            self._learned.write(Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE)
+            self._learned.write(self._checkpoint(step) / FILE)
 
     def resume(self, step: int) -> None:
         """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some.
@@ -97,23 +103,22 @@ class StepTiming:
         Raises:
             PaddingDataError: its file holds something else.
         """
-        if self._trainer.resume_mode == "resume_path":
-            path = Path(self._trainer.resume_from_path) / FILE
-        else:
-            path = Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE
+        named = self._trainer.resume_mode == "resume_path"
+        path = (Path(self._trainer.resume_from_path) if named else self._checkpoint(step)) / FILE
         if self._learned is not None and step and path.is_file():
             self._learned = LearnedCosts.read(path)
+
+    def _checkpoint(self, step: int) -> Path:
+        return Path(self._trainer.default_local_dir) / f"global_step_{step}"
 
 
 def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> dict[str, float]:
     """Metrics of the calls that have laps; ``cost_models``: of each call, what the plan reckoned with."""
     metrics: dict[str, float] = {}
     for call, laps in timed.by_call().items():
-        figures = measured_figures(laps, cost_models[call])
-        metrics[names.PREDICTION_ERROR.format(call=call)] = figures.prediction_error
-        if figures.micro_imbalance is not None and figures.waited_s is not None:
-            metrics[names.MEASURED_IMBALANCE.format(call=call)] = figures.micro_imbalance
-            metrics[names.WAITED_SECONDS.format(call=call)] = figures.waited_s
+        metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(measurements(laps, cost_models[call]))
+        if (known := imbalance_and_waiting(laps)) is not None:
+            metrics[names.MEASURED_IMBALANCE.format(call=call)], metrics[names.WAITED_SECONDS.format(call=call)] = known
     return metrics
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.plan.measured_cost import FEW, MeasuredCost, Measurement, fit_cost
-from verl_padding.timing.figures import Measured, measurements, prediction_error
-from verl_padding.timing.laps import TimedStep
+from verl_padding.timing.laps import Measured, TimedStep, measurements, prediction_error
 
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
@@ -58,11 +58,8 @@ class _Learned:
         self.steps = {each: step for each, step in steps.items() if number - each < WINDOW or each in newest.values()}
 
     def seen(self) -> list[Measured]:
-        """The micro-batches that a fit takes, by what they hold.
-
-        Every second one, or tenth, is then an even share of the full and of the empty ones: in the order of a step,
-        levels may take turns.
-        """
+        """The micro-batches that a fit takes, by what they hold: every second one, or tenth, is then an even share of
+        the full and of the empty ones. In the order of a step, levels may take turns."""
         seen = [each for step in self.steps.values() for each in step]
         seen.sort(key=lambda each: (each[0].fill, each[0].sums_D))
         return seen[:: -(-len(seen) // MOST)]
@@ -83,9 +80,9 @@ class LearnedCosts:
     """What micro-batches of each call cost, by the steps seen so far.
 
     After each step a fit to the micro-batches of the steps so far, and the formula, are compared on micro-batches that
-    the fit has not seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`.
-    Where all micro-batches were about equally full, one step in `MEMORY` tries half as full ones. The same laps give
-    the same costs.
+    the fit has not seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`. Where
+    all micro-batches were about equally full, one step in `MEMORY` tries half as full ones. The same laps give the same
+    costs.
     """
 
     def __init__(self) -> None:
@@ -153,15 +150,9 @@ class LearnedCosts:
         costs = cls()
         try:
             for call, known in json.loads(path.read_text(encoding="utf-8")).items():
-                steps = {
-                    int(number): [
-                        (Measurement(seconds=m["seconds"], sums_D=tuple((t, q) for t, q in m["sums_D"])), cost)
-                        for m, cost in seen
-                    ]
-                    for number, seen in known["steps"].items()
-                }
-                fitted = known["fitted"] and MeasuredCost(**known["fitted"])
-                costs._learned[call] = _Learned(**known | {"steps": steps, "fitted": fitted})
+                known["steps"] = {int(number): list(map(_measured, seen)) for number, seen in known["steps"].items()}
+                known["fitted"] = known["fitted"] and MeasuredCost(**known["fitted"])
+                costs._learned[call] = _Learned(**known)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise PaddingDataError(
                 f"{path}: no costs of a job with padding.cost_model=measured ({error}). Name the {FILE} of one of its "
@@ -172,6 +163,11 @@ class LearnedCosts:
     def fitted(self) -> dict[str, MeasuredCost]:
         """The newest fit of each call, used or not."""
         return {call: known.fitted for call, known in self._learned.items() if known.fitted is not None}
+
+
+def _measured(read: Sequence[Any]) -> Measured:
+    measurement, cost = read
+    return Measurement(seconds=measurement["seconds"], sums_D=tuple(map(tuple, measurement["sums_D"]))), cost
 
 
 def _fullness(seen: Sequence[Measured]) -> int:
@@ -189,11 +185,10 @@ def _errors(seen: Sequence[Measured]) -> tuple[float, float] | None:
         seen: by what they hold, so that both halves have full ones and empty ones.
     """
     halves = seen[::2], seen[1::2]
-    known: list[tuple[float, float, float]] = []
+    by_fit: list[Measured] = []
     for fitted_to, half in (halves, halves[::-1]):
         fit = fit_cost([measured for measured, _ in fitted_to])
         if fit is None:
             return None
-        known += [(measured.seconds, fit.predict(measured), by_formula) for measured, by_formula in half]
-    seconds, by_fit, by_formula = np.array(known).T
-    return prediction_error(by_fit, seconds), prediction_error(by_formula, seconds)
+        by_fit += [(measured, fit.predict(measured)) for measured, _ in half]
+    return prediction_error(by_fit), prediction_error(seen)
