@@ -139,7 +139,7 @@ def logged_metrics() -> set[str]:
         packer="plan",
         sharing="chains",
     )
-    told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, updates=[ACTOR, CRITIC], pad_length=2))
+    told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, 2))
     named = (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")
     of_workers = {f"{update}/{name}": 1.0 for update in (ACTOR, CRITIC) for name in named}
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))

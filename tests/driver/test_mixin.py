@@ -14,7 +14,6 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver import mixin
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
@@ -22,6 +21,7 @@ from verl_padding.pads import source
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
 from verl_padding.pads.queue_claim import ENDED, _claim_of, release_queue
+from verl_padding.worker import plan_packer
 
 PAD_TOKENS = 2
 """Of a pad of text."""
@@ -40,7 +40,7 @@ def set_up(trainer):
 def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
     asked = []
-    monkeypatch.setattr(mixin.plan_packer, "install", lambda *how: asked.append(how))
+    monkeypatch.setattr(plan_packer, "install", lambda *how: asked.append(how))
     trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
     set_up(trainer)
     release_queue()

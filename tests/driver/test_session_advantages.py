@@ -12,7 +12,7 @@ from tests.equivalence.test_advantages import VERLS_LIMITS
 from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.losses_on_rows import nested
 from tests.support.verl_config import compose_job
-from verl_padding.driver.session_advantages import session_advantages, trajectories
+from verl_padding.driver.advantages import session_advantages, trajectories
 from verl_padding.plan.row_keys import uid_of_key
 
 ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())

@@ -14,7 +14,7 @@ from tests.support import estimator_formulas
 from tests.support.losses_on_rows import MODES, nested
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.verl_config import compose_job
-from verl_padding.driver.session_advantages import session_advantages, trajectories
+from verl_padding.driver.advantages import session_advantages, trajectories
 from verl_padding.pads.lineage import Inputs, continued, extensions
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout

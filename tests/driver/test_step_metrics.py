@@ -114,12 +114,12 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
 
 @pytest.mark.parametrize(("packer", "want"), [("verl", OF_THE_PLAN), ("plan", OF_THE_PLAN | OF_ITS_MICRO_BATCHES)])
 def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
-    told = plan_metrics(hand_made(packer), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
+    told = plan_metrics(hand_made(packer), TOKENS, PAD_TOKENS)
     assert told == pytest.approx(want, rel=1e-12)
 
 
 def test_what_is_shared_is_counted_by_micro_batch():
-    told = plan_metrics(hand_made("plan", CHAINS), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
+    told = plan_metrics(hand_made("plan", CHAINS), TOKENS, PAD_TOKENS)
     assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
 
 

@@ -46,7 +46,7 @@ def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
     """What the plug-in will do to the job's batches, or why it refuses."""
-    from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
+    from verl_padding.driver.advantages import check_advantages_stay_with_rows
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
     from verl_padding.errors import PaddingError
     from verl_padding.job.job_reader import check_job

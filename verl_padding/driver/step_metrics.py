@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import CALLS
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.row_keys import rows_of_sessions
@@ -20,18 +22,10 @@ SCORES, TURNS = "rm_scores", "num_turns"
 """Fields of verl's rows."""
 
 
-def plan_metrics(
-    plan: BatchPlan, tokens_R: Sequence[int], *, updates: Sequence[str], pad_length: int
-) -> dict[str, float]:
-    """Metrics of a plan.
-
-    Args:
-        tokens_R: tokens (prompt and response) of each real row.
-        updates: names of the plan's updates; its other layouts are inference passes.
-        pad_length: tokens of a pad.
-    """
-    n_rows = len(tokens_R)
-    pad_tokens = plan.n_pads * pad_length
+def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
+    """Metrics of a plan, of real rows with these tokens (prompt and response) and pads of ``pad_length``."""
+    n_rows, pad_tokens = len(tokens_R), plan.n_pads * pad_length
+    updates = [call for call in plan.layouts if CALL_BY_NAME[call].trains]
     metrics: dict[str, float] = {
         names.REAL_ROWS_TOTAL: n_rows,
         names.PAD_ROWS_TOTAL: plan.n_pads,
@@ -59,6 +53,16 @@ def plan_metrics(
                 of_call[names.CALL_PACKING] = figures.packing_efficiency
             metrics |= {name.format(call=call): value for name, value in of_call.items() if value is not None}
     return metrics
+
+
+def rank_token_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int, *, prefix: str) -> dict[str, float]:
+    """verl's metrics of what a rank gets, by the layout of the actor's update, or of another call in a step without."""
+    if not plan.layouts:  # while a warm-up trains nothing and no pass runs
+        return {}
+    layout = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
+    partitions = np.reshape(layout.order, (layout.dp_size, -1)).tolist()
+    found: dict[str, float] = log_seqlen_unbalance([*tokens_R, *[pad_length] * layout.n_pads], partitions, prefix)
+    return found
 
 
 def worker_metrics(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import ray
 
-from verl_padding.errors import PaddingDataError
-from verl_padding.job.calls import CALLS, WorkerCall
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
+from verl_padding.job.job_reader import JobReader
 from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.queue import KVBatchMeta, n_rows
+from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
+from verl_padding.worker import micro_batch_clock, plan_packer, vision_fixes
+from verl_padding.worker.leak_probe import probe_for_leaks
+from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.training_workers import for_training_workers
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
+
+PlanSingleCall = Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]]
+"""Makes a with-block's padded batch for one call, from the plan's name of it and its rows."""
 
 
 class PaddedWorkerGroup:
@@ -30,14 +38,13 @@ class PaddedWorkerGroup:
     Args:
         worker_group: verl's.
         current: returns the padded batch of the step that runs, or None outside of a step.
-        plan_single_call: makes a with-block's padded batch for one call, from the plan's name of it and its rows.
     """
 
     def __init__(
         self,
         worker_group: Any,
         current: Callable[[], PaddedBatch | None],
-        plan_single_call: Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]] | None = None,
+        plan_single_call: PlanSingleCall | None = None,
     ):
         self._worker_group = worker_group
         self._current = current
@@ -76,6 +83,14 @@ class PaddedWorkerGroup:
             return output
 
 
+def _check_count(call: str, sent: int, came: int) -> None:
+    if came != sent:
+        raise PaddingDataError(
+            f"worker call {call!r}: outputs of {came} came back for {counted(sent, 'row')} that were sent. None of "
+            "them is used. Look into the workers' logs for the reason."
+        )
+
+
 def start_peak(worker: Any) -> Any:
     """For verl's ``execute_with_func_generator``: the peak memory that a call reports is its own, not the process's."""
     from verl.protocol import DataProto
@@ -86,16 +101,101 @@ def start_peak(worker: Any) -> Any:
     return DataProto()
 
 
-def _check_count(call: str, sent: int, came: int) -> None:
-    if came != sent:
-        raise PaddingDataError(
-            f"worker call {call!r}: outputs of {came} came back for {counted(sent, 'row')} that were sent. None of "
-            "them is used. Look into the workers' logs for the reason."
-        )
-
-
 def dp_size(worker_group: Any, mesh_name: str) -> int:
     """Data-parallel ranks of a worker group, as verl's dispatch asks for them; the answer is kept where it looks."""
     if mesh_name not in worker_group._dispatch_info:
         worker_group._dispatch_info[mesh_name] = worker_group._query_dispatch_info(mesh_name)
     return int(max(worker_group._dispatch_info[mesh_name])) + 1
+
+
+def wrap_worker_groups(
+    trainer: Any, reader: JobReader, current: Callable[[], PaddedBatch | None], plan_single_call: PlanSingleCall
+) -> list[PaddedWorkerGroup]:
+    """Wraps the worker groups of a trainer, once their engines are as planned, and changes what these need for pads.
+
+    Args:
+        trainer: verl's, after its set-up; its attributes then hold the wrapped groups.
+
+    Returns: each group once: actor and reference may be one object, and verl asks whether they are.
+    """
+    padding = reader.padding
+    changes = [
+        check_engines({role: engine.config for role, engine in reader.engines.items()}),
+        wrap_worker_loss(padding.denominator),
+    ]
+    if reader.has_vision:
+        changes.append(vision_fixes.install_in_worker)
+    if padding.packer == "plan":
+        changes.append(plan_packer.install(padding.sharing))
+    if padding.is_timed:
+        changes.append(micro_batch_clock.install_in_worker)
+    wrapped: dict[int, PaddedWorkerGroup] = {}
+    for name in WORKER_GROUPS:
+        if (worker_group := getattr(trainer, name, None)) is None:
+            continue
+        if id(worker_group) not in wrapped:
+            for change in changes:
+                worker_group.execute_with_func_generator(change)
+            wrapped[id(worker_group)] = PaddedWorkerGroup(worker_group, current, plan_single_call)
+        setattr(trainer, name, wrapped[id(worker_group)])
+    return list(wrapped.values())
+
+
+PLANNED = (
+    "strategy",
+    "use_dynamic_bsz",
+    "max_token_len_per_gpu",
+    "micro_batch_size_per_gpu",
+    "infer_max_token_len_per_gpu",
+    "infer_micro_batch_size_per_gpu",
+    "use_remove_padding",
+    "ulysses_sequence_parallel_size",
+    "ulysses_parallel_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "dynamic_context_parallel",
+    "max_seqlen_per_dp_cp_rank",
+    "pad_to_length",
+    "pad_to_length_bucket",
+)
+"""Fields of verl's engine configs that decide what a worker's micro-batches may hold; no backend has all of them."""
+
+
+def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Makes a function for verl's ``execute_with_func_generator`` that checks a worker's engines against the plan's.
+
+    A value that differs would silently make other micro-batches than the plan's.
+
+    Args:
+        planned: verl's engine config of each role (``actor``, ``ref``, ``critic``), as the driver has it.
+    """
+
+    def check(role: str, trainee: Any) -> None:
+        has, wanted = trainee.engine_config, planned.get(role)
+        differ = [
+            f"{name}={getattr(has, name)!r} (planned: {getattr(wanted, name)!r})"
+            for name in PLANNED
+            if hasattr(wanted, name) and getattr(has, name) != getattr(wanted, name)
+        ]
+        if differ:
+            raise PaddingConfigError(
+                f"the engine of {role} was made with {', '.join(differ)}: that is not what the job's config says. "
+                "A worker class or a patch that changes an engine's config must do so where the driver sees it."
+            )
+
+    return for_training_workers(check)
+
+
+def probe_models(worker_groups: list[PaddedWorkerGroup], reader: JobReader, batch: KVBatchMeta) -> None:
+    """Has each model show, on the position ids of a batch, that it keeps packed rows apart."""
+    (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
+    probe = probe_for_leaks(
+        row["position_ids"].shape[:-1],
+        sharing=reader.padding.sharing,
+        fixes={role: f"{engine.model_section}.use_remove_padding=False" for role, engine in reader.engines.items()},
+        multiples={role: engine.micro_batch_multiple for role, engine in reader.engines.items()},
+    )
+    for worker_group in worker_groups:
+        worker_group.execute_with_func_generator(probe)

@@ -18,16 +18,13 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.metric_names import GRAD_NORM, OPTIMIZER_STEPS, PAD_ROWS_TOTAL
 from verl_padding.runs.charts import OURS, STOCK, new_figure, save_chart, start_at_zero
-from verl_padding.runs.learning import LAST
-from verl_padding.runs.report import METRICS, ROLLOUTS, read_metrics, read_rows
+from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, read_metrics, read_rows
 from verl_padding.stock.padding import StockRule
 
 CONFIG = Path("hydra", ".hydra", "config.yaml")
 """Where Hydra leaves a run's config with ``hydra.run.dir=<run>/hydra``, which the recipes' run scripts set."""
-
 LINES = ("-", "--", ":", "-.")
 """Of runs of one kind, which have one colour."""
-
 PANELS = {
     "mean reward\nof a session": "reward",
     "optimizer steps\nper batch": "optimizer_steps",
@@ -68,11 +65,10 @@ class RunCurves:
                 f"[console,file], VERL_FILE_LOGGER_PATH={folder / METRICS}, trainer.rollout_data_dir="
                 f"{folder / ROLLOUTS} and hydra.run.dir={folder / CONFIG.parts[0]}, as the recipes' run scripts do."
             )
-        real_rows = [rows[step].real for step in steps]
         is_stock = not any(PAD_ROWS_TOTAL in metrics[step] for step in steps)
         if is_stock:
             rule = stock_rule_of(folder)
-            optimizer_steps = [rule.optimizer_steps(real) for real in real_rows]
+            optimizer_steps = [rule.optimizer_steps(rows[step].real) for step in steps]
             pads = [rows[step].dumped_pads for step in steps]
         else:
             # A step that trained only the critic has none of the actor.
@@ -86,7 +82,7 @@ class RunCurves:
             optimizer_steps=optimizer_steps,
             grad_norm=[metrics[step].get(GRAD_NORM, math.nan) for step in steps],
             pads=pads,
-            real_rows=real_rows,
+            real_rows=[rows[step].real for step in steps],
         )
 
     def by_stock_rule(self, rule: StockRule) -> RunCurves:

@@ -1,28 +1,33 @@
-"""Advantages of whole sessions: the rows of a session are one trajectory, and every estimator sees it once.
+"""Samples of a prompt: where verl takes each row for one, a session of several rows is one here.
 
 verl 0.9.1 gives its estimators a row per sample. A session of ten rows, each with the session's reward, then is ten
 samples of its prompt. Here a session's response tokens are put one after the other, in the order of its rows, with the
 session's reward on the last token that is trained, and verl's own function computes advantages and returns of these
-trajectories. Each row gets those of its tokens back.
+trajectories. Each row gets those of its tokens back. Rows that continue another row, prompt and response, may have its
+response tokens among their own: such a token is one token of the trajectory.
 
-Rows that continue another row, prompt and response, may have its response tokens among their own: such a token is one
-token of the trajectory.
+verl's trainer puts advantages into TransferQueue under the keys that the batch had before it computed them. A function
+that returns other rows, or the same in another order, then gives each key the advantages of whatever row has come into
+its place: :func:`check_advantages_stay_with_rows` finds such a function by running it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdvantageEstimator
+from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
+from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.lineage import find_continued
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
@@ -34,6 +39,9 @@ MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewar
 READ = (MASK, SCORES, REWARDS, VALUES)
 """Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL, values with a critic."""
 RESULTS = ("advantages", "returns")
+
+N_ROWS, NUMBER = 16, "row_number"
+"""Rows to try an estimator on: of so many drawn at random, one in 10**19 draws is the rows in their order."""
 
 
 @dataclass(frozen=True)
@@ -128,21 +136,22 @@ def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> 
     last = session.rows[-1]
     columns = {name: fields[name][last].new_zeros(session.length) for name in (MASK, VALUES) if name in fields}
     rewards = fields[REWARDS if REWARDS in fields else SCORES][last].new_zeros(session.length)
+    rows = [(row, torch.from_numpy(places)) for row, places in zip(session.rows, session.places, strict=True)]
     # Backwards, so that the first row has the last word; those that train a token after those that do not.
     for trained in (False, True):
-        for row, places in reversed(list(zip(session.rows, session.places, strict=True))):
+        for row, places in reversed(rows):
             of_row = fields[MASK][row].bool() == trained
-            at = torch.from_numpy(places)[of_row]
+            at = places[of_row]
             for name, column in columns.items():
                 column[at] = fields[name][row][of_row]
             if REWARDS in fields:  # less the row's copy of the reward: what an in-reward KL takes from each token
                 rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
     # Every row has a copy of the session's reward, but one without a response, which has no place for it.
-    rewarded = [(row, places) for row, places in zip(session.rows, session.places, strict=True) if len(places)]
+    rewarded = [(row, places) for row, places in rows if len(places)]
     if rewarded:
         row, places = rewarded[-1]
         scores = fields[SCORES][row].to(rewards.dtype)
-        rewards[torch.from_numpy(places[:-1])] += scores[:-1]
+        rewards[places[:-1]] += scores[:-1]
         # verl's GAE leaves out what is not trained, rewards included, and a session may end with an observation or a
         # rejected token, in a row of its own or not: the reward is that of the last action.
         places_of_trained = columns[MASK].nonzero()
@@ -190,3 +199,77 @@ def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
     put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))
+
+
+def filter_groups_by_sessions(buffer: Any) -> Any:
+    """The same replay buffer; verl's own filters groups by their sessions, a user's is left as it is.
+
+    verl filters a prompt out if its rows, at least two, all have one reward. A session of two rows would be such a
+    group by itself, and more copies of a reward change whether NumPy finds a standard deviation of exactly 0. So the
+    filter sees the last row of each session alone.
+    """
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    own = getattr(type(buffer), "_dapo_filtered_keys", None)
+    if own is not ReplayBuffer._dapo_filtered_keys or buffer.filter_groups_metric is None:
+        return buffer
+    filter_rows = buffer._dapo_filtered_keys
+
+    def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
+        rows = buffer.partitions[partition_id]
+        keys = list(rows)
+        buffer.partitions[partition_id] = {keys[of[-1]]: rows[keys[of[-1]]] for of in rows_of_sessions(keys)}
+        try:
+            return filter_rows(partition_id)
+        finally:
+            buffer.partitions[partition_id] = rows
+
+    buffer._dapo_filtered_keys = filter_sessions
+    return buffer
+
+
+def check_advantages_stay_with_rows(config: DictConfig) -> None:
+    """
+    Raises:
+        PaddingConfigError: rows would be trained with the advantages of other rows.
+    """
+    algorithm = config.algorithm
+    if _keeps_rows(algorithm):
+        return
+    # A switch without which rows keep their places; else it is the estimator.
+    switches = [str(name) for name, value in algorithm.items() if value is True]
+    of_switch = (name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False})))
+    name = next(of_switch, "adv_estimator")
+    raise PaddingConfigError(
+        f"algorithm.{name}={algorithm[name]}: verl draws or orders the rows of a batch anew, and its v1 trainer then "
+        "puts their advantages under the keys of the old ones, so that rows are trained with the advantages of other "
+        "rows. Set it to another value."
+    )
+
+
+def _keeps_rows(algorithm: Any) -> bool:
+    """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    fields = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
+    numbers = torch.arange(N_ROWS)
+    data = DataProto.from_dict(
+        tensors={NUMBER: numbers.clone(), **{name: torch.ones(N_ROWS, 2) for name in fields}},
+        non_tensors={"uid": np.array([f"prompt{row // 2}" for row in range(N_ROWS)], dtype=object)},
+    )
+    try:
+        # What an estimator of the user's own returns, verl's function only puts beside the rows.
+        if not get_adv_estimator_fn(algorithm["adv_estimator"]).__module__.startswith("verl."):
+            return True
+        with torch.random.fork_rng(devices=[]):
+            computed = compute_advantage_for_multi_trajectories(
+                data,
+                batch_keys=[f"prompt{row // 2}_{row % 2}_0" for row in range(N_ROWS)],
+                adv_estimator=algorithm["adv_estimator"],
+                gamma=algorithm["gamma"],
+                lam=algorithm["lam"],
+                config=algorithm,
+            )
+    except Exception:  # these rows lack something, or verl refuses the estimator, which code loaded later may bring
+        return True
+    return torch.equal(computed.batch[NUMBER], numbers)
