@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
+from tests.support.losses_on_rows import nested
 from tests.timing.test_laps import two_ranks
 from verl_padding.driver.step_metrics import plan_metrics, session_metrics, worker_metrics
 from verl_padding.driver.step_timing import timing_metrics
@@ -156,11 +159,13 @@ def test_what_clocks_say_is_told_of_each_call():
 
 def test_a_session_counts_once_with_the_score_of_its_last_row():
     keys = ["a_0_10", "a_0_2", "a_1_0", "b_0_0"]
-    assert session_metrics(keys, response_R=[5, 3, 4, 6], score_R=[1.0, 7.0, 0.0, 0.5], turns_R=[2, 4, 2, 1]) == {
+    scores = [torch.tensor([0.0] * (tokens - 1) + [score]) for score, tokens in ((1, 5), (7, 3), (0, 4), (0.5, 6))]
+    rows = TensorDict({"rm_scores": nested(scores), "num_turns": torch.tensor([2, 4, 2, 1])}, batch_size=4)
+    assert session_metrics(keys, rows) == {
         "padding/session/score/mean": 0.5,
         "padding/session/response_length/mean": 6.0,
         "padding/session/rows/mean": 4 / 3,
         "padding/session/rows/max": 2,
         "padding/session/num_turns/mean": 3.0,
     }
-    assert "padding/session/num_turns/mean" not in session_metrics(keys, [1] * 4, [0.0] * 4)
+    assert "padding/session/num_turns/mean" not in session_metrics(keys, rows.select("rm_scores"))

@@ -22,10 +22,11 @@ from verl_padding.driver.advantages import (
     repair_untrained_ends,
 )
 from verl_padding.driver.step_metrics import (
+    SESSION_FIELDS,
     performance_metrics,
     plan_metrics,
     rank_token_metrics,
-    read_session_metrics,
+    session_metrics,
     worker_metrics,
 )
 from verl_padding.driver.step_timing import StepTiming
@@ -41,7 +42,7 @@ from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
-from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
+from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_fields, set_aside
 from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
 from verl_padding.pads.schema import Schema
 from verl_padding.pads.source import find_images
@@ -136,11 +137,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _fetch_one_gen_batch(self) -> TensorDict:
         """verl's next prompts from the data loader, under uids that tell their order."""
         batch = super()._fetch_one_gen_batch()
-        step, fetched = self._fetched
-        first = fetched if step == self.global_steps else 0
-        self._fetched = (self.global_steps, first + len(batch))
-        places = range(first, first + len(batch))
-        assign_non_tensor_stack(batch, "uid", [ordered_uid(self.global_steps, place) for place in places])
+        step, fetched = self._fetched if self._fetched[0] == self.global_steps else (self.global_steps, 0)
+        self._fetched = (step, fetched + len(batch))
+        uids = [ordered_uid(step, place) for place in range(fetched, fetched + len(batch))]
+        assign_non_tensor_stack(batch, "uid", uids)
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
@@ -195,7 +195,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics[names.PLAN_SECONDS] = planned - started
         metrics[names.UPSAMPLE_SECONDS] = time.perf_counter() - planned
         metrics.update(plan_metrics(plan, tokens_R, template.length))
-        metrics.update(rank_token_metrics(plan, tokens_R, template.length, prefix=logging_prefix))
+        metrics.update(rank_token_metrics(plan, tokens_R, template.length, logging_prefix))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -220,7 +220,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         n_gpus = self._get_n_gpus_for_throughput()
         metrics.update(performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
-        metrics.update(read_session_metrics(batch))
+        rows = read_fields(batch.keys, batch.partition_id, SESSION_FIELDS)
+        metrics.update(session_metrics(batch.keys, rows))
 
     def _save_checkpoint(self) -> None:
         # verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved

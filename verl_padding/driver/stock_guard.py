@@ -23,11 +23,7 @@ COUNTERPARTS: dict[type, type] = {}
 
 
 def padded_or_refused(trainer: type) -> Any:
-    """The trainer that a job with a padding section gets.
-
-    Raises:
-        PaddingConfigError: it pads nothing, and has no counterpart.
-    """
+    """The trainer that a job with a padding section gets; a PaddingConfigError if it pads nothing."""
     chosen = COUNTERPARTS.get(trainer, trainer)
     if not issubclass(chosen, TakesPadding):
         raise PaddingConfigError(

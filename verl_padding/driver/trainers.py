@@ -1,7 +1,4 @@
-"""Registers the padded trainers with verl, by names of their own and as counterparts of verl's trainers.
-
-Importing this module is all it takes.
-"""
+"""The padded trainers. Importing them registers them, by names of their own and as counterparts of verl's trainers."""
 
 import logging
 from typing import Any
@@ -57,8 +54,7 @@ def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
     """The trainer that a job of this ``trainer.v1.trainer_mode`` gets if it asks for padding.
 
     Raises:
-        PaddingConfigError: it pads nothing.
-        ValueError: verl's; there is no trainer of this name.
+        PaddingConfigError: it pads nothing. A ValueError is verl's: there is no trainer of this name.
     """
     return padded_or_refused(get_trainer_cls(trainer_mode))
 
@@ -70,10 +66,6 @@ def trainer_of_mode(config: DictConfig) -> type[Any]:
 
 
 def asks_for_padding(config: DictConfig) -> bool:
-    """Whether a job has a ``padding`` section, or a padded trainer by name.
-
-    Raises:
-        ValueError: verl's; there is no trainer of the name that is configured.
-    """
+    """Whether a job has a ``padding`` section, or a padded trainer by name."""
     named = get_trainer_cls(config.trainer.v1.trainer_mode)
     return config.get("padding") is not None or issubclass(named, PaddedTrainer)

@@ -23,6 +23,8 @@ from verl_padding.worker.training_workers import for_training_workers
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
 
+PlannedByStep = Callable[[], PaddedBatch | None]
+"""Returns the padded batch of the step that runs, or None outside of a step."""
 PlanSingleCall = Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]]
 """Makes a with-block's padded batch for one call, from the plan's name of it and its rows."""
 
@@ -34,21 +36,10 @@ class PaddedWorkerGroup:
     worker group, and so does a batch that is not in TransferQueue. A call outside of a step, or with other rows than
     the step has planned for it, gets a plan and pads of its own, which are gone when it returns. Workers count their
     peak memory anew for each call: verl logs the highest since the process began.
-
-    Args:
-        worker_group: verl's.
-        current: returns the padded batch of the step that runs, or None outside of a step.
     """
 
-    def __init__(
-        self,
-        worker_group: Any,
-        current: Callable[[], PaddedBatch | None],
-        plan_single_call: PlanSingleCall | None = None,
-    ):
-        self._worker_group = worker_group
-        self._current = current
-        self._plan_single_call = plan_single_call
+    def __init__(self, worker_group: Any, current: PlannedByStep, plan_single_call: PlanSingleCall | None = None):
+        self._worker_group, self._current, self._plan_single_call = worker_group, current, plan_single_call
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
@@ -109,7 +100,7 @@ def dp_size(worker_group: Any, mesh_name: str) -> int:
 
 
 def wrap_worker_groups(
-    trainer: Any, reader: JobReader, current: Callable[[], PaddedBatch | None], plan_single_call: PlanSingleCall
+    trainer: Any, reader: JobReader, current: PlannedByStep, plan_single_call: PlanSingleCall
 ) -> list[PaddedWorkerGroup]:
     """Wraps the worker groups of a trainer, once their engines are as planned, and changes what these need for pads.
 
@@ -118,11 +109,8 @@ def wrap_worker_groups(
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
-    padding = reader.padding
-    changes = [
-        check_engines({role: engine.config for role, engine in reader.engines.items()}),
-        wrap_worker_loss(padding.denominator),
-    ]
+    padding, planned = reader.padding, {role: engine.config for role, engine in reader.engines.items()}
+    changes = [check_engines(planned), wrap_worker_loss(padding.denominator)]
     if reader.has_vision:
         changes.append(vision_fixes.install_in_worker)
     if padding.packer == "plan":
@@ -142,23 +130,12 @@ def wrap_worker_groups(
 
 
 PLANNED = (
-    "strategy",
-    "use_dynamic_bsz",
-    "max_token_len_per_gpu",
-    "micro_batch_size_per_gpu",
-    "infer_max_token_len_per_gpu",
-    "infer_micro_batch_size_per_gpu",
-    "use_remove_padding",
-    "ulysses_sequence_parallel_size",
-    "ulysses_parallel_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "dynamic_context_parallel",
-    "max_seqlen_per_dp_cp_rank",
-    "pad_to_length",
-    "pad_to_length_bucket",
+    *("strategy", "use_dynamic_bsz", "use_remove_padding", "pad_to_length", "pad_to_length_bucket"),
+    *("max_token_len_per_gpu", "micro_batch_size_per_gpu", "max_seqlen_per_dp_cp_rank"),
+    *("infer_max_token_len_per_gpu", "infer_micro_batch_size_per_gpu"),
+    *("ulysses_sequence_parallel_size", "ulysses_parallel_size", "tensor_model_parallel_size"),
+    *("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "dynamic_context_parallel"),
 )
 """Fields of verl's engine configs that decide what a worker's micro-batches may hold; no backend has all of them."""
 
