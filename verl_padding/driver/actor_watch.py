@@ -1,7 +1,5 @@
 """Ends a job one of whose actors has died; verl or TransferQueue would wait for it for minutes, or forever."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading
@@ -88,10 +86,12 @@ class ActorWatch:
         thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True, name="actor watch")
         thread.start()
         try:
-            yield
+            try:
+                yield
+            finally:
+                self._ended.set()
+                thread.join()
         except BaseException as error:
-            self._ended.set()
-            thread.join()
             if self.lost is None and isinstance(error, ray.exceptions.RayActorError):
                 # A call has met the dead actor before the watch did.
                 self._find_lost()
@@ -101,8 +101,6 @@ class ActorWatch:
                 raise LostActorError(self.lost) from error
             raise
         finally:
-            self._ended.set()
-            thread.join()
             signal.signal(_SIGNAL, before or signal.SIG_DFL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

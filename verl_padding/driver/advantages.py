@@ -11,8 +11,6 @@ that returns other rows, or the same in another order, then gives each key the a
 its place: :func:`check_advantages_stay_with_rows` finds such a function by running it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

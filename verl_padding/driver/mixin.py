@@ -1,7 +1,5 @@
 """What makes one of verl's trainers a padded one."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What pads cost, what the plan does and what sessions are, logged under ``padding/`` each step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

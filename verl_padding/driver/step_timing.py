@@ -1,7 +1,5 @@
 """What the workers' clocks say of a step: asked for once, logged, written to the step's file, learned from."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Worker groups whose batch calls get the padded batch, while the trainer goes on with the real rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial

@@ -1,7 +1,5 @@
 """What all charts have in common: the colours of stock verl and of the plug-in, and how a chart is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,14 +1,12 @@
 """Runs side by side: what they earned, and how many optimizer steps and pads that took."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import cast
+from typing import Self, cast
 
 from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
@@ -51,7 +49,7 @@ class RunCurves:
     real_rows: list[int]
 
     @classmethod
-    def read(cls, folder: Path) -> RunCurves:
+    def read(cls, folder: Path) -> Self:
         """Reads what a run has left: metrics and rollout dumps, and the config of a run of stock verl.
 
         Raises:
@@ -85,7 +83,7 @@ class RunCurves:
             real_rows=[rows[step].real for step in steps],
         )
 
-    def by_stock_rule(self, rule: StockRule) -> RunCurves:
+    def by_stock_rule(self, rule: StockRule) -> Self:
         """What stock verl's rule makes of the same numbers of rows; what they would earn is not known."""
         unknown = [math.nan] * len(self.steps)
         return replace(
@@ -100,7 +98,6 @@ class RunCurves:
 
 
 def stock_rule_of(folder: Path) -> StockRule:
-    """How stock verl pads the batches of a run."""
     return StockRule.of_config(cast("DictConfig", OmegaConf.load(folder / CONFIG)))
 
 
@@ -108,8 +105,13 @@ def table_of(runs: Sequence[RunCurves]) -> Table:
     """The runs side by side, in numbers."""
     table = Table()
     table.add_column("run", overflow="fold")
-    headings = ("steps", f"reward,\nlast {LAST}", "optimizer steps\nper batch", "grad norm,\nmean", "pads /\nreal rows")
-    for heading in headings:
+    for heading in (
+        "steps",
+        f"reward,\nlast {LAST}",
+        "optimizer steps\nper batch",
+        "grad norm,\nmean",
+        "pads /\nreal rows",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         fewest, most = min(run.optimizer_steps), max(run.optimizer_steps)

@@ -4,8 +4,6 @@ The command's whole output, Ray's and torch's too, goes to ``OUT/log``; if the c
 shown. The exit code is the command's. An error in here, such as a terminal that was closed, does not end the command.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a run has left: metrics and rollout dumps as verl has written them, and whether its agent has learned."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

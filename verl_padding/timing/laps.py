@@ -1,7 +1,5 @@
 """Laps: what each micro-batch took on each rank. The file that keeps those of a step, their figures, their trace."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,13 +1,11 @@
 """Costs that a job learns from its own clock, call by call, and keeps with its checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -45,14 +43,9 @@ class _Learned:
     tried: int = 0
     """Number of the step after which the last such step was asked for; 0 for never."""
 
-    @property
-    def number(self) -> int:
-        """How many steps have been learned from."""
-        return max(self.steps, default=0)
-
     def add(self, seen: Sequence[Measured]) -> None:
         """Takes a step in, and drops those that are no longer looked at."""
-        number = self.number + 1
+        number = max(self.steps, default=0) + 1
         steps = {**self.steps, number: seen}
         newest = {_fullness(step): each for each, step in steps.items() if number - each < MEMORY}
         self.steps = {each: step for each, step in steps.items() if number - each < WINDOW or each in newest.values()}
@@ -70,19 +63,18 @@ class _Learned:
         What does not depend on a micro-batch's tokens, what grows with them and what grows with their square is then
         all the same to a fit. A trial that happened to be slow, or a machine that has changed, does not count for ever.
         """
-        if self.tried and self.number - self.tried < MEMORY:
+        if self.tried and max(self.steps) - self.tried < MEMORY:
             return 0
         emptiest, fullest = np.quantile([measured.fill for measured, _ in self.seen()], [FEW, 1 - FEW])
         return int(fullest) // 2 if 2 * emptiest > fullest else 0
 
 
 class LearnedCosts:
-    """What micro-batches of each call cost, by the steps seen so far.
+    """What micro-batches of each call cost, by the steps seen so far; the same laps give the same costs.
 
     After each step a fit to the micro-batches of the steps so far, and the formula, are compared on micro-batches that
     the fit has not seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`. Where
-    all micro-batches were about equally full, one step in `MEMORY` tries half as full ones. The same laps give the same
-    costs.
+    all micro-batches were about equally full, one step in `MEMORY` tries half as full ones.
     """
 
     def __init__(self) -> None:
@@ -128,7 +120,7 @@ class LearnedCosts:
                     f"formula by {of_formula:.3f}"
                 )
             if call in cut_by_plan and (fill := known.fill_to_try()):
-                known.trial_fill, known.tried = fill, known.number
+                known.trial_fill, known.tried = fill, max(known.steps)
                 changes.append(
                     f"the next update tries micro-batches of {fill} tokens in {call}, or as many as its rows need: all "
                     "were about twice as full, which hides what depends on how full they are"
@@ -136,12 +128,11 @@ class LearnedCosts:
         return changes
 
     def write(self, path: Path) -> None:
-        """Writes all that is known."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({call: asdict(known) for call, known in self._learned.items()}))
 
     @classmethod
-    def read(cls, path: Path) -> LearnedCosts:
+    def read(cls, path: Path) -> Self:
         """What :meth:`write` has written.
 
         Raises:
