@@ -1,5 +1,7 @@
 """Advantages of whole sessions, from verl's own estimators, against formulas written out."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,7 @@ def as_rows(fields) -> TensorDict:
     return TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=len(fields["rm_scores"]))
 
 
+@cache
 def algorithm_of(estimator: str):
     critic = ["critic.ppo_mini_batch_size=256"] if estimator == "gae" else []
     settings = [f"algorithm.adv_estimator={estimator}", f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}", *critic]

@@ -1,35 +1,20 @@
 """A session may be split into rows in any way: advantages, returns and weights of what it trains are the same."""
 
-from functools import cache
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-from tests.equivalence.test_advantages import VERLS_LIMITS
+from tests.driver.test_session_advantages import ESTIMATORS, GAMMA, LAM, algorithm_of
 from tests.support import estimator_formulas
 from tests.support.losses_on_rows import MODES, nested
 from tests.support.split_sessions import Row, sessions, split
-from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectories
 from verl_padding.pads.lineage import Inputs, continued, extensions
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout
 from verl_padding.plan.row_keys import session_of_key
-
-ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
-GAMMA, LAM = 0.9, 0.8
-
-
-@cache
-def algorithm_of(estimator: str):
-    critic = ["critic.ppo_mini_batch_size=256"] if estimator == "gae" else []
-    return compose_job(
-        f"algorithm.adv_estimator={estimator}", f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}", *critic
-    ).algorithm
 
 
 def continued_rows(rows: list[Row], *, said: bool) -> list[int | None]:

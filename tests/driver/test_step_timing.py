@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.timing.test_laps import lap
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.plan import Job, Pass, Update
@@ -27,21 +28,7 @@ class Workers:
     def lap(self, call: str, micro_batch: int) -> Lap:
         tokens = tuple(self.draw.randint(200, 700) for _ in range(8))
         seconds = (0.01 + 1e-5 * sum(tokens)) * self.draw.uniform(0.98, 1.02)
-        return Lap(
-            call=call,
-            rank=0,
-            mini_batch=0,
-            micro_batch=micro_batch,
-            start_s=float(CALLS.index(call)),
-            seconds=seconds,
-            busy_s=seconds,
-            rows=(),
-            pads=0,
-            computed_tokens=tokens,
-            forward_s=None,
-            reserved_bytes=0,
-            allocated_bytes=None,
-        )
+        return lap(0, micro_batch, seconds, seconds, tokens, call=call, start_s=float(CALLS.index(call)))
 
 
 @pytest.mark.parametrize(("as_update", "calls"), [("actor", ["actor"]), (None, ["log_prob", "actor"])])
