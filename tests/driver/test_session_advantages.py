@@ -14,7 +14,7 @@ from tests.equivalence.test_advantages import VERLS_LIMITS
 from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.losses_on_rows import nested
 from tests.support.verl_config import compose_job
-from verl_padding.driver.advantages import session_advantages, trajectories
+from verl_padding.driver.advantages import session_advantages, trajectory_places
 from verl_padding.plan.row_keys import uid_of_key
 
 ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
@@ -55,8 +55,8 @@ def algorithm_of(estimator: str):
 def computed(estimator: str, fields, keys=KEYS, extends_R=None, prompts=5):
     responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
-    sessions = trajectories(keys, prompt_R, responses, extends_R)
-    return session_advantages(as_rows(fields), keys, sessions, algorithm_of(estimator))
+    places_R = trajectory_places(keys, prompt_R, responses, extends_R)
+    return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
 
 
 def by_verl(estimator: str, fields, keys) -> TensorDict:
@@ -121,18 +121,11 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
 
 def test_a_token_that_several_rows_have_is_one_token_of_the_trajectory():
     # Row 1 begins with row 0 and has its response among its own; row 2 begins with row 1, in its prompt.
-    keys, prompts, responses, extends_R = (
-        ["a_0_0", "a_0_1", "a_0_2", "a_1_0"],
-        [4, 4, 9, 4],
-        [2, 5, 3, 2],
-        [None, 0, 1, None],
-    )
-    first, other = trajectories(keys, prompts, responses, extends_R)
-    assert [places.tolist() for places in first.places] == [[0, 1], [0, 1, 2, 3, 4], [5, 6, 7]]
-    assert (first.rows, first.length) == ([0, 1, 2], 8)
-    assert (other.rows, other.length) == ([3], 2)
-    apart, _ = trajectories(keys, prompts, responses)
-    assert apart.length == 10
+    shape = ["a_0_0", "a_0_1", "a_0_2", "a_1_0"], [4, 4, 9, 4], [2, 5, 3, 2]
+    places_R = trajectory_places(*shape, [None, 0, 1, None])
+    assert [places.tolist() for places in places_R] == [[0, 1], [0, 1, 2, 3, 4], [5, 6, 7], [0, 1]]
+    apart = trajectory_places(*shape)
+    assert [places.tolist() for places in apart] == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9], [0, 1]]
 
 
 def test_the_reward_is_at_the_end_of_a_trajectory_whose_last_row_begins_an_earlier_one():
@@ -192,6 +185,6 @@ def test_the_penalties_of_a_kl_may_have_another_dtype_than_the_scores():
 
 
 def test_the_tokens_of_a_row_come_after_those_that_it_begins_with_though_these_are_a_later_rows():
-    (found,) = trajectories(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
-    assert found.length == 5  # the last token of the prompt of six is the second response token of the other row
-    assert [places.tolist() for places in found.places] == [[2, 3, 4], [0, 1, 2]]
+    # The last token of the prompt of six is the second response token of the other row.
+    places_R = trajectory_places(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
+    assert [places.tolist() for places in places_R] == [[2, 3, 4], [0, 1, 2]]

@@ -10,7 +10,7 @@ from tests.driver.test_session_advantages import ESTIMATORS, GAMMA, LAM, algorit
 from tests.support import estimator_formulas
 from tests.support.losses_on_rows import MODES, nested
 from tests.support.split_sessions import Row, sessions, split
-from verl_padding.driver.advantages import session_advantages, trajectories
+from verl_padding.driver.advantages import session_advantages, trajectory_places
 from verl_padding.pads.lineage import Inputs, continued, extensions
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout
@@ -47,8 +47,8 @@ def computed(estimator: str, rows: list[Row], rewards: dict[str, float], *, said
         fields["token_level_rewards"] = nested(score - of_row for score, of_row in zip(scores, taken, strict=True))
     keys = [row.key for row in rows]
     prompts, responses = [len(row.prompt) for row in rows], [len(row.response) for row in rows]
-    found = trajectories(keys, prompts, responses, continued_rows(rows, said=said))
-    got = session_advantages(TensorDict(fields, len(rows)), keys, found, algorithm_of(estimator))
+    places_R = trajectory_places(keys, prompts, responses, continued_rows(rows, said=said))
+    got = session_advantages(TensorDict(fields, len(rows)), keys, places_R, algorithm_of(estimator))
     columns = [got[name].unbind() for name in ("advantages", "returns")]
     return [
         (session_of_key(row.key), action, *(float(column[place][token]) for column in columns))

@@ -1,24 +1,18 @@
-"""Samples of a prompt: where verl takes each row for one, a session of several rows is one here.
+"""Samples of a prompt: verl 0.9.1 takes each row for one, where a session of several rows is one here.
 
-verl 0.9.1 gives its estimators a row per sample. A session of ten rows, each with the session's reward, then is ten
-samples of its prompt. Here a session's response tokens are put one after the other, in the order of its rows, with the
-session's reward on the last token that is trained, and verl's own function computes advantages and returns of these
-trajectories. Each row gets those of its tokens back. Rows that continue another row, prompt and response, may have its
-response tokens among their own: such a token is one token of the trajectory.
-
-verl's trainer puts advantages into TransferQueue under the keys that the batch had before it computed them. A function
-that returns other rows, or the same in another order, then gives each key the advantages of whatever row has come into
-its place: :func:`check_advantages_stay_with_rows` finds such a function by running it.
+A session of ten rows, each with the session's reward, would be ten samples of its prompt. Here its response tokens are
+put one after the other, in the order of its rows, with the reward on the last token that is trained, and verl's own
+function computes advantages and returns of these trajectories. Each row gets those of its tokens back. Rows that
+continue another row, prompt and response, may have its response tokens among their own: such a token is one token of
+the trajectory.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.protocol import DataProto
@@ -31,8 +25,6 @@ from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
-Int64s = NDArray[np.int64]
-
 MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
 READ = (MASK, SCORES, REWARDS, VALUES)
 """Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL, values with a critic."""
@@ -42,24 +34,13 @@ N_ROWS, NUMBER = 16, "row_number"
 """Rows to try an estimator on: of so many drawn at random, one in 10**19 draws is the rows in their order."""
 
 
-@dataclass(frozen=True)
-class Trajectory:
-    """The response tokens of a session, each once, in the order of its rows."""
-
-    rows: list[int]
-    """Numbers of its rows, in order."""
-    places: list[Int64s]
-    """Of each of its rows: the place of each response token in the trajectory."""
-    length: int
-
-
-def trajectories(
+def trajectory_places(
     keys: Sequence[str],
     prompt_R: Sequence[int],
     response_R: Sequence[int],
     extends_R: Sequence[int | None] | None = None,
-) -> list[Trajectory]:
-    """The trajectory of each session, sessions in the order of their first rows.
+) -> list[torch.Tensor]:
+    """Of each row: the place of each response token in the trajectory of its session, where each token is once.
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
@@ -74,7 +55,6 @@ def trajectories(
         if earlier is not None:
             token_R[row][: lengths[earlier]] = token_R[earlier]
     place_of_token = np.full(sum(lengths), -1, dtype=np.int64)
-    found = []
     for rows in rows_of_sessions(keys):
         length = 0
         for row in rows:
@@ -83,8 +63,7 @@ def trajectories(
                 new = tokens[place_of_token[tokens] < 0]
                 place_of_token[new] = np.arange(length, length + len(new))
                 length += len(new)
-        found.append(Trajectory(rows, [place_of_token[token_R[row][prompt_R[row] :]] for row in rows], length))
-    return found
+    return [torch.from_numpy(place_of_token[tokens[n:]]) for tokens, n in zip(token_R, prompt_R, strict=True)]
 
 
 def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
@@ -102,39 +81,45 @@ def compute_session_advantages(batch: KVBatchMeta, algorithm: DictConfig, *, ima
     rows = read_fields(batch.keys, batch.partition_id, READ)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
-    sessions = trajectories(batch.keys, prompt_R, response_R, extends_R)
-    put_columns(batch, session_advantages(rows, batch.keys, sessions, algorithm))
+    places_R = trajectory_places(batch.keys, prompt_R, response_R, extends_R)
+    put_columns(batch, session_advantages(rows, batch.keys, places_R, algorithm))
 
 
 def session_advantages(
-    rows: TensorDict, keys: Sequence[str], sessions: Sequence[Trajectory], algorithm: DictConfig
+    rows: TensorDict, keys: Sequence[str], places_R: Sequence[torch.Tensor], algorithm: DictConfig
 ) -> dict[str, torch.Tensor]:
     """Advantages and returns of each row, (R, response tokens) jagged, from verl's estimator on whole sessions.
 
     Args:
         rows: the fields of :data:`READ` that the rows have, jagged.
-        sessions: their trajectories.
+        places_R: their :func:`trajectory_places`.
     """
     fields = {name: rows[name].unbind() for name in READ if name in rows.keys()}  # noqa: SIM118  (a TensorDict)
-    columns = [_columns(fields, session) for session in sessions]
-    estimated = _estimated(columns, [keys[session.rows[0]] for session in sessions], algorithm)
-    found: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] * len(keys) for name in RESULTS}
-    for number, session in enumerate(sessions):
-        for row, places in zip(session.rows, session.places, strict=True):
-            for name in RESULTS:
-                found[name][row] = estimated[name][number, torch.from_numpy(places)]
-    return {name: torch.nested.as_nested_tensor(found[name], layout=torch.jagged) for name in RESULTS}
+    sessions = rows_of_sessions(keys)
+    columns = [_columns(fields, session, places_R) for session in sessions]
+    estimated = _estimated(columns, [keys[session[0]] for session in sessions], algorithm)
+    session_of = {row: number for number, session in enumerate(sessions) for row in session}
+    return {
+        name: _jagged([estimated[name][session_of[row], places] for row, places in enumerate(places_R)])
+        for name in RESULTS
+    }
 
 
-def _columns(fields: dict[str, Sequence[torch.Tensor]], session: Trajectory) -> dict[str, torch.Tensor]:
-    """Mask, rewards and values of a trajectory, (length,) each.
+def _jagged(values: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+
+def _columns(
+    fields: dict[str, Sequence[torch.Tensor]], session: Sequence[int], places_R: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Mask, rewards and values of a trajectory, (length,) each, from the rows of its session.
 
     A token that several rows have is that of the first of them which trains it.
     """
-    last = session.rows[-1]
-    columns = {name: fields[name][last].new_zeros(session.length) for name in (MASK, VALUES) if name in fields}
-    rewards = fields[REWARDS if REWARDS in fields else SCORES][last].new_zeros(session.length)
-    rows = [(row, torch.from_numpy(places)) for row, places in zip(session.rows, session.places, strict=True)]
+    rows = [(row, places_R[row]) for row in session]
+    length = len(torch.cat([places for _, places in rows]).unique())
+    columns = {name: fields[name][session[-1]].new_zeros(length) for name in (MASK, VALUES) if name in fields}
+    rewards = fields[REWARDS if REWARDS in fields else SCORES][session[-1]].new_zeros(length)
     # Backwards, so that the first row has the last word; those that train a token after those that do not.
     for trained in (False, True):
         for row, places in reversed(rows):
@@ -187,14 +172,15 @@ def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
         return
     rows = read_fields(batch.keys, batch.partition_id, READ)
     mask_R = rows[MASK].unbind()
-    mended = [number for number, of in enumerate(sessions) if not mask_R[of[-1]].any()]
+    mended = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]
     if not mended:
         return
     reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
-    samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[of[-1]].sum()[None]} for of in sessions]
-    estimated = _estimated(samples, [batch.keys[of[-1]] for of in sessions], algorithm)["advantages"]
-    advantage_of = {row: estimated[session, 0] * mask_R[row] for session in mended for row in sessions[session]}
-    column = torch.nested.as_nested_tensor(list(advantage_of.values()), layout=torch.jagged)
+    last_S = [session[-1] for session in sessions]
+    samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[row].sum()[None]} for row in last_S]
+    estimated = _estimated(samples, [batch.keys[row] for row in last_S], algorithm)["advantages"]
+    advantage_of = {row: estimated[number, 0] * mask_R[row] for number in mended for row in sessions[number]}
+    column = _jagged(list(advantage_of.values()))
     keys, tags = [batch.keys[row] for row in advantage_of], [batch.tags[row] for row in advantage_of]
     put_columns(rows_like(batch, keys, tags, None, {}), dict.fromkeys(RESULTS, column))
 
@@ -206,7 +192,9 @@ def filter_groups_by_sessions(buffer: Any) -> Any:
     group by itself, and more copies of a reward change whether NumPy finds a standard deviation of exactly 0. So the
     filter sees the last row of each session alone.
     """
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+    from verl.trainer.ppo.v1.replay_buffer import (
+        ReplayBuffer,
+    )  # which imports the padded trainers, and they this module
 
     own = getattr(type(buffer), "_dapo_filtered_keys", None)
     if own is not ReplayBuffer._dapo_filtered_keys or buffer.filter_groups_metric is None:
@@ -216,7 +204,8 @@ def filter_groups_by_sessions(buffer: Any) -> Any:
     def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
         rows = buffer.partitions[partition_id]
         keys = list(rows)
-        buffer.partitions[partition_id] = {keys[of[-1]]: rows[keys[of[-1]]] for of in rows_of_sessions(keys)}
+        last_S = [keys[session[-1]] for session in rows_of_sessions(keys)]
+        buffer.partitions[partition_id] = {key: rows[key] for key in last_S}
         try:
             return filter_rows(partition_id)
         finally:
@@ -227,7 +216,11 @@ def filter_groups_by_sessions(buffer: Any) -> Any:
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:
-    """
+    """Refuses functions of verl that return other rows than they get, or in another order, by running them on a few.
+
+    Its trainer puts advantages into TransferQueue under the keys that the batch had before: each key would get those of
+    whatever row has come into its place.
+
     Raises:
         PaddingConfigError: rows would be trained with the advantages of other rows.
     """
@@ -247,7 +240,7 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
 
 def _keeps_rows(algorithm: Any) -> bool:
     """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories  # likewise
 
     fields = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
     numbers = torch.arange(N_ROWS)

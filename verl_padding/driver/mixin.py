@@ -12,21 +12,8 @@ from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.driver import advantages, step_metrics
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
-from verl_padding.driver.advantages import (
-    check_advantages_stay_with_rows,
-    compute_session_advantages,
-    filter_groups_by_sessions,
-    repair_untrained_ends,
-)
-from verl_padding.driver.step_metrics import (
-    SESSION_FIELDS,
-    performance_metrics,
-    plan_metrics,
-    rank_token_metrics,
-    session_metrics,
-    worker_metrics,
-)
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
@@ -77,7 +64,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         check_queue_owner()
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
-        check_advantages_stay_with_rows(config)
+        advantages.check_advantages_stay_with_rows(config)
         self._loss_weightings = loss_weightings(config, self._padding)
         self._schema = Schema(self._padding.fields)
         self._watch: ActorWatch | None = None
@@ -98,7 +85,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._job_reader.check_models()  # the model is at hand now, and no worker has started
 
     def _build_replay_buffer(self) -> Any:
-        return filter_groups_by_sessions(super()._build_replay_buffer())
+        return advantages.filter_groups_by_sessions(super()._build_replay_buffer())
 
     def _setup(self) -> None:
         claim_queue()
@@ -157,7 +144,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             raise
         finally:
             self._padded_batch = None
-        metrics.update(worker_metrics(metrics, seconds_before, timing_raw))
+        metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
         if self._timing is not None:
             started = time.perf_counter()
             metrics.update(self._timing.read(self.global_steps, planned))
@@ -192,8 +179,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         padded.put_pads()
         metrics[names.PLAN_SECONDS] = planned - started
         metrics[names.UPSAMPLE_SECONDS] = time.perf_counter() - planned
-        metrics.update(plan_metrics(plan, tokens_R, template.length))
-        metrics.update(rank_token_metrics(plan, tokens_R, template.length, logging_prefix))
+        metrics.update(step_metrics.plan_metrics(plan, tokens_R, template.length))
+        metrics.update(step_metrics.rank_token_metrics(plan, tokens_R, template.length, logging_prefix))
         return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -206,9 +193,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)
         if self._padding.advantages == "session":
-            compute_session_advantages(batch, self.config.algorithm, images=self._job_reader.has_images)
+            advantages.compute_session_advantages(batch, self.config.algorithm, images=self._job_reader.has_images)
         else:
-            repair_untrained_ends(batch, self.config.algorithm)
+            advantages.repair_untrained_ends(batch, self.config.algorithm)
         return computed
 
     def _compute_metrics(
@@ -216,10 +203,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         n_gpus = self._get_n_gpus_for_throughput()
-        metrics.update(performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
+        metrics.update(step_metrics.performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
-        rows = read_fields(batch.keys, batch.partition_id, SESSION_FIELDS)
-        metrics.update(session_metrics(batch.keys, rows))
+        rows = read_fields(batch.keys, batch.partition_id, step_metrics.SESSION_FIELDS)
+        metrics.update(step_metrics.session_metrics(batch.keys, rows))
 
     def _save_checkpoint(self) -> None:
         # verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved
