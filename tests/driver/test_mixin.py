@@ -315,10 +315,17 @@ def test_a_batch_without_real_rows_is_refused():
     refused(padded_trainer(), empty, r"^step 7: no real row in the batch")
 
 
-def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting():
-    batch = put_rows([(5, 3), (60, 5)])
-    message = rf"^step 7: row '{batch.keys[1]}' has 65 tokens.* 64 .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-    refused(padded_trainer(), batch, message)
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ((60, 5), r"^step 7: row '{}' has 65 tokens.* 64 .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+        ((0, 5), r"^row '{}': its prompt has no token\. verl takes the log-prob of the first"),
+    ],
+    ids=["over the token budget", "without a prompt"],
+)
+def test_a_row_that_cannot_be_planned_is_refused_with_its_key_length_and_setting(lengths, message):
+    batch = put_rows([(5, 3), lengths])
+    refused(padded_trainer(), batch, message.format(batch.keys[1]))
 
 
 @pytest.mark.parametrize("dp_size", [1, 2], ids=["no pad is needed", "pads are needed"])
@@ -335,15 +342,6 @@ def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
     for tag in batch.tags:
         del tag["prompt_len"], tag["response_len"]
     padded_trainer()._balance_batch(batch, {})
-
-
-def test_an_empty_prompt_is_refused_with_what_is_missing():
-    batch = put_rows([(5, 3), (0, 5)])
-    refused(
-        padded_trainer(),
-        batch,
-        rf"^row '{batch.keys[1]}': its prompt has no token\. verl takes the log-prob of the first",
-    )
 
 
 @pytest.mark.parametrize(

@@ -206,18 +206,6 @@ def test_where_the_plan_does_not_cut_micro_batches_no_step_tries_another_fill():
     assert " tries " not in told
 
 
-def test_a_step_that_is_to_try_another_fill_does_so_after_a_restart(tmp_path: Path):
-    costs, _ = learn(TRUE["dense"], 2)
-    costs.write(tmp_path / FILE)
-    resumed = LearnedCosts.read(tmp_path / FILE)
-    cost = resumed.cost_of("actor", cut_by_plan=True)
-    assert cost == costs.cost_of("actor", cut_by_plan=True)
-    assert cost is not None
-    assert cost.trial_fill > 0
-    with_verls_packer = resumed.cost_of("actor", cut_by_plan=False)
-    assert with_verls_packer is None or with_verls_packer.trial_fill == 0
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_where_the_formula_is_right_noise_changes_no_plan(seed: int):
     formula, draw = FORMULAS["actor"], random.Random(seed)
@@ -237,16 +225,19 @@ def test_where_the_formula_is_right_noise_changes_no_plan(seed: int):
     assert not told
 
 
-def test_costs_are_the_same_after_they_were_saved(tmp_path: Path):
-    costs, _ = learn(TRUE["quadratic"], 3)
-    costs.write(tmp_path / "global_step_3" / FILE)
-    resumed = LearnedCosts.read(tmp_path / "global_step_3" / FILE)
-    for each in (costs, resumed):
-        for step in range(4, 7):
-            rows = rows_of_step(step)
-            plan = plan_batch(rows, job_of(each.cost_of("actor", cut_by_plan=True)))
-            each.learn(timed_step(step, plan, rows, TRUE["quadratic"], told_apart=True), FORMULAS, FORMULAS)
-    assert costs.cost_of("actor", cut_by_plan=True) == resumed.cost_of("actor", cut_by_plan=True) is not None
+def test_costs_are_the_same_after_they_were_saved_and_so_is_what_the_next_step_is_to_try(tmp_path: Path):
+    costs, _ = learn(TRUE["quadratic"], 2)
+    costs.write(tmp_path / "global_step_2" / FILE)
+    resumed = LearnedCosts.read(tmp_path / "global_step_2" / FILE)
+    for step in range(3, 6):
+        rows, (cost, again) = rows_of_step(step), (each.cost_of("actor", cut_by_plan=True) for each in (costs, resumed))
+        assert cost == again is not None
+        assert (cost.trial_fill > 0) is (step == 3)
+        timed = timed_step(step, plan_batch(rows, job_of(cost)), rows, TRUE["quadratic"], told_apart=True)
+        with_verls_packer = resumed.cost_of("actor", cut_by_plan=False)
+        assert with_verls_packer is None or with_verls_packer.trial_fill == 0
+        for each in (costs, resumed):
+            each.learn(timed, FORMULAS, FORMULAS)
     assert costs.fitted() == resumed.fitted()
 
 

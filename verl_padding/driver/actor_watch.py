@@ -55,10 +55,7 @@ class ActorWatch:
     """Looks at actors from a thread, and interrupts the main thread when one of them has died.
 
     Ray reports a death to this process, so a look costs nothing. An actor that restarts, or one that its holder has
-    replaced, is not dead.
-
-    Args:
-        actors: returns the actors that are held now, by what they are.
+    replaced (``actors`` returns those that are held now, by what they are), is not dead.
     """
 
     def __init__(self, actors: Callable[[], Mapping[str, Sequence[ActorHandle]]]):

@@ -23,14 +23,14 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.lineage import find_continued
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
-from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
+from verl_padding.plan.row_keys import row_key, rows_of_sessions, uid_of_key
 
 MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
 READ = (MASK, SCORES, REWARDS, VALUES)
 """Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL, values with a critic."""
 RESULTS = ("advantages", "returns")
 
-N_ROWS, NUMBER = 16, "row_number"
+N_ROWS = 16
 """Rows to try an estimator on: of so many drawn at random, one in 10**19 draws is the rows in their order."""
 
 
@@ -216,13 +216,10 @@ def filter_groups_by_sessions(buffer: Any) -> Any:
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:
-    """Refuses functions of verl that return other rows than they get, or in another order, by running them on a few.
+    """Runs verl's function on a few rows; a PaddingConfigError if it returns others, or the same in another order.
 
-    Its trainer puts advantages into TransferQueue under the keys that the batch had before: each key would get those of
-    whatever row has come into its place.
-
-    Raises:
-        PaddingConfigError: rows would be trained with the advantages of other rows.
+    verl's trainer puts advantages into TransferQueue under the keys that the batch had before: each key would get those
+    of whatever row has come into its place.
     """
     algorithm = config.algorithm
     if _keeps_rows(algorithm):
@@ -243,11 +240,9 @@ def _keeps_rows(algorithm: Any) -> bool:
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories  # likewise
 
     fields = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
-    numbers = torch.arange(N_ROWS)
-    data = DataProto.from_dict(
-        tensors={NUMBER: numbers.clone(), **{name: torch.ones(N_ROWS, 2) for name in fields}},
-        non_tensors={"uid": np.array([f"prompt{row // 2}" for row in range(N_ROWS)], dtype=object)},
-    )
+    columns = {"row_number": torch.arange(N_ROWS), **{name: torch.ones(N_ROWS, 2) for name in fields}}
+    uids = [f"prompt{row // 2}" for row in range(N_ROWS)]
+    data = DataProto.from_dict(tensors=columns, non_tensors={"uid": np.array(uids, dtype=object)})
     try:
         # What an estimator of the user's own returns, verl's function only puts beside the rows.
         if not get_adv_estimator_fn(algorithm["adv_estimator"]).__module__.startswith("verl."):
@@ -255,7 +250,7 @@ def _keeps_rows(algorithm: Any) -> bool:
         with torch.random.fork_rng(devices=[]):
             computed = compute_advantage_for_multi_trajectories(
                 data,
-                batch_keys=[f"prompt{row // 2}_{row % 2}_0" for row in range(N_ROWS)],
+                batch_keys=[row_key(uid, row % 2, 0) for row, uid in enumerate(uids)],
                 adv_estimator=algorithm["adv_estimator"],
                 gamma=algorithm["gamma"],
                 lam=algorithm["lam"],
@@ -263,4 +258,4 @@ def _keeps_rows(algorithm: Any) -> bool:
             )
     except Exception:  # these rows lack something, or verl refuses the estimator, which code loaded later may bring
         return True
-    return torch.equal(computed.batch[NUMBER], numbers)
+    return torch.equal(computed.batch["row_number"], torch.arange(N_ROWS))

@@ -45,9 +45,6 @@ else:
 
 logger = logging.getLogger(__name__)
 
-TRAIN_PARTITION = "train"
-"""verl's name for the part of TransferQueue that training rows are in."""
-
 
 class PaddedTrainer(TakesPadding, VerlTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
@@ -91,7 +88,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         claim_queue()
         try:
             super()._setup()
-            clear_leftovers(TRAIN_PARTITION)
+            clear_leftovers("train")  # verl's name for the part of TransferQueue that training rows are in
             self._worker_groups = wrap_worker_groups(
                 self, self._job_reader, lambda: self._padded_batch, self._plan_single_call
             )

@@ -96,11 +96,7 @@ class StepTiming:
             self._learned.write(self._checkpoint(step) / FILE)
 
     def resume(self, step: int) -> None:
-        """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some.
-
-        Raises:
-            PaddingDataError: its file holds something else.
-        """
+        """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some."""
         named = self._trainer.resume_mode == "resume_path"
         path = (Path(self._trainer.resume_from_path) if named else self._checkpoint(step)) / FILE
         if self._learned is not None and step and path.is_file():
@@ -111,7 +107,7 @@ class StepTiming:
 
 
 def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> dict[str, float]:
-    """Metrics of the calls that have laps; ``cost_models``: of each call, what the plan reckoned with."""
+    """Metrics of the calls that have laps, by the cost that the plan of each reckoned with."""
     metrics: dict[str, float] = {}
     for call, laps in timed.by_call().items():
         metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(measurements(laps, cost_models[call]))
@@ -121,8 +117,7 @@ def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> di
 
 
 def _folder(config: DictConfig, padding: PaddingConfig) -> Path:
-    """Where the files of a job's steps go."""
-    if padding.timing_dir is not None:
-        return Path(padding.timing_dir).expanduser()
+    """Where the files of a job's steps go: beside its rollouts, or among its checkpoints, unless that is set."""
     rollouts = config.trainer.get("rollout_data_dir")
-    return Path(rollouts).expanduser().parent / FOLDER if rollouts else Path(config.trainer.default_local_dir) / FOLDER
+    beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
+    return beside / FOLDER if padding.timing_dir is None else Path(padding.timing_dir).expanduser()

@@ -51,11 +51,7 @@ for _padded in (PaddedTrainerSync, PaddedTrainerColocateAsync, PaddedTrainerSepa
 
 
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
-    """The trainer that a job of this ``trainer.v1.trainer_mode`` gets if it asks for padding.
-
-    Raises:
-        PaddingConfigError: it pads nothing. A ValueError is verl's: there is no trainer of this name.
-    """
+    """The trainer that a job of this ``trainer_mode`` gets if it asks for padding; refused if it pads nothing."""
     return padded_or_refused(get_trainer_cls(trainer_mode))
 
 

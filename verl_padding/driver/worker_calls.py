@@ -20,7 +20,6 @@ from verl_padding.worker.training_workers import for_training_workers
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
-
 PlannedByStep = Callable[[], PaddedBatch | None]
 """Returns the padded batch of the step that runs, or None outside of a step."""
 PlanSingleCall = Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]]
@@ -100,10 +99,7 @@ def dp_size(worker_group: Any, mesh_name: str) -> int:
 def wrap_worker_groups(
     trainer: Any, reader: JobReader, current: PlannedByStep, plan_single_call: PlanSingleCall
 ) -> list[PaddedWorkerGroup]:
-    """Wraps the worker groups of a trainer, once their engines are as planned, and changes what these need for pads.
-
-    Args:
-        trainer: verl's, after its set-up; its attributes then hold the wrapped groups.
+    """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what padded calls need.
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
@@ -141,10 +137,8 @@ PLANNED = (
 def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Makes a function for verl's ``execute_with_func_generator`` that checks a worker's engines against the plan's.
 
-    A value that differs would silently make other micro-batches than the plan's.
-
-    Args:
-        planned: verl's engine config of each role (``actor``, ``ref``, ``critic``), as the driver has it.
+    A value that differs from ``planned``, verl's engine config of each role (``actor``, ``ref``, ``critic``) as the
+    driver has it, would silently make other micro-batches.
     """
 
     def check(role: str, trainee: Any) -> None:

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 
 STOCK, STOCK_LIGHT = "tab:orange", "#ffbb78"
-"""Stock verl, and what has to differ from it beside it."""
 OURS, OURS_LIGHT = "tab:blue", "#aec7e8"
-"""The plug-in, and what has to differ from it beside it."""
+"""Stock verl and the plug-in, and what has to differ from each beside it."""
 PADS = "#333333"
 WAITING = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
-"""How the time is drawn that a rank waits."""
 
 
 def new_figure(**options: Any) -> tuple[Any, Any]:

@@ -44,17 +44,12 @@ class RunCurves:
     optimizer_steps: list[int]
     """Those of the actor per epoch; in a stock run they follow from its rows and its config."""
     grad_norm: list[float]
-    """verl's ``actor/grad_norm``, the mean over the optimizer steps of the step."""
     pads: list[int]
     real_rows: list[int]
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads what a run has left: metrics and rollout dumps, and the config of a run of stock verl.
-
-        Raises:
-            PaddingDataError: no step has both metrics and a dump.
-        """
+        """Reads what a run has left: metrics and rollout dumps, and the config of a run of stock verl."""
         metrics, rows = dict(read_metrics(folder)), {rows.step: rows for rows in read_rows(folder)}
         steps = sorted(metrics.keys() & rows.keys())
         if not steps:
@@ -64,34 +59,31 @@ class RunCurves:
                 f"{folder / ROLLOUTS} and hydra.run.dir={folder / CONFIG.parts[0]}, as the recipes' run scripts do."
             )
         is_stock = not any(PAD_ROWS_TOTAL in metrics[step] for step in steps)
-        if is_stock:
-            rule = stock_rule_of(folder)
-            optimizer_steps = [rule.optimizer_steps(rows[step].real) for step in steps]
-            pads = [rows[step].dumped_pads for step in steps]
-        else:
-            # A step that trained only the critic has none of the actor.
-            optimizer_steps = [int(metrics[step].get(OPTIMIZER_STEPS.format(update=ACTOR), 0)) for step in steps]
-            pads = [int(metrics[step].get(PAD_ROWS_TOTAL, 0)) for step in steps]
-        return cls(
+        run = cls(
             name=str(folder),
             is_stock=is_stock,
             steps=steps,
             reward=[rows[step].reward for step in steps],
-            optimizer_steps=optimizer_steps,
+            # A step that trained only the critic has none of the actor.
+            optimizer_steps=[int(metrics[step].get(OPTIMIZER_STEPS.format(update=ACTOR), 0)) for step in steps],
             grad_norm=[metrics[step].get(GRAD_NORM, math.nan) for step in steps],
-            pads=pads,
+            pads=[rows[step].dumped_pads if is_stock else int(metrics[step].get(PAD_ROWS_TOTAL, 0)) for step in steps],
             real_rows=[rows[step].real for step in steps],
         )
+        return run.with_steps_of(stock_rule_of(folder)) if is_stock else run
+
+    def with_steps_of(self, rule: StockRule) -> Self:
+        """The same, with the optimizer steps that stock verl takes of its rows."""
+        return replace(self, optimizer_steps=[rule.optimizer_steps(real) for real in self.real_rows])
 
     def by_stock_rule(self, rule: StockRule) -> Self:
         """What stock verl's rule makes of the same numbers of rows; what they would earn is not known."""
         unknown = [math.nan] * len(self.steps)
         return replace(
-            self,
+            self.with_steps_of(rule),
             name="verl's rule",
             is_stock=True,
             reward=unknown,
-            optimizer_steps=[rule.optimizer_steps(real) for real in self.real_rows],
             grad_norm=unknown,
             pads=[rule.padded_rows(real) - real for real in self.real_rows],
         )
@@ -105,13 +97,8 @@ def table_of(runs: Sequence[RunCurves]) -> Table:
     """The runs side by side, in numbers."""
     table = Table()
     table.add_column("run", overflow="fold")
-    for heading in (
-        "steps",
-        f"reward,\nlast {LAST}",
-        "optimizer steps\nper batch",
-        "grad norm,\nmean",
-        "pads /\nreal rows",
-    ):
+    headings = ("steps", f"reward,\nlast {LAST}", "optimizer steps\nper batch", "grad norm,\nmean", "pads /\nreal rows")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         fewest, most = min(run.optimizer_steps), max(run.optimizer_steps)

@@ -27,8 +27,7 @@ COLUMNS = {
     "grad norm": (metric_names.GRAD_NORM, ".3f"),
     "seconds": (metric_names.STEP_SECONDS, ".1f"),
 }
-"""Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
-smallest optimizer step."""
+"""Heading -> (metric, format) in the line of a step; "fewest rows" are those of the smallest optimizer step."""
 
 
 class StepLines:
@@ -61,13 +60,11 @@ class StepLines:
 
 
 def follow(out: Path, command: Sequence[str]) -> int:
-    """Runs a command to its end and shows the steps that it logs.
+    """Runs a command to its end and shows the steps that it logs; returns its exit code, 128 + n if signal n ended it.
 
     Args:
         out: the job's folder, made if missing: verl's file logger writes its ``metrics.jsonl`` there, and the rollouts
             are expected in ``rollouts`` there. The log is appended to: a resumed job goes on with it.
-
-    Returns: the command's exit code; 128 + n if signal n ended it.
     """
     out.mkdir(parents=True, exist_ok=True)
     steps = StepLines(out)

@@ -31,7 +31,6 @@ class StepRows:
     """Mean reward of the sessions. verl's ``critic/score/mean`` is over rows, so long sessions count more often."""
     real: int
     dumped_pads: int
-    """Pads among the dumped rows: none if only worker calls see pads."""
 
 
 def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -97,7 +96,6 @@ class Learning:
         self.learned: bool | None = held or (None if len(rewards) < goal.steps else False)
 
     def __str__(self) -> str:
-        """The verdict, and the figures that it rests on."""
         goal, steps = self._goal, self._steps
         verdict = {
             True: "The agent has learned its task",

@@ -27,7 +27,6 @@ class Lap:
     """
 
     call: str
-    """The worker call, as the plan names it."""
     rank: int
     """Data-parallel rank."""
     mini_batch: int
@@ -45,7 +44,6 @@ class Lap:
     rows: tuple[int, ...]
     """Numbers of its real rows in the batch."""
     pads: int
-    """Its pads."""
     computed_tokens: tuple[int, ...]
     """Tokens of each row that was computed, pads among them; of rows that share a prefix only the longest is."""
     reserved_bytes: int
@@ -91,11 +89,7 @@ def write_step(timed: Iterable[TimedStep], path: Path) -> None:
 
 
 def read_steps(path: Path) -> list[TimedStep]:
-    """The updates of a step's file, mostly one.
-
-    Raises:
-        PaddingDataError: it cannot be read, or holds something else.
-    """
+    """The updates of a step's file, mostly one; a PaddingDataError if it holds something else."""
     steps: list[TimedStep] = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -113,7 +107,6 @@ def read_steps(path: Path) -> list[TimedStep]:
 
 
 def _by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
-    """The laps of a call, those of a micro-batch on all ranks together."""
     found: dict[tuple[int, int], list[Lap]] = defaultdict(list)
     for lap in laps:
         found[lap.mini_batch, lap.micro_batch].append(lap)
@@ -133,11 +126,8 @@ def measurements(laps: Sequence[Lap], cost_model: CostModel) -> list[Measured]:
 
 
 def imbalance_and_waiting(laps: Sequence[Lap]) -> tuple[float, float] | None:
-    """How even the ranks of a call were; None where computing cannot be told from waiting.
-
-    Returns: the seconds that the slowest rank of each micro-batch computed, summed, over those of the mean rank; and
-    the seconds that the mean rank waited inside of the call.
-    """
+    """Seconds that the slowest rank of each micro-batch of a call computed, summed, over those of the mean rank; and
+    the seconds that the mean rank waited in the call. None where computing cannot be told from waiting."""
     busy_KD = [[lap.busy_s for lap in level if lap.busy_s is not None] for level in _by_micro_batch(laps)]
     ranks, busy_s = len({lap.rank for lap in laps}), sum(map(sum, busy_KD))
     if not busy_s:

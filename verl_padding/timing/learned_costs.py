@@ -51,17 +51,16 @@ class _Learned:
         self.steps = {each: step for each, step in steps.items() if number - each < WINDOW or each in newest.values()}
 
     def seen(self) -> list[Measured]:
-        """The micro-batches that a fit takes, by what they hold: every second one, or tenth, is then an even share of
-        the full and of the empty ones. In the order of a step, levels may take turns."""
+        """The micro-batches that a fit takes, by what they hold: every second one is then an even share of the full and
+        the empty ones. In the order of a step, levels may take turns."""
         seen = [each for step in self.steps.values() for each in step]
         seen.sort(key=lambda each: (each[0].fill, each[0].sums_D))
         return seen[:: -(-len(seen) // MOST)]
 
     def fill_to_try(self) -> int:
-        """Half the tokens of the fullest micro-batches, if all were about as full as they; else 0.
+        """Half the tokens of the fullest micro-batches, if all were about as full and none was tried lately; else 0.
 
-        What does not depend on a micro-batch's tokens, what grows with them and what grows with their square is then
-        all the same to a fit. A trial that happened to be slow, or a machine that has changed, does not count for ever.
+        To a fit, what does not depend on a micro-batch's tokens, grows with them or with their square is then the same.
         """
         if self.tried and max(self.steps) - self.tried < MEMORY:
             return 0
@@ -81,11 +80,7 @@ class LearnedCosts:
         self._learned: dict[str, _Learned] = defaultdict(_Learned)
 
     def cost_of(self, call: str, cut_by_plan: bool) -> MeasuredCost | None:
-        """The cost that the plan of a call is to use; None for the formula.
-
-        Args:
-            cut_by_plan: whether micro-batches are as full as the plan says; else none can be tried.
-        """
+        """The cost that the plan of a call is to use, None for the formula; a trial only if the plan cuts the call."""
         known = self._learned.get(call)
         if known is None or known.fitted is None:
             return None
@@ -93,13 +88,11 @@ class LearnedCosts:
         return replace(known.fitted, trial_fill=trial_fill) if known.used or trial_fill else None
 
     def learn(self, timed: TimedStep, formulas: Mapping[str, CostModel], cut_by_plan: Collection[str]) -> list[str]:
-        """Learns from a step.
+        """Learns from a step; returns a sentence for each call whose plan changes over, or that is to try another fill.
 
         Args:
             formulas: of each call, what the plan uses while nothing better is known.
-            cut_by_plan: calls whose micro-batches are as full as the plan says.
-
-        Returns: a sentence for each call whose plan changes over, or that is to try another fill.
+            cut_by_plan: calls whose micro-batches are as full as the plan says: others can try none.
         """
         changes = []
         for call, laps in timed.by_call().items():
@@ -114,10 +107,10 @@ class LearnedCosts:
             in_use, other = (of_fits, of_formula) if known.used else (of_formula, of_fits)
             if other < SWITCH_MARGIN * in_use:
                 known.used = not known.used
+                by = "measured costs" if known.used else "the formula"
                 changes.append(
-                    f"from the next update on, {call} is planned by {'measured costs' if known.used else 'the formula'}"
-                    f": over {counted(len(known.steps), 'update')} measured costs were off by {of_fits:.3f}, the "
-                    f"formula by {of_formula:.3f}"
+                    f"from the next update on, {call} is planned by {by}: over {counted(len(known.steps), 'update')} "
+                    f"measured costs were off by {of_fits:.3f}, the formula by {of_formula:.3f}"
                 )
             if call in cut_by_plan and (fill := known.fill_to_try()):
                 known.trial_fill, known.tried = fill, max(known.steps)
@@ -169,11 +162,8 @@ def _fullness(seen: Sequence[Measured]) -> int:
 def _errors(seen: Sequence[Measured]) -> tuple[float, float] | None:
     """How wrong fits are, and the formula, as shares of the measured seconds; None where too little is known to fit.
 
-    One half of the measurements is predicted by a fit to the other, and the other way round. The formula knows no
-    seconds, and the fit leaves the paces of ranks out: both are granted one scale for all.
-
-    Args:
-        seen: by what they hold, so that both halves have full ones and empty ones.
+    One half of the measurements is predicted by a fit to the other, and the other way round; they come by what they
+    hold, so that both halves have full ones and empty ones.
     """
     halves = seen[::2], seen[1::2]
     by_fit: list[Measured] = []
