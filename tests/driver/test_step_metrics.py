@@ -29,11 +29,7 @@ CELLS = {
     CRITIC: (((0, 1, 2), (3, 4, 5)),),  # 10 + 20 + 30, 40 + 5 + 2
     LOG_PROB: (((0, 3, 5), (1, 2, 4)),),  # 10 + 40, 2 in two micro-batches; 20, 30 + 5
 }
-MICRO_BATCH_ROWS = {
-    ACTOR: (((1, 1), (1, 1)), ((2,), (2,))),
-    CRITIC: (((3,), (3,)),),
-    LOG_PROB: (((2, 1), (1, 2)),),
-}
+MICRO_BATCH_ROWS = {ACTOR: (((1, 1), (1, 1)), ((2,), (2,))), CRITIC: (((3,), (3,)),), LOG_PROB: (((2, 1), (1, 2)),)}
 CALLS = {
     ACTOR: Update(dp_size=2, token_budget=50, prompts_per_mini_batch=1),
     CRITIC: Update(dp_size=2, token_budget=60, prompts_per_mini_batch=1),

@@ -112,12 +112,7 @@ def test_the_controller_of_an_in_reward_kl_moves_by_the_number_of_rows():
         n_rows = rows + 1
         ones = torch.ones(n_rows, 2)
         data = DataProto.from_dict(
-            {
-                "response_mask": ones,
-                "token_level_scores": ones,
-                "old_log_probs": ones,
-                "ref_log_prob": 0 * ones,
-            }
+            {"response_mask": ones, "token_level_scores": ones, "old_log_probs": ones, "ref_log_prob": 0 * ones}
         )
         controller = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
         apply_kl_penalty(data, controller, kl_penalty="kl")
