@@ -1,7 +1,7 @@
 """Worker groups whose batch calls get the padded batch, while the trainer goes on with the real rows."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -45,38 +45,35 @@ class PaddedWorkerGroup:
     def _call(self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-
-        def send(padded: PaddedBatch) -> Any:
+        with self._padded(call.name, batch) as padded:
             self._worker_group.execute_with_func_generator(start_peak)
-            if call.trains:
-                return target(padded.update_call(call.name, batch), *args, **kwargs)
-            sent = padded.inference_call(call.name, batch)
+            sent = padded.update_call(call.name, batch) if call.trains else padded.inference_call(call.name, batch)
             output = target(sent, *args, **kwargs)
-            if isinstance(output, KVBatchMeta):
-                _check_count(call.name, len(sent), len(output))
-                return padded.real_output(output, batch)
-            # The critic's pass answers with a future of each rank's answer, which verl waits for next.
-            answers = ray.get(output.futures) if output is not None else []
-            _check_count(call.name, len(sent), sum(map(n_rows, answers)))
+            if not call.trains:
+                return _real_output(call.name, sent, output, padded, batch)
+            if padded is not self._current():  # its pads are gone after the block: the workers must have read them
+                ray.get(getattr(output, "futures", []))
             return output
 
-        padded = self._current()
-        if padded is not None and padded.has_planned(call.name, batch):
-            return send(padded)
-        assert self._plan_single_call is not None, f"no step has planned these rows for {call.name}"
-        with self._plan_single_call(call.name, batch) as apart:
-            output = send(apart)
-            # The pads are gone after the block, and some calls return before the workers have read them.
-            ray.get(getattr(output, "futures", []))
-            return output
+    def _padded(self, call: str, batch: KVBatchMeta) -> AbstractContextManager[PaddedBatch]:
+        """The step's padded batch if the step has planned the call with these rows; else one for this call alone."""
+        step = self._current()
+        if step is not None and step.has_planned(call, batch):
+            return nullcontext(step)
+        assert self._plan_single_call is not None, f"no step has planned these rows for {call}"
+        return self._plan_single_call(call, batch)
 
 
-def _check_count(call: str, sent: int, came: int) -> None:
-    if came != sent:
+def _real_output(call: str, sent: KVBatchMeta, output: Any, padded: PaddedBatch, batch: KVBatchMeta) -> Any:
+    """What the workers answered for the real rows, once they have answered for all that were sent."""
+    # The critic's pass answers with a future of each rank's answer, which verl waits for next.
+    answers = [output] if isinstance(output, KVBatchMeta) else ray.get(getattr(output, "futures", []))
+    if (came := sum(map(n_rows, answers))) != len(sent):
         raise PaddingDataError(
-            f"worker call {call!r}: outputs of {came} came back for {counted(sent, 'row')} that were sent. None of "
-            "them is used. Look into the workers' logs for the reason."
+            f"worker call {call!r}: outputs of {came} came back for {counted(len(sent), 'row')} that were sent. None "
+            "of them is used. Look into the workers' logs for the reason."
         )
+    return padded.real_output(output, batch) if isinstance(output, KVBatchMeta) else output
 
 
 def start_peak(worker: Any) -> Any:
