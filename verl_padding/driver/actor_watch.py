@@ -72,7 +72,7 @@ class ActorWatch:
 
         Raises:
             LostActorError: an actor died; the message has its name and Ray's reason, and the cause is what the block
-                raised when it was interrupted, or by itself because of the death.
+                raised when it was interrupted, or by itself.
         """
         if threading.current_thread() is not threading.main_thread():
             logger.warning("verl_padding: actors are not watched: only waiting in the main thread can be interrupted")

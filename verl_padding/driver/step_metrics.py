@@ -102,9 +102,7 @@ def performance_metrics(
 ) -> dict[str, float]:
     """verl's metrics of tokens and seconds, for all rows that the workers got: they alone count pads in verl, too.
 
-    Args:
-        metrics: verl's, of the ``n_rows`` real rows.
-        timing_raw: verl's timers.
+    ``metrics`` are verl's, of the ``n_rows`` real rows, and ``timing_raw`` its timers.
     """
     response = metrics["response_length/mean"] * n_rows
     prompt = metrics["perf/total_num_tokens"] - response
@@ -119,14 +117,11 @@ def performance_metrics(
 
 
 def session_metrics(keys: Sequence[str], rows: TensorDict) -> dict[str, float]:
-    """Rows, response tokens, score (that of its last row) and turns of a session.
+    """Rows, response tokens, score (that of its last row) and turns of a session, from the :data:`SESSION_FIELDS`.
 
     Example:
         Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` of 5, 3 and 4 response tokens and scores 1, 1 and 0 are sessions of 2
         rows and 1 row, 8 and 4 tokens, scores 1 and 0: the score is 0.5 in the mean.
-
-    Args:
-        rows: the fields of :data:`SESSION_FIELDS` that they have.
     """
     sessions, scores = rows_of_sessions(keys), rows[SCORES].unbind()
     metrics: dict[str, float] = {

@@ -152,16 +152,15 @@ def chrome_trace(steps: Sequence[TimedStep]) -> dict[str, Any]:
     laps = [lap for step in steps for lap in step.laps]
     calls = list(dict.fromkeys(call for step in steps for call in step.by_call()))
     first = min((lap.start_s for lap in laps), default=0.0)
-    events: list[dict[str, Any]] = []
-    for number, call in enumerate(calls):
-        of_call = {"ph": "M", "pid": number}
-        events.append({**of_call, "name": "process_name", "args": {"name": call}})
-        for rank in sorted({lap.rank for lap in laps if lap.call == call}):
-            events.append({**of_call, "name": "thread_name", "tid": rank, "args": {"name": f"rank {rank}"}})
+    ranks = sorted({(calls.index(lap.call), lap.rank) for lap in laps})
+    events: list[dict[str, Any]] = [
+        *({"ph": "M", "name": "process_name", "pid": n, "args": {"name": call}} for n, call in enumerate(calls)),
+        *({"ph": "M", "name": "thread_name", "pid": n, "tid": r, "args": {"name": f"rank {r}"}} for n, r in ranks),
+    ]
+    shown = ("rows", "pads", "forward_s", "busy_s", "reserved_bytes", "allocated_bytes")
     for lap in laps:
         place = {"ph": "X", "cat": lap.call, "pid": calls.index(lap.call), "tid": lap.rank}
         name = f"mini-batch {lap.mini_batch}, micro-batch {lap.micro_batch}"
-        shown = ("rows", "pads", "forward_s", "busy_s", "reserved_bytes", "allocated_bytes")
         about = {"computed_tokens": lap.tokens, **{each: getattr(lap, each) for each in shown}}
         begin, seconds, busy = (s * 1e6 for s in (lap.start_s - first, lap.seconds, lap.known_busy_s))
         events.append({**place, "name": name, "ts": begin, "dur": seconds, "args": about})
