@@ -67,8 +67,7 @@ def rank_token_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int
     layout = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
     partitions = np.reshape(layout.order, (layout.dp_size, -1)).tolist()
     lengths = [*tokens_R, *[pad_length] * layout.n_pads]
-    found: dict[str, float] = log_seqlen_unbalance(lengths, partitions, prefix=prefix)
-    return found
+    return dict(log_seqlen_unbalance(lengths, partitions, prefix=prefix))
 
 
 def worker_metrics(
@@ -112,8 +111,7 @@ def performance_metrics(
     }
     tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
     batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
-    timing: dict[str, float] = compute_timing_metrics(batch, timing_raw)
-    return timing | compute_throughout_metrics(batch, timing_raw, n_gpus)
+    return {**compute_timing_metrics(batch, timing_raw), **compute_throughout_metrics(batch, timing_raw, n_gpus)}
 
 
 def session_metrics(keys: Sequence[str], rows: TensorDict) -> dict[str, float]:
