@@ -192,9 +192,8 @@ def filter_groups_by_sessions(buffer: Any) -> Any:
     group by itself, and more copies of a reward change whether NumPy finds a standard deviation of exactly 0. So the
     filter sees the last row of each session alone.
     """
-    from verl.trainer.ppo.v1.replay_buffer import (
-        ReplayBuffer,
-    )  # which imports the padded trainers, and they this module
+    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this module.
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     own = getattr(type(buffer), "_dapo_filtered_keys", None)
     if own is not ReplayBuffer._dapo_filtered_keys or buffer.filter_groups_metric is None:
@@ -237,7 +236,7 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
 
 def _keeps_rows(algorithm: Any) -> bool:
     """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories  # likewise
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
     fields = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
     columns = {"row_number": torch.arange(N_ROWS), **{name: torch.ones(N_ROWS, 2) for name in fields}}

@@ -14,14 +14,7 @@ from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.planner import reuses_layout_of
-from verl_padding.timing.laps import (
-    SUFFIX,
-    TimedStep,
-    imbalance_and_waiting,
-    measurements,
-    prediction_error,
-    write_step,
-)
+from verl_padding.timing.laps import TimedStep, imbalance_and_waiting, measurements, prediction_error, write_step
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
 from verl_padding.worker import micro_batch_clock
 
@@ -31,11 +24,7 @@ FOLDER = "timing"
 
 
 class StepTiming:
-    """The laps of each step, by the workers of one job, and what the plan learns from them.
-
-    Args:
-        worker_groups: verl's, each once; their workers have a clock.
-    """
+    """The laps of each step, by the workers of one job, which have a clock, and what the plan learns from them."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]):
         self._folder = _folder(config, padding) if padding.timing else None
@@ -80,7 +69,7 @@ class StepTiming:
         timed = TimedStep(step=step, keys=list(keys), laps=laps)
         if self._folder is not None:
             self._updates = [each for each in self._updates if each.step == step] + [timed]
-            path = self._folder / f"{step}{SUFFIX}"
+            path = self._folder / f"{step}.jsonl"
             try:
                 write_step(self._updates, path)
             except OSError as error:  # a full disk, perhaps: no reason to lose a step

@@ -13,8 +13,6 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.measured_cost import Measurement, micro_batch_cost
 
-SUFFIX = ".jsonl"
-
 Measured = tuple[Measurement, float]
 """A micro-batch that was measured, and its cost by a model: that of its costliest rank."""
 
