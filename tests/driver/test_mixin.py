@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from tests.support.losses_on_rows import nested
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
@@ -146,9 +147,7 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
     def update(self, metrics, *args):
         lengths = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
         batch = self._balance_batch(put_rows(lengths), metrics)
-        advantages = torch.nested.as_nested_tensor(
-            [torch.randn(tag["response_len"]) for tag in batch.tags], layout=torch.jagged
-        )
+        advantages = nested(torch.randn(tag["response_len"]) for tag in batch.tags)
         columns = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch))
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=columns, tags=batch.tags)
         self._padded_batch.update_call(ACTOR, batch)  # what gives pads the fields of real rows
@@ -378,10 +377,6 @@ def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_thou
     assert queue_content() == content
 
 
-def nested(values):
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
-
-
 @pytest.mark.parametrize(("lengths", "steps"), [([(5, 3)], 1), ([(5, 3), (6, 2)], 1), ([(5, 3)] * 3, 2)])
 def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths, steps, caplog):
     trainer, metrics = padded_trainer(), {}
@@ -410,10 +405,6 @@ def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
     assert trainer._step_seed() != seed
 
 
-def workers_with(**calls):
-    return SimpleNamespace(execute_with_func_generator=lambda function: None, **calls)
-
-
 @pytest.mark.parametrize(
     ("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")]
 )
@@ -435,6 +426,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
         return answer
 
     for change in (-1, 1):
-        group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
+        calls = {"execute_with_func_generator": lambda function: None, call: answer_with(change)}
+        group = PaddedWorkerGroup(SimpleNamespace(**calls), lambda: padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)
