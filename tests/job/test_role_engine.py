@@ -19,7 +19,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.driver.engine_check import check_engines
+from verl_padding.driver.worker_calls import check_engines
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.job_reader import JobReader
 from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference

@@ -13,8 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.runs.curves import CONFIG, RunCurves, draw, stock_rule_of, table_of
 from verl_padding.runs.follow import StepLines
-from verl_padding.runs.learning import Learning
-from verl_padding.runs.report import METRICS, ROLLOUTS
+from verl_padding.runs.report import METRICS, ROLLOUTS, Learning
 
 NOT_LEARNED = 3
 """Exit code. 1 and 2 are taken, by a job that failed and a command line that cannot be read."""

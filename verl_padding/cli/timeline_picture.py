@@ -42,6 +42,6 @@ def draw_timeline(timed: TimedStep, path: Path) -> None:
 
 
 def _draw_lap(axes: Any, lap: Lap, start: float, colour: str) -> None:
-    busy = lap.seconds if lap.busy_s is None else lap.busy_s
-    pads = busy * sum(sorted(lap.computed_tokens)[: lap.pads]) / max(lap.tokens, 1)
-    draw_bar(axes, lap.rank, start, busy - pads, pads, lap.seconds - busy, colour=colour)
+    pads = lap.known_busy_s * sum(sorted(lap.computed_tokens)[: lap.pads]) / max(lap.tokens, 1)
+    waited = lap.seconds - lap.known_busy_s
+    draw_bar(axes, lap.rank, start, lap.known_busy_s - pads, pads, waited, colour=colour)

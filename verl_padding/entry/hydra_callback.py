@@ -38,7 +38,7 @@ class CheckJobBeforeStart(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
         try:
-            from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
+            from verl_padding.driver.advantages import check_advantages_stay_with_rows
             from verl_padding.driver.trainers import padded_trainer
 
             check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
