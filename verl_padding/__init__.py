@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "plan_batch", "real_rows", "strip", "upsample"]
 
-_HOME = {"plan_batch": "plan", "real_rows": "pads.upsampling", "strip": "pads.upsampling", "upsample": "pads.upsampling"}
+_HOME = {"plan_batch": "plan"} | dict.fromkeys(("real_rows", "strip", "upsample"), "pads.upsampling")
 
 
 def __getattr__(name: str) -> Any:
