@@ -1,49 +1,144 @@
-"""Lets verl run on a CPU: registers each piece when the verl module that it concerns is imported.
+"""Lets verl 0.9 run on a CPU: what is registered with it, and what is changed in it.
 
-The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``, so importing
-it only registers hooks. With a version of verl that these pieces were not written for, it only logs an error, and
-verl answers "Unknown platform 'cpu'".
+The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``. It imports nothing
+heavy: each piece waits until verl imports the module that it concerns, and is then called once with that module. A name
+that verl no longer has ends the import with an AttributeError: better than training on something else. With a version
+of verl that these pieces were not written for, only an error is logged, and verl answers "Unknown platform 'cpu'".
 """
 
 import logging
+import random
 import sys
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import partial, partialmethod, wraps
+from importlib import import_module
 from importlib.metadata import DistributionFinder, distributions, version
 from pkgutil import resolve_name
-from types import ModuleType
+from typing import Any
 
 from wrapt import register_post_import_hook
 
+from verl_padding.errors import PaddingConfigError
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
-_HOOKS = {
-    "verl.plugin.platform": "cpu_platform",
-    "verl.checkpoint_engine.base": "shared_file_checkpoint",
-    "verl.single_controller.ray.base": "verl_patches:keep_rendezvous_port_free",
-    "verl.utils.distributed": "verl_patches:use_one_gloo_backend",
-    "verl.utils.model": "verl_patches:honour_attention_of_value_models",
-    "verl.utils.fsdp_utils": "verl_patches:copy_on_sharded_save",
-    "verl.workers.engine.fsdp.transformer_impl": "verl_patches:register_engines",
-    "verl.workers.rollout.base": "verl_patches:register_adapter",
-    "verl.workers.rollout.replica": "verl_patches:register_replicas",
-    "verl.workers.rollout.llm_server": "request_names:name_requests",
-    "verl.experimental.agent_loop.agent_loop": "request_names:name_sessions",
-    "verl.trainer.ppo.v1.replay_buffer": "verl_patches:poll_often",
-}
-"""Module of verl -> what its import calls with it, or imports, to register a class; nothing is imported before."""
+ROLLOUT_NAME = "transformers"
+"""Value of ``actor_rollout_ref.rollout.name``."""
+FIRST_PORT, LAST_PORT = 20_000, 32_767
+"""Above the ports that ``ray start`` keeps for its workers (10002 to 19999), below those that Linux (32768 and up) and
+macOS (49152 and up) give away."""
+POLL_INTERVAL_S = 0.1
 
 
-def register() -> None:
-    """Registers a hook for every piece."""
-    installed = version("verl")
-    if not is_known(installed):
-        # verl hides the exceptions of its plug-ins, so the log has to say it
-        logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, installed)
-        return
-    sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
-    for module, work in _HOOKS.items():
-        register_post_import_hook(partial(_do, f"verl_padding.local.{work}"), module)
+def register_engines(transformer_impl: Any) -> None:
+    """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
+
+    Reference policies ask for ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator. Their
+    parameters are in CPU memory anyway, so no offload policy is used at all.
+    """
+    for model_type, engine in {
+        "language_model": transformer_impl.FSDPEngineWithLMHead,
+        "value_model": transformer_impl.FSDPEngineWithValueHead,
+    }.items():
+        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
+        transformer_impl.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(on_cpu)
+    transformer_impl.CPUOffloadPolicy = lambda **_: None
+
+
+class _OnCpu:
+    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one.
+
+    verl exchanges the tokens of shared rows around flash attention alone, which has no CPU kernels: each rank would
+    silently attend to its own part of a row.
+    """
+
+    engine_config: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        from verl_padding.local.row_attention import attend_row_by_row
+
+        super().__init__(*args, **kwargs)
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, attend_row_by_row):
+            return
+        ranks = self.engine_config.ulysses_sequence_parallel_size
+        if ranks > 1:
+            raise PaddingConfigError(
+                f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
+            )
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = attend_row_by_row
+
+
+def honour_attention_of_value_models(model: Any) -> None:
+    """Lets the config choose the attention of a critic: verl hard-codes flash_attention_2."""
+
+    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+        )
+
+    model.load_valuehead_model = load
+
+
+def copy_on_sharded_save(fsdp_utils: Any) -> None:
+    """Makes ``fsdp2_sharded_save_to_cpu`` save a copy.
+
+    verl's function relies on ``.cpu()`` to copy, but on a CPU that returns the live parameter itself: separate_async
+    would silently restore the policy that it has just trained instead of the old one.
+    """
+    save = fsdp_utils.fsdp2_sharded_save_to_cpu
+
+    def save_copy(model: Any) -> Any:
+        shards, global_spec = save(model)
+        return {name: (shard.clone(), spec) for name, (shard, spec) in shards.items()}, global_spec
+
+    fsdp_utils.fsdp2_sharded_save_to_cpu = save_copy
+
+
+def use_one_gloo_backend(distributed: Any) -> None:
+    """verl asks for "cpu:gloo,<device>:<backend>", which names a CPU twice, and torch refuses it."""
+    start = distributed.initialize_global_process_group_ray
+    distributed.initialize_global_process_group_ray = partial(start, backend="cpu:gloo")
+
+
+def keep_rendezvous_port_free(ray_base: Any) -> None:
+    """Has the ranks of a group connect at a port that nothing else is given.
+
+    verl asks the system for a free port, gives it back, and starts the workers. Until the first of them listens there,
+    seconds later, the system may give it to a connection of Ray or TransferQueue ("Ping failed, invalid value returned
+    from server"). verl takes the first free port of a range; each group's begins elsewhere, which no seed repeats.
+    """
+    init = ray_base.RayWorkerGroup.__init__
+
+    @wraps(init)
+    def init_with_range(self: Any, *args: Any, **kwargs: Any) -> None:
+        first = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT - 1_000)
+        init(self, *args, **{"master_port_range": [first, LAST_PORT + 1]} | kwargs)
+
+    ray_base.RayWorkerGroup.__init__ = init_with_range
+
+
+def poll_often(replay_buffer: Any) -> None:
+    """The trainer looks for finished prompts every 2 s by default, which is most of a step on a toy model."""
+    buffer = replay_buffer.ReplayBuffer
+    buffer.__init__ = partialmethod(buffer.__init__, poll_interval=POLL_INTERVAL_S)
+
+
+def register_adapter(rollout: Any) -> None:
+    """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
+    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_replica.TransformersAdapter"
+
+
+def register_replicas(replica: Any) -> None:
+    """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
+    for name, place in {
+        ROLLOUT_NAME: "rollout_replica:TransformersReplica",
+        "vllm": "vllm_replica:CpuVllmReplica",
+    }.items():
+        replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.local.{place}"))
 
 
 class VllmCpuFinder(DistributionFinder):
@@ -59,10 +154,27 @@ class VllmCpuFinder(DistributionFinder):
         """It finds no module."""
 
 
-def _do(work: str, module: ModuleType) -> None:
-    found = resolve_name(work)
-    if callable(found):
-        found(module)
+HOOKS: dict[str, Callable[[Any], object] | str] = {
+    "verl.plugin.platform": lambda _: import_module("verl_padding.local.cpu_platform"),  # registers its class
+    "verl.checkpoint_engine.base": lambda _: import_module("verl_padding.local.shared_file_checkpoint"),
+    "verl.single_controller.ray.base": keep_rendezvous_port_free,
+    "verl.utils.distributed": use_one_gloo_backend,
+    "verl.utils.model": honour_attention_of_value_models,
+    "verl.utils.fsdp_utils": copy_on_sharded_save,
+    "verl.workers.engine.fsdp.transformer_impl": register_engines,
+    "verl.workers.rollout.base": register_adapter,
+    "verl.workers.rollout.replica": register_replicas,
+    "verl.workers.rollout.llm_server": "verl_padding.local.request_names:name_requests",
+    "verl.experimental.agent_loop.agent_loop": "verl_padding.local.request_names:name_sessions",
+    "verl.trainer.ppo.v1.replay_buffer": poll_often,
+}
+"""Module of verl -> what is called with it."""
 
 
-register()
+if is_known(version("verl")):
+    sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
+    for module, hook in HOOKS.items():
+        register_post_import_hook(hook, module)
+else:
+    # verl hides the exceptions of its plug-ins, so the log has to say it
+    logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, version("verl"))

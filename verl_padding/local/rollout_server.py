@@ -9,7 +9,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_padding.local.batch_generation import Generation, generate
-from verl_padding.local.scripted_replies import Replies, scripted_replies
+from verl_padding.local.scripted_replies import scripted_replies
 
 _LIMITS = ("max_tokens", "max_new_tokens")
 _KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_eos", "stop_token_ids"}
@@ -40,7 +40,6 @@ class TransformersServer:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._replies = scripted_replies(self._model_config.tokenizer, config)
-        self._replied = 0
 
     async def generate(
         self,
@@ -64,7 +63,8 @@ class TransformersServer:
             "aborted", where `abort_all_requests` has cut it off.
         """
         if self._replies is not None:
-            return self._scripted(self._replies, len(prompt_ids), sampling_params, request_id)
+            step = self._weights_of_step
+            return self._replies.answer(request_id, len(prompt_ids), sampling_params, global_steps=step)
         if video_data or audio_data:
             raise NotImplementedError("the transformers rollout generates from text and images only")
         generation = self._generation(prompt_ids, sampling_params, request_id)
@@ -83,15 +83,6 @@ class TransformersServer:
         if generation.error is not None:
             raise generation.error
         return self._output(generation, sampling_params, step)
-
-    def _scripted(self, replies: Replies, prompt: int, params: dict[str, Any], request_id: str) -> TokenOutput:
-        """A reply that no model gives; each of its tokens has a log-prob of -1."""
-        self._replied += 1
-        longest = self._config.prompt_length + self._config.response_length - prompt
-        limit = max(1, min(params.get("max_tokens") or self._config.response_length, longest))
-        ids = replies.draw(f"{request_id} {self._replied}", limit)
-        generation = Generation([0], len(ids), token_ids=ids, log_probs=[-1.0] * len(ids))
-        return self._output(generation, params, self._weights_of_step)
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
         """Builds the model from the trainer's weights, in transformers' format; responses carry ``global_steps``."""
