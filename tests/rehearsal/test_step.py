@@ -20,8 +20,7 @@ from verl_padding.cli.rehearse import rehearse
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.rehearsal.failure import Failure, FailuresOfLog
-from verl_padding.rehearsal.reduced_job import reduced
-from verl_padding.rehearsal.shrunk_model import shrunk
+from verl_padding.rehearsal.reduced_job import reduced, shrunk
 from verl_padding.rehearsal.step import StepReport
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"

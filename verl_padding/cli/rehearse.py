@@ -21,9 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.rehearsal.failure import Failure, RehearsalError
+from verl_padding.rehearsal.failure import Failure, RehearsalError, time_limit
 from verl_padding.rehearsal.own_files import own_files
-from verl_padding.rehearsal.time_limit import time_limit
 
 
 def rehearse(

@@ -10,7 +10,7 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
-from verl_padding.local.registration import ROLLOUT_NAME
+from verl_padding.local.verl_patches import ROLLOUT_NAME
 
 
 def _server_name(replica_rank: int) -> str:

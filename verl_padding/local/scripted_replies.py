@@ -40,7 +40,7 @@ class Replies:
         return [text for text in self._texts[self.given :] if text is not None]
 
     def answer(self, request_id: str, prompt_tokens: int, sampling_params: dict[str, Any], **extra_fields: Any) -> Any:
-        """verl's ``TokenOutput`` with the next reply, whose tokens have log-probs of -1; the request's id seeds noise."""
+        """verl's ``TokenOutput`` with the next reply, of log-probs of -1; the request's id seeds noise."""
         from verl.workers.rollout.replica import TokenOutput
 
         text = self._texts[self.given % len(self._texts)]

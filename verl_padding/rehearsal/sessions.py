@@ -4,8 +4,6 @@ The user's own data set, chat template, agent loop, tools and rewards run, with 
 prompts and sessions are cut. Rows come out as TransferQueue would get them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter
@@ -16,8 +14,18 @@ from typing import Any
 from unittest import mock
 from uuid import uuid4
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray import cloudpickle
+from torch.utils.data import DataLoader
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.trainer.ppo.utils import create_rl_dataset
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.dataset.rl_dataset import collate_fn
 
+from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
 from verl_padding.local.scripted_replies import Replies
 from verl_padding.rehearsal.failure import Failure, RehearsalError, count_failure
 from verl_padding.rehearsal.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
@@ -56,11 +64,7 @@ class Sessions:
 
 
 def play_sessions(
-    config: DictConfig,
-    *,
-    replies: Sequence[str] = (),
-    with_tools: bool = True,
-    with_rewards: bool = True,
+    config: DictConfig, *, replies: Sequence[str] = (), with_tools: bool = True, with_rewards: bool = True
 ) -> Sessions:
     """Plays sessions of the first prompts, and of validation if the job validates.
 
@@ -96,13 +100,7 @@ def play_sessions(
     return played
 
 
-async def _play(config: DictConfig, played: Sessions, replies: Sequence[str], *, with_rewards: bool) -> None:
-    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
-    from verl.trainer.ppo.v1 import agent_loop_tq
-    from verl.utils.config import omega_conf_to_dataclass
-
-    from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
-
+async def _play(config: DictConfig, played: Sessions, texts: Sequence[str], *, with_rewards: bool) -> None:
     class Worker(PaddedAgentLoopWorker):
         async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -115,15 +113,16 @@ async def _play(config: DictConfig, played: Sessions, replies: Sequence[str], *,
     played.tokenizer = model.tokenizer
     compute_score = RewardLoopWorker(config).compute_score if with_rewards else _no_reward
     rewards = SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))  # called as Ray's workers are
-    with mock.patch.object(agent_loop_tq, "tq", _Queue(played)):
-        server = _ScriptedServer(model, config, played, replies)
-        worker = Worker(config, server, None, [rewards])
+    replies = Replies(model.tokenizer, config.actor_rollout_ref.rollout, texts)
+    with mock.patch.object(agent_loop_tq, "tq", _Queue(played.rows)):
+        worker = Worker(config, _ScriptedServer(model, replies), None, [rewards])
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
             batch = _batch(config, model, setting, is_train=is_train)
             if batch is not None:
                 await worker.generate_sequences(batch)
                 await asyncio.gather(*worker.background_tasks)
-    played.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in server.replies.not_given]
+    played.replies = replies.given
+    played.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in replies.not_given]
     if not played.of(TRAIN) and played.of(VAL):
         raise RehearsalError(
             "data.train_files: verl takes a prompt with a column `validate` for one of a validation, and would wait "
@@ -134,16 +133,13 @@ async def _play(config: DictConfig, played: Sessions, replies: Sequence[str], *,
 
 def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> Any:
     """Prompts as verl's trainer hands them to its agent loop workers; None for a validation that the job has not."""
-    import numpy as np
-    from ray import cloudpickle
-    from torch.utils.data import DataLoader
-    from verl.trainer.ppo.utils import create_rl_dataset
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.dataset.rl_dataset import collate_fn
-
-    files = config.data.train_files if is_train else config.data.val_files
     data = create_rl_dataset(
-        files, config.data, model.tokenizer, model.processor, is_train=is_train, max_samples=8 * PROMPTS
+        OmegaConf.select(config, setting),
+        config.data,
+        model.tokenizer,
+        model.processor,
+        is_train=is_train,
+        max_samples=8 * PROMPTS,
     )
     if not len(data):
         message = f"{setting}: no prompt is left of the first {8 * PROMPTS}. Look at its filter."
@@ -153,9 +149,7 @@ def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> A
     columns = next(iter(DataLoader(data, batch_size=min(PROMPTS, len(data)), collate_fn=collate_fn)))
     columns["uid"] = np.array([str(uuid4()) for _ in columns["raw_prompt"]], dtype=object)
     batch = tu.get_tensordict(columns)
-    tu.assign_non_tensor_data(batch, "global_steps", 1)
-    if not is_train:
-        tu.assign_non_tensor_data(batch, "validate", True)
+    tu.assign_non_tensor(batch, global_steps=1, **({} if is_train else {"validate": True}))
     # As Ray hands it to another process: what cannot be pickled ends here too, and lazily opened images are read once.
     return cloudpickle.loads(cloudpickle.dumps(batch))
 
@@ -163,53 +157,36 @@ def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> A
 class _Queue:
     """In the place of TransferQueue: keeps what the worker puts."""
 
-    def __init__(self, played: Sessions):
-        self._played = played
+    def __init__(self, rows: list[PlayedRow]):
+        self._rows = rows
 
     def init(self, *_: Any, **__: Any) -> None: ...
 
     async def async_kv_put(self, **_: Any) -> None: ...
 
     async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
-        from verl.utils.tensordict_utils import unwrap_non_tensor_data
-
         for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            row = {name: unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
-            self._played.rows.append(PlayedRow(key, row, tag, partition_id))
+            row = {name: tu.unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
+            self._rows.append(PlayedRow(key, row, tag, partition_id))
 
 
 class _ScriptedServer:
     """In the place of verl's client of rollout servers."""
 
-    def __init__(self, model: Any, config: DictConfig, played: Sessions, texts: Sequence[str]):
-        rollout = config.actor_rollout_ref.rollout
+    def __init__(self, model: Any, replies: Replies):
         self.tokenizer = model.tokenizer
-        self._played = played
-        self._longest = rollout.prompt_length + rollout.response_length
-        self._response = rollout.response_length
         self._vocabulary = model.hf_config.get_text_config().vocab_size
-        self.replies = Replies(model.tokenizer, rollout, texts)
+        self._replies = replies
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> Any:
-        from verl.workers.rollout.replica import TokenOutput
-
         if not isinstance(prompt_ids, list) or not all(isinstance(token, int) for token in prompt_ids):
             raise TypeError(f"prompt_ids: a list of token ids is needed, not {type(prompt_ids).__name__}")
         if prompt_ids and max(prompt_ids) >= self._vocabulary:
             raise ValueError(f"prompt_ids: token {max(prompt_ids)}, but the model's vocab_size is {self._vocabulary}")
-        self._played.replies += 1
-        limit = min(sampling_params.get("max_tokens") or self._response, self._longest - len(prompt_ids))
-        ids = self.replies.draw(f"{request_id} {self._played.replies}", max(1, limit))
         steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
-        return TokenOutput(
-            token_ids=ids,
-            log_probs=[-1.0] * len(ids) if sampling_params.get("logprobs") else None,
-            stop_reason="completed",
-            num_preempted=0,
-            extra_fields=steps,
-        )
+        return self._replies.answer(request_id, len(prompt_ids), sampling_params, **steps)
 
 
 async def _no_reward(_: Any) -> dict[str, Any]:

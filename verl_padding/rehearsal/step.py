@@ -1,7 +1,5 @@
 """Act 2: a step of the job on this machine's CPU, by verl's trainer, Ray, TransferQueue and FSDP2, its model shrunk."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -17,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_padding.local.launch import run_command
 from verl_padding.local.scripted_replies import TEXTS
 from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError
-from verl_padding.rehearsal.reduced_job import STEPS, reduced
-from verl_padding.rehearsal.shrunk_model import write_shrunk_model
+from verl_padding.rehearsal.reduced_job import STEPS, reduced, write_shrunk_model
 from verl_padding.runs.report import LOG, METRICS
 
 STAGES = {
@@ -32,7 +29,7 @@ STAGES = {
 CALLBACK = {"_target_": "verl_padding.entry.hydra_callback.CheckJobBeforeStart"}
 SHOWN = ("padding/real_rows/total", "padding/pad_rows/total", "actor/grad_norm", "actor/pg_loss", "critic/score/mean")
 OF_THE_ROLLOUT = "training/rollout_"
-"""Names of verl's metrics of the rollout's log-probs begin with this."""
+"""verl compares the rollout with the trainer in metrics of these names. Of scripted replies they say nothing."""
 LAST = 12
 """Lines of the log that are shown where no exception is in it."""
 
@@ -48,20 +45,10 @@ class StepReport:
 
     @property
     def not_finite(self) -> list[str]:
-        """Metrics that are no finite number in a step; verl's logger writes null for those.
-
-        Without those by which verl compares the rollout with the trainer: of scripted replies they say nothing, and a
-        correlation of equal numbers is none.
-        """
-        return sorted(
-            {
-                name
-                for step in self.steps
-                for name, value in step.items()
-                if not name.startswith(OF_THE_ROLLOUT)
-                and (value is None or (isinstance(value, int | float) and not math.isfinite(value)))
-            }
-        )
+        """Metrics that are no finite number in a step; verl's logger writes null for those."""
+        metrics = [metric for step in self.steps for metric in step.items() if not metric[0].startswith(OF_THE_ROLLOUT)]
+        numbers = [(name, math.nan if value is None else value) for name, value in metrics]
+        return sorted({name for name, value in numbers if isinstance(value, float) and not math.isfinite(value)})
 
     def lines(self) -> Iterator[str]:
         yield f"{self.model}; {len(self.steps)} step(s) in {self.seconds:.0f} s"
@@ -95,13 +82,7 @@ def rehearse_step(
     started = time.monotonic()
     section = config.actor_rollout_ref.model
     try:
-        model, attention = write_shrunk_model(
-            section.path,
-            folder / "model",
-            hf_config=section.get("hf_config_path"),
-            tokenizer=section.get("tokenizer_path"),
-            trust=section.trust_remote_code,
-        )
+        model, attention = write_shrunk_model(section, folder / "model")
     except Exception as error:
         message = f"no small model can be made of {section.path}, so its step cannot be rehearsed"
         raise RehearsalError(message, stage="model", failures=[Failure.of(error)]) from error

@@ -12,13 +12,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.support.fresh_processes import Fresh, run_fresh
 from verl_padding.errors import PaddingConfigError
-from verl_padding.local.registration import VllmCpuFinder, copy_on_sharded_save, register_engines
+from verl_padding.local.verl_patches import VllmCpuFinder, copy_on_sharded_save, register_engines
 
 SHOW = """
 import sys
 import verl
 from verl.plugin.platform import PlatformRegistry
-print(int("verl_padding.local.registration" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
+print(int("verl_padding.local.verl_patches" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
 """
 
 USE = """

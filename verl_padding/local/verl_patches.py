@@ -14,6 +14,7 @@ from functools import partial, partialmethod, wraps
 from importlib import import_module
 from importlib.metadata import DistributionFinder, distributions, version
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any
 
 from wrapt import register_post_import_hook
@@ -80,7 +81,7 @@ def honour_attention_of_value_models(model: Any) -> None:
             local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
         )
 
-    model.load_valuehead_model = load
+    model.load_valuehead_model = wraps(model.load_valuehead_model)(load)
 
 
 def copy_on_sharded_save(fsdp_utils: Any) -> None:
@@ -104,7 +105,7 @@ def use_one_gloo_backend(distributed: Any) -> None:
     distributed.initialize_global_process_group_ray = partial(start, backend="cpu:gloo")
 
 
-def keep_rendezvous_port_free(ray_base: Any) -> None:
+def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
     """Has the ranks of a group connect at a port that nothing else is given.
 
     verl asks the system for a free port, gives it back, and starts the workers. Until the first of them listens there,
@@ -121,18 +122,18 @@ def keep_rendezvous_port_free(ray_base: Any) -> None:
     ray_base.RayWorkerGroup.__init__ = init_with_range
 
 
-def poll_often(replay_buffer: Any) -> None:
+def poll_often(replay_buffer: ModuleType) -> None:
     """The trainer looks for finished prompts every 2 s by default, which is most of a step on a toy model."""
     buffer = replay_buffer.ReplayBuffer
     buffer.__init__ = partialmethod(buffer.__init__, poll_interval=POLL_INTERVAL_S)
 
 
-def register_adapter(rollout: Any) -> None:
+def register_adapter(rollout: ModuleType) -> None:
     """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
     rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_replica.TransformersAdapter"
 
 
-def register_replicas(replica: Any) -> None:
+def register_replicas(replica: ModuleType) -> None:
     """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
     for name, place in {
         ROLLOUT_NAME: "rollout_replica:TransformersReplica",
