@@ -27,7 +27,7 @@ import {first}
 from verl.plugin.platform import get_platform
 platform = get_platform()
 assert platform.device_name == "cpu" and str(platform.current_device()) == "cpu"
-assert not [name for name in sys.modules if name.startswith("verl_padding.local.rollout_server")]
+assert "{first}".endswith("rollout_server") or "verl_padding.local.rollout_server" not in sys.modules
 from verl.utils.device import get_torch_device
 device = get_torch_device()
 allocated = device.memory_allocated()
@@ -65,7 +65,7 @@ def test_the_platform_is_there_only_when_asked_for(platform: str | None, expecte
     assert run(SHOW, platform).stdout.strip() == expected
 
 
-@pytest.mark.parametrize("first", ["verl", "verl_padding.local.cpu_platform", "verl_padding.local.rollout_replica"])
+@pytest.mark.parametrize("first", ["verl", "verl_padding.local.cpu_platform", "verl_padding.local.rollout_server"])
 def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
     result = run(USE.format(first=first), "cpu")
     assert result.returncode == 0, result.stderr

@@ -97,8 +97,8 @@ def _step(config: DictConfig, console: Console, **options: Any) -> None:
         tempfile.TemporaryDirectory(prefix="rehearsal-", ignore_cleanup_errors=True) as folder,
         console.status("a step of the job, on this machine's CPU") as status,
     ):
-        report = rehearse_step(config, folder=Path(folder), on_stage=status.update, **options)
-    _show_lines(console, "step", report.lines())
+        lines = rehearse_step(config, folder=Path(folder), on_stage=status.update, **options)
+    _show_lines(console, "step", lines)
 
 
 def _show_lines(console: Console, title: str, lines: Iterable[str]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ class Replies:
         texts: replies of the user's.
     """
 
-    def __init__(self, tokenizer: Any, rollout: Any, texts: Sequence[str] = ()):
+    def __init__(self, tokenizer: Any, rollout: Any, texts: Sequence[str]):
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab().values()
         self._ordinary = min([len(tokenizer), *added])  # an image's token in noise would break its position ids
@@ -45,8 +44,8 @@ class Replies:
 
         text = self._texts[self.given % len(self._texts)]
         self.given += 1
-        limit = min(sampling_params.get("max_tokens") or self._longest_response, self._longest_row - prompt_tokens)
-        limit = max(1, limit)
+        asked = sampling_params.get("max_tokens") or self._longest_response
+        limit = max(1, min(asked, self._longest_row - prompt_tokens))
         if text is None:
             draws = random.Random(f"{request_id} {self.given}")
             ids = [draws.randrange(self._ordinary) for _ in range(draws.randint(2, NOISE))]
@@ -63,12 +62,6 @@ class Replies:
             num_preempted=0,
             extra_fields=extra_fields,
         )
-
-
-def scripted_replies(tokenizer: Any, rollout: Any) -> Replies | None:
-    """The replies that the environment asks for; None where models reply themselves."""
-    texts = os.environ.get(TEXTS)
-    return None if texts is None else Replies(tokenizer, rollout, json.loads(texts))
 
 
 def _calls_of_tools(rollout: Any) -> Iterator[str]:

@@ -47,13 +47,10 @@ VISION = {
 
 # Qwen's own turn markers, without its default system prompt.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n"
-    "{% endfor %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -76,8 +73,7 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
 def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None:
     """Writes a model of two layers and about 0.1 million parameters, in transformers' format, in float32.
 
-    Args:
-        place: the model's folder, which appears complete or not at all. Folders above it are made too.
+    `place`, its folder, appears complete or not at all, with those above it.
 
     Raises:
         OSError: `place` is a file or a folder that is not empty, or cannot be written.
@@ -95,8 +91,7 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
 def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:
     """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`: each byte of a text is one token.
 
-    No two bytes ever merge, so the tokens of a text are the tokens of its parts: encoding a conversation
-    turn by turn gives the same tokens as encoding it whole.
+    So a conversation that is encoded turn by turn has the same tokens as when it is encoded whole.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -130,13 +130,13 @@ def poll_often(replay_buffer: ModuleType) -> None:
 
 def register_adapter(rollout: ModuleType) -> None:
     """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
-    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_replica.TransformersAdapter"
+    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_server.TransformersAdapter"
 
 
 def register_replicas(replica: ModuleType) -> None:
     """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
     for name, place in {
-        ROLLOUT_NAME: "rollout_replica:TransformersReplica",
+        ROLLOUT_NAME: "rollout_server:TransformersReplica",
         "vllm": "vllm_replica:CpuVllmReplica",
     }.items():
         replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.local.{place}"))

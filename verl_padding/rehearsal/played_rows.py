@@ -1,7 +1,5 @@
 """What the rows of played sessions say: how many a session has, where they part, and what a trainer would miss."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -29,19 +27,16 @@ def description(played: Sessions) -> Iterator[str]:
     """Lines that say what the sessions are like."""
     rows = played.of(TRAIN)
     sessions = Counter(session_of_key(row.key) for row in rows)
-    per_session = sorted(Counter(sessions.values()).items())
-    yield (
-        f"{len(rows)} rows of {len(sessions)} sessions ({played.replies} replies); rows a session: "
-        + ", ".join(f"{size} ({count} sessions)" for size, count in per_session)
-    )
+    sizes = sorted(Counter(sessions.values()).items())
+    per_session = ", ".join(f"{size} ({count} sessions)" for size, count in sizes)
+    yield f"{len(rows)} rows of {len(sessions)} sessions ({played.replies} replies); rows a session: {per_session}"
     if not rows:
         return
-    lengths = [(len(row.fields["prompts"]), len(row.fields["responses"])) for row in rows]
+    prompts, responses = (sorted(len(row.fields[name]) for row in rows) for name in ("prompts", "responses"))
     trained = sum(int(row.fields["response_mask"].sum()) for row in rows)
-    prompt_tokens, response_tokens = (sorted(of) for of in zip(*lengths, strict=True))
     yield (
-        f"tokens: prompts {prompt_tokens[0]} to {prompt_tokens[-1]}, responses {response_tokens[0]} to "
-        f"{response_tokens[-1]}, {trained} of {sum(response_tokens)} response tokens are trained"
+        f"tokens: prompts {prompts[0]} to {prompts[-1]}, responses {responses[0]} to {responses[-1]}, "
+        f"{trained} of {sum(responses)} response tokens are trained"
     )
     rewards = Counter(round(float(row.fields["rm_scores"].sum()), 3) for row in rows if "rm_scores" in row.fields)
     yield "rewards: " + ", ".join(f"{reward:g} ({count} rows)" for reward, count in sorted(rewards.items()))
@@ -75,12 +70,10 @@ def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
     """What the rest of a job reads of rows and would not find, or would silently misread."""
     rows = played.of(TRAIN)
     found: Counter[str] = Counter()
-    needed = {"rm_scores", "responses", "response_mask", "num_turns"}
-    if config.actor_rollout_ref.rollout.calculate_log_probs:
-        needed.add("rollout_log_probs")
+    needed = ["num_turns", "response_mask", "responses", "rm_scores"]
+    needed += ["rollout_log_probs"] if config.actor_rollout_ref.rollout.calculate_log_probs else []
     for row in rows:
-        for name in sorted(needed - row.fields.keys()):
-            found[f"rows have no {name}, which verl's trainer reads"] += 1
+        found.update(f"rows have no {name}, which verl's trainer reads" for name in needed if name not in row.fields)
         if row.tag["min_global_steps"] is None:
             found["rows have no extra_fields['min_global_steps'], by which verl's trainer tells their age"] += 1
         length = len(row.fields["responses"])
@@ -102,10 +95,8 @@ def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool
     prompts = {tuple(fields["prompts"].tolist()) for fields in first}
     if len(prompts) > 1 or len(messages) < 2 or not tokenizer.chat_template:
         return False
-    texts = (
-        tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages.values()
-    )
-    return len({*texts}) == 1
+    options = {"tokenize": False, "add_generation_prompt": True}
+    return len({tokenizer.apply_chat_template(each, **options) for each in messages.values()}) == 1
 
 
 def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:
@@ -115,8 +106,7 @@ def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenize
     padding = PaddingConfig.from_section(config.padding)
     template = PadTemplate(eos_token_id=tokenizer.eos_token_id or 0, length=8, schema=Schema(padding.fields))
     for name in dict.fromkeys(name for row in rows for name in row.fields):
-        having = [row.fields for row in rows if name in row.fields]
         try:
-            template.fields(having, [name])
+            template.fields([row.fields for row in rows if name in row.fields], [name])
         except PaddingError as refusal:
             yield str(refusal)

@@ -1,7 +1,6 @@
 """Act 1: sessions of the job in this process, by verl's own classes. No Ray, no model: replies are scripted.
 
-The user's own data set, chat template, agent loop, tools and rewards run, with the job's config; only numbers of
-prompts and sessions are cut. Rows come out as TransferQueue would get them.
+The user's own data set, chat template, agent loop, tools and rewards run, on a few prompts.
 """
 
 import asyncio
@@ -133,14 +132,9 @@ async def _play(config: DictConfig, played: Sessions, texts: Sequence[str], *, w
 
 def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> Any:
     """Prompts as verl's trainer hands them to its agent loop workers; None for a validation that the job has not."""
-    data = create_rl_dataset(
-        OmegaConf.select(config, setting),
-        config.data,
-        model.tokenizer,
-        model.processor,
-        is_train=is_train,
-        max_samples=8 * PROMPTS,
-    )
+    of_model = (model.tokenizer, model.processor)
+    files = OmegaConf.select(config, setting)
+    data = create_rl_dataset(files, config.data, *of_model, is_train=is_train, max_samples=8 * PROMPTS)
     if not len(data):
         message = f"{setting}: no prompt is left of the first {8 * PROMPTS}. Look at its filter."
         raise RehearsalError(message, stage="data")

@@ -4,8 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,28 +33,11 @@ LAST = 12
 """Lines of the log that are shown where no exception is in it."""
 
 
-@dataclass
-class StepReport:
-    """What came of the steps."""
-
-    model: str
-    steps: list[dict[str, Any]]
-    seconds: float
-    left_out: Sequence[str] = ()
-
-    @property
-    def not_finite(self) -> list[str]:
-        """Metrics that are no finite number in a step; verl's logger writes null for those."""
-        metrics = [metric for step in self.steps for metric in step.items() if not metric[0].startswith(OF_THE_ROLLOUT)]
-        numbers = [(name, math.nan if value is None else value) for name, value in metrics]
-        return sorted({name for name, value in numbers if isinstance(value, float) and not math.isfinite(value)})
-
-    def lines(self) -> Iterator[str]:
-        yield f"{self.model}; {len(self.steps)} step(s) in {self.seconds:.0f} s"
-        for step in self.steps:
-            yield ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None)
-        for each in self.left_out:
-            yield f"not rehearsed: {each}"
+def metrics_not_finite(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of metrics that are no finite number in a step; verl's logger writes null for those."""
+    metrics = [(name, math.nan if value is None else value) for step in steps for name, value in step.items()]
+    wrong = {name for name, value in metrics if isinstance(value, float) and not math.isfinite(value)}
+    return sorted(name for name in wrong if not name.startswith(OF_THE_ROLLOUT))
 
 
 def rehearse_step(
@@ -66,8 +48,8 @@ def rehearse_step(
     replies: Sequence[str] = (),
     on_stage: Callable[[str], object] = lambda _: None,
     **of_reduced: Any,
-) -> StepReport:
-    """Runs one step, and a validation if the job validates.
+) -> list[str]:
+    """Runs one step, and a validation if the job validates; returns lines that say what came of it.
 
     Args:
         config: of the job; it is not changed.
@@ -113,12 +95,17 @@ def rehearse_step(
     metrics, failures = folder / METRICS, of_log.failures()
     steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     steps = [step["data"] for step in steps if step["step"] > 0]
-    report = StepReport(model=model, steps=steps, seconds=time.monotonic() - started, left_out=left_out)
+    not_finite = metrics_not_finite(steps)
     if not wrong and (code or len(steps) < STEPS):
         wrong = f"the job has ended (exit code {code}) at {reached[-1]}"
         wrong += "" if failures else ": " + " / ".join((folder / LOG).read_text().splitlines()[-LAST:])
-    elif not wrong and report.not_finite:
-        wrong = f"metrics are not finite: {', '.join(report.not_finite)}"
+    elif not wrong and not_finite:
+        wrong = f"metrics are not finite: {', '.join(not_finite)}"
     if wrong:
         raise RehearsalError(wrong, stage="step", failures=failures)
-    return report
+    shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None] for step in steps]
+    return [
+        f"{model}; {len(steps)} step(s) in {time.monotonic() - started:.0f} s",
+        *map(", ".join, shown),
+        *(f"not rehearsed: {each}" for each in left_out),
+    ]
