@@ -158,9 +158,11 @@ def test_rows_replies_and_the_place_where_rows_part_are_shown(own):
 
 def test_a_tool_that_raises_is_shown_though_verl_goes_on(own):
     tools = own.tool(TOOL.replace("return str(len(expression))", "raise ValueError('no sum')"))
-    code, said = played(own, *tools, *own.reward(), "data.max_response_length=256")
+    more = ["data.max_response_length=256", "reward.reward_model.enable=true"]
+    code, said = played(own, *tools, *own.reward(), *more)
     assert code == 0, said
     assert "no sum" in said
+    assert "not played: reward.reward_model" in said
 
 
 def test_each_tool_is_called_and_each_reply_given_whatever_the_seed(own):
@@ -169,12 +171,6 @@ def test_each_tool_is_called_and_each_reply_given_whatever_the_seed(own):
     assert "no session has asked for" not in said
     code, said = played(own, *own.tool(), *own.reward(), "data.max_response_length=16")
     assert "cut to the limit" in said
-
-
-def test_a_reward_model_is_not_asked_and_it_is_said(own):
-    code, said = played(own, *own.reward(), "reward.reward_model.enable=true")
-    assert code == 0, said
-    assert "reward_model" in said
 
 
 def test_tools_and_rewards_may_be_left_out(own):

@@ -69,8 +69,7 @@ def rehearse(
 
 def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
     """Plays sessions, shows what came of them, and returns the tokens of the longest row."""
-    from verl_padding.rehearsal.played_rows import description, problems
-    from verl_padding.rehearsal.sessions import play_sessions
+    from verl_padding.rehearsal.sessions import description, play_sessions, problems
 
     started = time.process_time()
     played = play_sessions(config, **options)

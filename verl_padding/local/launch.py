@@ -27,7 +27,7 @@ def run_command(
     command: Sequence[str],
     *,
     folder: Path,
-    on_line: Callable[[str], None] | None = None,
+    on_line: Callable[[str], object] = lambda _: None,
     timeout_s: float | None = None,
     cwd: Path | None = None,
 ) -> int:
@@ -65,8 +65,7 @@ def run_command(
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
-                if on_line is not None:
-                    on_line(line.rstrip("\n"))
+                on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
         supervisor.stdin.close()

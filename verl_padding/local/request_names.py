@@ -36,7 +36,7 @@ _agent: ContextVar[Agent | None] = ContextVar("verl_padding_agent", default=None
 
 
 def name_sessions(agent_loop: Any) -> None:
-    """Has each session of verl's ``AgentLoopWorker`` know its name while it runs, until verl's client knows it."""
+    """Lets each session of verl's ``AgentLoopWorker`` know its name; this can go when verl's client knows it."""
     run = agent_loop.AgentLoopWorker._run_agent_loop
 
     # A plain function under verl's name: Ray pickles an actor's methods by name where it can. Pickled by value, verl's
@@ -54,7 +54,7 @@ def name_sessions(agent_loop: Any) -> None:
 
 
 def name_requests(llm_server: Any) -> None:
-    """Has verl's ``LLMServerClient`` send a session's request to this rollout under its name."""
+    """Lets verl's ``LLMServerClient`` send a session's request to this rollout under its name."""
     verls_name = llm_server.LLMServerClient._vllm_request_id
 
     def name(self: Any, request_id: str) -> str:
