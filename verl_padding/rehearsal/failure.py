@@ -78,10 +78,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The innermost cause of an exception: verl, Hydra and Ray wrap it.
-
-        What was handled when the user's own code raised is no cause of it.
-        """
+        """The innermost cause: verl, Hydra and Ray wrap it. What the user's own code handled when it raised is none."""
         frames = _frames(traceback.walk_tb(error.__traceback__))
         while True:
             handled = error.__suppress_context__ or (frames and frames[-1].is_own)
@@ -94,11 +91,7 @@ class Failure:
         return cls(type(error).__name__, " ".join(str(error).split()), frames)
 
     def lines(self, files: Mapping[str, str]) -> Iterator[str]:
-        """At most ten.
-
-        Args:
-            files: the user's files -> the setting that names them.
-        """
+        """At most ten; `files` has the setting that names each of the user's files."""
         told = f"{self.kind}: {self.message}"
         yield told if len(told) <= LONGEST else f"{told[: LONGEST // 2]} .. {told[-LONGEST // 2 :]}"
         for frame in self.own[-4:][::-1]:
@@ -125,13 +118,7 @@ def _frames(walked: Iterable[tuple[FrameType, int]]) -> list[Frame]:
 
 
 class RehearsalError(PaddingError):
-    """A rehearsal has ended.
-
-    Args:
-        message: what went wrong, in a line.
-        stage: what the job was doing.
-        failures: the exceptions that were seen, the first one first.
-    """
+    """A rehearsal has ended: what went wrong, what the job was doing, and the exceptions that were seen, in order."""
 
     def __init__(self, message: str, *, stage: str, failures: Iterable[Failure] = ()):
         super().__init__(message)

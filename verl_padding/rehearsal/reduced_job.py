@@ -217,15 +217,11 @@ def _shrunk_tower(config: dict[str, Any], width_of_text: int) -> dict[str, Any]:
 def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     """Writes config, random weights, and whatever of the model's folder is not weights.
 
-    Returns:
-        What it is, in words, and the attention that it has on a CPU.
-
     Args:
         section: ``actor_rollout_ref.model``, which names a folder or, on the hub, a model of which no weights are
             fetched. Other configs and tokenizers that it names take the place of the model's own.
 
-    Raises:
-        OSError, ValueError: transformers cannot make such a model.
+    Returns: what it is, in words, and the attention that it has on a CPU.
     """
     import torch
     import transformers

@@ -56,7 +56,6 @@ def rehearse_step(
         folder: an empty folder, into which all is written.
         replies: texts that the model says, among others.
         on_stage: is called with each stage that the job reaches.
-        of_reduced: options of :func:`~verl_padding.rehearsal.reduced_job.reduced`.
 
     Raises:
         RehearsalError: the job has ended with an error, has not ended in time, or a metric is not finite.
