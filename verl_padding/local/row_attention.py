@@ -5,9 +5,6 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-Block = tuple[int, int, torch.Tensor | None]
-"""Where a row begins and ends, and its own mask; None where each token sees all before it."""
-
 
 def attend_row_by_row(
     module: torch.nn.Module,
@@ -36,17 +33,17 @@ def attend_row_by_row(
     return torch.cat(of_rows, dim=1), None
 
 
-def _blocks(mask: torch.Tensor | None, tokens: int) -> list[Block]:
-    """The rows of a mask, found once for all layers; none where the mask keeps no rows apart.
+def _blocks(mask: torch.Tensor | None, tokens: int) -> list[tuple[int, int, torch.Tensor | None]]:
+    """Where rows begin and end, found once for all layers, and their masks; None for one that is causal.
 
-    A row begins where a token does not see the one before it: with rows of 2 and 3 tokens, at 0 and 2.
+    A row begins where a token does not see the one before it: with rows of 2 and 3 tokens, at 0 and 2. There are none
+    where the mask keeps no rows apart.
     """
     if mask is None or mask.dtype != torch.bool or mask.shape != (1, 1, tokens, tokens):
         return []
     if not hasattr(mask, "blocks_of_rows"):
         begins = [0, *((~mask[0, 0].diagonal(-1)).nonzero().flatten() + 1).tolist()]
-        blocks: list[Block] = []
-        seen = 0
+        blocks, seen = [], 0
         for begin, end in zip(begins, [*begins[1:], tokens], strict=True):
             own = mask[:, :, begin:end, begin:end]
             seen += int(own.sum())

@@ -1,6 +1,6 @@
 """Tiny random models with a byte-level tokenizer, made on first use and without any network."""
 
-import shutil
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,13 +79,10 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
         OSError: `place` is a file or a folder that is not empty, or cannot be written.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}_", dir=place.parent))
-    try:
-        _write(kind, draft, seed)
-        draft.chmod(0o755)  # mkdtemp keeps other users out
-        draft.rename(place)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}_", dir=place.parent) as draft:
+        _write(kind, Path(draft), seed)
+        os.chmod(draft, 0o755)  # a temporary folder keeps other users out
+        os.rename(draft, place)
 
 
 def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:

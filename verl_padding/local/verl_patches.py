@@ -30,14 +30,16 @@ macOS (49152 and up) give away."""
 POLL_INTERVAL_S = 0.1
 
 
+def register_on_cpu(transformer_impl: Any, engine: str, mixin: type, backend: str | list[str]) -> None:
+    """Registers verl's two classes of an engine, behind a mixin, for device "cpu" (verl does for cuda and npu)."""
+    for model_type, head in (("language_model", "LMHead"), ("value_model", "ValueHead")):
+        of_verl = getattr(transformer_impl, f"{engine}With{head}")
+        on_cpu = type(f"{of_verl.__name__}OnCpu", (mixin, of_verl), {})
+        transformer_impl.EngineRegistry.register(model_type=model_type, backend=backend, device="cpu")(on_cpu)
+
+
 def register_engines(transformer_impl: Any) -> None:
-    """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu)."""
-    for model_type, engine in {
-        "language_model": transformer_impl.FSDPEngineWithLMHead,
-        "value_model": transformer_impl.FSDPEngineWithValueHead,
-    }.items():
-        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
-        transformer_impl.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(on_cpu)
+    register_on_cpu(transformer_impl, "FSDPEngine", _OnCpu, ["fsdp", "fsdp2"])
     # Reference policies ask for it with pin_memory=True, and pinning needs an accelerator.
     transformer_impl.CPUOffloadPolicy = lambda **_: None
 

@@ -16,20 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from verl_padding.local.verl_patches import register_on_cpu
+
 CPU = torch.device("cpu")
 FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn")
 """Functions of torch that Megatron-Core calls with a CUDA device."""
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
-    """Registers verl's Megatron engine classes for device "cpu" (verl registers them for cuda and npu)."""
-    registry = transformer_impl.EngineRegistry
-    for model_type, engine in {
-        "language_model": transformer_impl.MegatronEngineWithLMHead,
-        "value_model": transformer_impl.MegatronEngineWithValueHead,
-    }.items():
-        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
-        registry.register(model_type=model_type, backend="megatron", device="cpu")(on_cpu)
+    register_on_cpu(transformer_impl, "MegatronEngine", _OnCpu, "megatron")
 
 
 class _OnCpu:
