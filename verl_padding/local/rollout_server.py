@@ -55,21 +55,23 @@ class TransformersServer:
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
         request_id: str,
-        image_data: Any = None,
-        **more: Any,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+        audio_data: list[Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        priority: int = 0,
     ) -> TokenOutput:
         """The response to a prompt, with the step of the weights it came from; what there is of it if it is aborted.
 
         Args:
             request_id: seeds the response, with the rollout's seed: equal requests with one id get one response, at
                 any time and from any server (:mod:`verl_padding.local.request_names`).
-            image_data: a list of PIL images whose tokens the prompt holds, in order.
-            more: videos and sounds are refused; the rest of what verl passes on makes no difference here.
+            image_data: PIL images whose tokens the prompt holds, in order.
         """
         if self._replies is not None:
             step = self._weights_of_step
             return self._replies.answer(request_id, len(prompt_ids), sampling_params, global_steps=step)
-        if more.get("video_data") or more.get("audio_data"):
+        if video_data or audio_data:
             raise NotImplementedError("the transformers rollout generates from text and images only")
         generation = self._generation(prompt_ids, sampling_params, request_id)
         if image_data:
