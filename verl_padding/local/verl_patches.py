@@ -144,26 +144,26 @@ class VllmCpuFinder(DistributionFinder):
         """It finds no module."""
 
 
-HOOKS: dict[str, Callable[[Any], object] | str] = {
-    "verl.plugin.platform": lambda _: import_module("verl_padding.local.cpu_platform"),  # registers its class
-    "verl.checkpoint_engine.base": lambda _: import_module("verl_padding.local.shared_file_checkpoint"),
-    "verl.single_controller.ray.base": keep_rendezvous_port_free,
-    "verl.utils.distributed": use_one_gloo_backend,
-    "verl.utils.model": honour_attention_of_value_models,
-    "verl.utils.fsdp_utils": copy_on_sharded_save,
-    "verl.workers.engine.fsdp.transformer_impl": register_engines,
-    "verl.workers.rollout.base": register_adapter,
-    "verl.workers.rollout.replica": register_replicas,
-    "verl.workers.rollout.llm_server": "verl_padding.local.request_names:name_requests",
-    "verl.experimental.agent_loop.agent_loop": "verl_padding.local.request_names:name_sessions",
-    "verl.trainer.ppo.v1.replay_buffer": poll_often,
-}
-"""Module of verl -> what is called with it."""
+HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
+    ("verl.plugin.platform", lambda _: import_module("verl_padding.local.cpu_platform")),  # registers its class
+    ("verl.checkpoint_engine.base", lambda _: import_module("verl_padding.local.shared_file_checkpoint")),
+    ("verl.single_controller.ray.base", keep_rendezvous_port_free),
+    ("verl.utils.distributed", use_one_gloo_backend),
+    ("verl.utils.model", honour_attention_of_value_models),
+    ("verl.utils.fsdp_utils", copy_on_sharded_save),
+    ("verl.workers.engine.fsdp.transformer_impl", register_engines),
+    ("verl.workers.rollout.base", register_adapter),
+    ("verl.workers.rollout.replica", register_replicas),
+    ("verl.workers.rollout.llm_server", "verl_padding.local.request_names:name_requests"),
+    ("verl.experimental.agent_loop.agent_loop", "verl_padding.local.request_names:name_sessions"),
+    ("verl.trainer.ppo.v1.replay_buffer", poll_often),
+)
+"""Modules of verl, and what is called with each."""
 
 
 if is_known(version("verl")):
     sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
-    for module, hook in HOOKS.items():
+    for module, hook in HOOKS:
         register_post_import_hook(hook, module)
 else:
     # verl hides the exceptions of its plug-ins, so the log has to say it
