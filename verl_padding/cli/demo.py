@@ -1,7 +1,5 @@
 """The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a picture at the end."""
 
-from __future__ import annotations
-
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path

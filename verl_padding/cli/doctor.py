@@ -1,7 +1,5 @@
 """The command ``verl-padding doctor``: shows what was checked, and what came of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -1,7 +1,5 @@
 """The command ``verl-padding rehearse``: runs a job small, on this machine's CPU, before it runs large."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """``verl-padding timeline``: what the micro-batches of a step took, as a table, a picture and a trace."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A picture of laps: ranks over time, a bar for each micro-batch."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from pathlib import Path
 from typing import Any

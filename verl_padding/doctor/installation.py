@@ -4,8 +4,6 @@ A job's packages, devices, files and code are looked for, and neither run nor re
 job takes, verl says itself before it starts a worker.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import traceback

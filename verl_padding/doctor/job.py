@@ -1,7 +1,5 @@
 """All that is checked in a job, the cheap things first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import lcm
 

@@ -4,8 +4,6 @@ The latter by calling verl's own code that needs no Ray, no worker and no model:
 the trainer's constructor, the look-up of estimators and losses, and the typed configs that workers and rollout make.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import traceback

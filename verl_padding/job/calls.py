@@ -1,7 +1,5 @@
 """The worker calls that are planned. A new one is added here; ``job_reader.py`` says when a step makes it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ACTOR, CRITIC = "actor", "critic"

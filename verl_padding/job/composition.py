@@ -1,7 +1,5 @@
 """A job's config as ``verl.trainer.main_ppo`` composes it, without running anything."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec

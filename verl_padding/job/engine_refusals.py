@@ -4,8 +4,6 @@ What verl, Megatron or VeOmni refuse by themselves is theirs to say, and what a 
 (``worker/leak_probe.py``). Each check raises a PaddingConfigError that has the setting, its value and the fix.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import lcm

@@ -4,8 +4,6 @@ What to run first with a new version of verl: ``pytest tests/worker tests/local`
 there, or can go), then ``tests/job tests/equivalence`` (engines, estimators, losses), then ``tests/end_to_end``.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

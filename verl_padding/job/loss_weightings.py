@@ -1,7 +1,5 @@
 """How the losses of a job weigh rows, and what they cannot weigh or do not read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import verl

@@ -1,7 +1,5 @@
 """The model of a role: its Hugging Face config, and what that says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of 
 workers write into an engine's config is then written here, and a test compares the two. This imports no verl or torch.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ verl's client sends each request under a random id, and sessions run side by sid
 session, which of the session's asyncio tasks asks (a loop starts its sub-agents as tasks), and how often it has asked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What rows, pads and micro-batches cost in one worker call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied and scored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np
