@@ -19,8 +19,7 @@ from benchmarks.results import AsJson, Keep, busy_cores, console, kept, report
 from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.every_call.job import GOAL, tiny_job
 from verl_padding.runs.charts import OURS, OURS_LIGHT, new_figure, save_chart, start_at_zero
-from verl_padding.runs.learning import LAST
-from verl_padding.runs.report import read_metrics
+from verl_padding.runs.report import LAST, read_metrics
 
 RECIPE = "every_call_tiny"
 UNSHARED = ("+padding=prompt", "padding.packer=plan")

@@ -15,8 +15,7 @@ from benchmarks.results import console, show
 from verl_padding.cli.demo import HYDRA, empty_folder
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.runs.curves import RunCurves
-from verl_padding.runs.learning import LAST, Goal, Learning
-from verl_padding.runs.report import ROLLOUTS
+from verl_padding.runs.report import LAST, ROLLOUTS, Goal, Learning
 
 RESULT = "result.json"
 RECIPES = Path(__file__).parent.parent / "configs" / "recipe"

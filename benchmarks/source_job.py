@@ -31,7 +31,7 @@ from verl_padding.cli.demo import ASSETS
 from verl_padding.recipes.context_reset.job import tiny_job
 from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, new_figure, save_chart, start_at_zero
 from verl_padding.runs.curves import RunCurves
-from verl_padding.runs.learning import Goal
+from verl_padding.runs.report import Goal
 
 RECIPE = "context_reset_tiny"
 PROMPTS, MINI_BATCH, SESSIONS, RANKS = 45, 15, 8, 2

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+import torch
+from tensordict import TensorDict
 from typer import Context
 from typer.main import get_command
 
@@ -139,11 +141,12 @@ def logged_metrics() -> set[str]:
         packer="plan",
         sharing="chains",
     )
-    told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, updates=[ACTOR, CRITIC], pad_length=2))
+    told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, 2))
     named = (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")
     of_workers = {f"{update}/{name}": 1.0 for update in (ACTOR, CRITIC) for name in named}
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
-    told |= set(session_metrics(rows.key_R, rows.tokens_R, [0.0] * len(rows), rows.tokens_R))
+    of_rows = TensorDict({"rm_scores": torch.zeros(len(rows), 2), "num_turns": torch.ones(len(rows))}, len(rows))
+    told |= set(session_metrics(rows.key_R, of_rows))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     laps = [replace(lap, call=call) for lap in two_ranks() for call in CALL_BY_NAME]
     timed = TimedStep(step=1, keys=[], laps=laps)

@@ -15,16 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "plan_batch", "real_rows", "strip", "upsample"]
 
-_HOME = {
-    "plan_batch": "verl_padding.plan",
-    "real_rows": "verl_padding.pads.upsampling",
-    "strip": "verl_padding.pads.upsampling",
-    "upsample": "verl_padding.pads.upsampling",
-}
+_HOME = {"plan_batch": "plan"} | dict.fromkeys(("real_rows", "strip", "upsample"), "pads.upsampling")
 
 
 def __getattr__(name: str) -> Any:
     # verl imports this package in every process, mostly for nothing but its hooks: the verbs bring torch and verl.
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(f"verl_padding.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

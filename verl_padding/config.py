@@ -13,10 +13,7 @@ from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 
 Denominator = Literal["rows", "nominal"]
-Weighting = Literal["row", "session"]
 
-CHOICES = "choices"
-"""Key of a field's metadata that lists its choices where its type does not."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -25,73 +22,58 @@ MIN_PAD_LENGTH = 2
 class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
-    strategy: str = dataclasses.field(default="prompt", metadata={CHOICES: tuple(STRATEGIES)})
+    strategy: str = dataclasses.field(default="prompt", metadata={"choices": tuple(STRATEGIES)})
     """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows. ``rows``: an even
     share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads included, as in verl.
     With ``prompt`` and ``rows``, a batch takes the configured number of optimizer steps; with ``lcm``, the number
     follows from the rows."""
-
     denominator: Denominator = "rows"
     """What the seq-mean loss modes divide by. ``rows``: the number of real rows of the mini-batch. ``nominal``:
     ppo_mini_batch_size x rollout.n, as in verl."""
-
-    weighting: Weighting = "row"
+    weighting: Literal["row", "session"] = "row"
     """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
     which weighs what it would weigh in one row. A row's field ``loss_weight`` multiplies what it weighs."""
-
     weighted_losses: Literal["actor", "all"] = "actor"
     """Where rows and sessions weigh what ``weighting`` and the field ``loss_weight`` say. ``actor``: in the policy, KL,
     entropy and distillation losses of the actor. ``all``: in the value loss of the critic, too."""
-
     advantages: Literal["row", "session"] = "row"
     """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each session). ``session``:
     each session, its rows one trajectory, with the reward on its last trained token."""
-
     seed: int = 0
     """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters only with
     ``actor.shuffle`` or ``critic.shuffle``."""
-
     pad_length: int | Literal["auto"] = "auto"
     """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the job's engines do not
     round up. A number that they would round up is refused."""
-
     multimodal: Literal["auto", "empty", "minimal"] = "auto"
     """What pads show the model's vision tower in a batch with images. ``empty``: nothing. ``minimal``: the smallest
     image. ``auto``: what the model's type needs so that the tower runs on every rank. ``minimal`` and ``auto`` refuse
     unknown model types. It matters only for models with a vision tower."""
-
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
-
-    cost_model: str = dataclasses.field(default="attention", metadata={CHOICES: (*COST_MODELS, "model", "measured")})
+    cost_model: str = dataclasses.field(default="attention", metadata={"choices": (*COST_MODELS, "model", "measured")})
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
     L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
     what the workers' clocks say, as soon as that predicts micro-batches clearly better than ``model`` (or
     ``attention``)."""
-
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
-
     log_prob_micro_batches: Literal["update", "own"] = "update"
     """What the passes that compute the log-probs of the old policy and of the reference are cut into. ``update``: the
     micro-batches of the actor's update, where the plan cuts both and they have the same token budget; the first
     optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""
-
     sharing: Sharing = "off"
     """Whether tokens that rows have in common are computed once. ``chains``: if a row's tokens begin with all tokens of
     another row, prompt and response, only the longer row is computed, and both get its outputs. It needs
     ``packer=plan``, dynamic batch sizes and FSDP engines."""
-
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
     Metrics tell the sums, and a file per step has every lap (``verl-padding timeline`` draws it)."""
-
     timing_dir: str | None = None
     """Folder of these files, ``<step>.jsonl``. ``null``: the folder ``timing`` beside ``trainer.rollout_data_dir``, or
     without one, in ``trainer.default_local_dir``. It matters only with ``timing``."""
-
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
@@ -118,11 +100,9 @@ class PaddingConfig:
         if section is None:
             return cls()
         if not isinstance(section, Mapping):
-            raise PaddingConfigError(
-                f"padding={section!r}: not a mapping, so the config group was not found. Choices: "
-                f"+padding={', +padding='.join(STRATEGIES)}; verl_padding must be installed where the "
-                "job is started."
-            )
+            why = "not a mapping, so the config group was not found"
+            fix = f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the job is started."
+            raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
         known = [field.name for field in dataclasses.fields(cls)]
         for key in section:
             if key not in known:
@@ -141,7 +121,7 @@ def choices_by_setting() -> dict[str, tuple[str, ...]]:
     found = {}
     for field in dataclasses.fields(PaddingConfig):
         of_type = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
-        if choices := field.metadata.get(CHOICES, of_type):
+        if choices := field.metadata.get("choices", of_type):
             found[field.name] = choices
     return found
 
@@ -149,10 +129,8 @@ def choices_by_setting() -> dict[str, tuple[str, ...]]:
 def _read_fields(section: Any) -> dict[str, FieldRole]:
     """``padding.fields``: name -> role, or name -> {role: .., fill: ..}."""
     if not isinstance(section, Mapping):
-        raise PaddingConfigError(
-            f"padding.fields={section!r}: not a mapping. Name a field and its role, for example "
-            "+padding.fields.my_weights=response."
-        )
+        fix = "Name a field and its role, for example +padding.fields.my_weights=response."
+        raise PaddingConfigError(f"padding.fields={section!r}: not a mapping. {fix}")
     fields = {}
     for name, value in section.items():
         parts = {"fill": Fill.ZERO.value, **(value if isinstance(value, Mapping) else {"role": value})}

@@ -1,6 +1,3 @@
-"""The version of the plug-in, in a module: in a folder that holds a checkout, Python takes the checkout for a package.
-
-There ``import verl_padding`` finds a package without anything of its own, while its modules are found as installed.
-"""
+"""The version, in a module: beside a checkout ``import verl_padding`` finds an empty package, whose modules do load."""
 
 __version__ = "0.2.0.dev0"

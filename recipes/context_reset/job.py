@@ -10,7 +10,7 @@ import typer
 from verl_padding.local.launch import seed_overrides
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
-from verl_padding.runs.learning import Goal
+from verl_padding.runs.report import Goal
 
 HERE = Path(__file__).resolve().parent
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from verl_padding.cli.app import app
 from verl_padding.cli.doctor import diagnose
-from verl_padding.doctor import devices, installation, packages
+from verl_padding.doctor import installation
 from verl_padding.doctor.job import checks_of_job
 from verl_padding.job.composition import JobArguments
 
@@ -183,14 +183,14 @@ def test_a_latest_checkpoint_that_is_not_there_is_shown(job, tmp_path):
 
 
 def test_the_platform_has_to_be_that_of_the_job(job):
-    assert findings(*job, FLAG, platform="")[devices.PLATFORM][0] == "wrong"
-    assert findings(*job, FLAG, "trainer.device=cuda")[devices.PLATFORM][0] == "warning"
+    assert findings(*job, FLAG, platform="")[installation.PLATFORM][0] == "wrong"
+    assert findings(*job, FLAG, "trainer.device=cuda")[installation.PLATFORM][0] == "warning"
 
 
 def test_flash_attention_that_is_not_there_is_reported(job, monkeypatch):
-    monkeypatch.setattr(packages, "_is_there", lambda module: module not in ("flash_attn", "kernels"))
-    attention = f"++{packages.ATTENTION}=flash_attention_2"
-    assert findings(*job, FLAG, "trainer.device=cuda", attention)[packages.ATTENTION][0] == "wrong"
+    monkeypatch.setattr(installation, "_is_there", lambda module: module not in ("flash_attn", "kernels"))
+    attention = f"++{installation.ATTENTION}=flash_attention_2"
+    assert findings(*job, FLAG, "trainer.device=cuda", attention)[installation.ATTENTION][0] == "wrong"
 
 
 def test_devices_of_a_cluster_are_not_counted_here(job, monkeypatch):

@@ -43,10 +43,7 @@ def soon(function, *args) -> None:
     threading.Timer(0.5, function, args).start()
 
 
-WAITS = {
-    "ray.get": lambda other: ray.get(other.work.remote(LONG_S)),
-    "lock": lambda other: Future().result(LONG_S),
-}
+WAITS = {"ray.get": lambda other: ray.get(other.work.remote(LONG_S)), "lock": lambda other: Future().result(LONG_S)}
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())

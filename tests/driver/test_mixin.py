@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from tests.support.losses_on_rows import nested
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver import mixin
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
@@ -22,6 +22,7 @@ from verl_padding.pads import upsampling
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
 from verl_padding.pads.queue_claim import ENDED, _claim_of, release_queue
+from verl_padding.worker import plan_packer
 
 PAD_TOKENS = 2
 """Of a pad of text."""
@@ -40,7 +41,7 @@ def set_up(trainer):
 def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
     asked = []
-    monkeypatch.setattr(mixin.plan_packer, "install", lambda *how: asked.append(how))
+    monkeypatch.setattr(plan_packer, "install", lambda *how: asked.append(how))
     trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
     set_up(trainer)
     release_queue()
@@ -146,9 +147,7 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
     def update(self, metrics, *args):
         lengths = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
         batch = self._balance_batch(put_rows(lengths), metrics)
-        advantages = torch.nested.as_nested_tensor(
-            [torch.randn(tag["response_len"]) for tag in batch.tags], layout=torch.jagged
-        )
+        advantages = nested(torch.randn(tag["response_len"]) for tag in batch.tags)
         columns = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch))
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=columns, tags=batch.tags)
         self._padded_batch.update_call(ACTOR, batch)  # what gives pads the fields of real rows
@@ -315,10 +314,17 @@ def test_a_batch_without_real_rows_is_refused():
     refused(padded_trainer(), empty, r"^step 7: no real row in the batch")
 
 
-def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting():
-    batch = put_rows([(5, 3), (60, 5)])
-    message = rf"^step 7: row '{batch.keys[1]}' has 65 tokens.* 64 .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-    refused(padded_trainer(), batch, message)
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ((60, 5), r"^step 7: row '{}' has 65 tokens.* 64 .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+        ((0, 5), r"^row '{}': its prompt has no token\. verl takes the log-prob of the first"),
+    ],
+    ids=["over the token budget", "without a prompt"],
+)
+def test_a_row_that_cannot_be_planned_is_refused_with_its_key_length_and_setting(lengths, message):
+    batch = put_rows([(5, 3), lengths])
+    refused(padded_trainer(), batch, message.format(batch.keys[1]))
 
 
 @pytest.mark.parametrize("dp_size", [1, 2], ids=["no pad is needed", "pads are needed"])
@@ -335,15 +341,6 @@ def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
     for tag in batch.tags:
         del tag["prompt_len"], tag["response_len"]
     padded_trainer()._balance_batch(batch, {})
-
-
-def test_an_empty_prompt_is_refused_with_what_is_missing():
-    batch = put_rows([(5, 3), (0, 5)])
-    refused(
-        padded_trainer(),
-        batch,
-        rf"^row '{batch.keys[1]}': its prompt has no token\. verl takes the log-prob of the first",
-    )
 
 
 @pytest.mark.parametrize(
@@ -380,10 +377,6 @@ def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_thou
     assert queue_content() == content
 
 
-def nested(values):
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
-
-
 @pytest.mark.parametrize(("lengths", "steps"), [([(5, 3)], 1), ([(5, 3), (6, 2)], 1), ([(5, 3)] * 3, 2)])
 def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths, steps, caplog):
     trainer, metrics = padded_trainer(), {}
@@ -412,10 +405,6 @@ def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
     assert trainer._step_seed() != seed
 
 
-def workers_with(**calls):
-    return SimpleNamespace(execute_with_func_generator=lambda function: None, **calls)
-
-
 @pytest.mark.parametrize(
     ("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")]
 )
@@ -437,6 +426,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
         return answer
 
     for change in (-1, 1):
-        group = PaddedWorkerGroup(workers_with(**{call: answer_with(change)}), lambda: padded)
+        calls = {"execute_with_func_generator": lambda function: None, call: answer_with(change)}
+        group = PaddedWorkerGroup(SimpleNamespace(**calls), lambda: padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)

@@ -1,8 +1,12 @@
-"""Advantages of whole sessions, from verl's own estimators, against formulas written out."""
+"""Advantages of whole sessions, from verl's own estimators, against formulas written out, however they are split."""
+
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
@@ -10,10 +14,14 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.equivalence.test_advantages import VERLS_LIMITS
 from tests.support.estimator_formulas import Sample, advantages, returns
-from tests.support.losses_on_rows import nested
+from tests.support.losses_on_rows import MODES, nested
+from tests.support.split_sessions import Row, sessions, split
 from tests.support.verl_config import compose_job
-from verl_padding.driver.session_advantages import session_advantages, trajectories
-from verl_padding.plan.row_keys import uid_of_key
+from verl_padding.driver.advantages import session_advantages, trajectory_places
+from verl_padding.pads.lineage import Inputs, continued, extensions
+from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
+from verl_padding.plan import Layout
+from verl_padding.plan.row_keys import session_of_key, uid_of_key
 
 ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
 GAMMA, LAM = 0.9, 0.8
@@ -43,17 +51,18 @@ def as_rows(fields) -> TensorDict:
     return TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=len(fields["rm_scores"]))
 
 
+@cache
 def algorithm_of(estimator: str):
     critic = ["critic.ppo_mini_batch_size=256"] if estimator == "gae" else []
-    settings = [f"algorithm.adv_estimator={estimator}", f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}", *critic]
-    return compose_job(*settings).algorithm
+    discounts = [f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}"]
+    return compose_job(f"algorithm.adv_estimator={estimator}", *discounts, *critic).algorithm
 
 
 def computed(estimator: str, fields, keys=KEYS, extends_R=None, prompts=5):
     responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
-    sessions = trajectories(keys, prompt_R, responses, extends_R)
-    return session_advantages(as_rows(fields), keys, sessions, algorithm_of(estimator))
+    places_R = trajectory_places(keys, prompt_R, responses, extends_R)
+    return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
 
 
 def by_verl(estimator: str, fields, keys) -> TensorDict:
@@ -118,18 +127,11 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
 
 def test_a_token_that_several_rows_have_is_one_token_of_the_trajectory():
     # Row 1 begins with row 0 and has its response among its own; row 2 begins with row 1, in its prompt.
-    keys, prompts, responses, extends_R = (
-        ["a_0_0", "a_0_1", "a_0_2", "a_1_0"],
-        [4, 4, 9, 4],
-        [2, 5, 3, 2],
-        [None, 0, 1, None],
-    )
-    first, other = trajectories(keys, prompts, responses, extends_R)
-    assert [places.tolist() for places in first.places] == [[0, 1], [0, 1, 2, 3, 4], [5, 6, 7]]
-    assert (first.rows, first.length) == ([0, 1, 2], 8)
-    assert (other.rows, other.length) == ([3], 2)
-    apart, _ = trajectories(keys, prompts, responses)
-    assert apart.length == 10
+    shape = ["a_0_0", "a_0_1", "a_0_2", "a_1_0"], [4, 4, 9, 4], [2, 5, 3, 2]
+    places_R = trajectory_places(*shape, [None, 0, 1, None])
+    assert [places.tolist() for places in places_R] == [[0, 1], [0, 1, 2, 3, 4], [5, 6, 7], [0, 1]]
+    apart = trajectory_places(*shape)
+    assert [places.tolist() for places in apart] == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9], [0, 1]]
 
 
 def test_the_reward_is_at_the_end_of_a_trajectory_whose_last_row_begins_an_earlier_one():
@@ -189,6 +191,102 @@ def test_the_penalties_of_a_kl_may_have_another_dtype_than_the_scores():
 
 
 def test_the_tokens_of_a_row_come_after_those_that_it_begins_with_though_these_are_a_later_rows():
-    (found,) = trajectories(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
-    assert found.length == 5  # the last token of the prompt of six is the second response token of the other row
-    assert [places.tolist() for places in found.places] == [[2, 3, 4], [0, 1, 2]]
+    # The last token of the prompt of six is the second response token of the other row.
+    places_R = trajectory_places(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
+    assert [places.tolist() for places in places_R] == [[2, 3, 4], [0, 1, 2]]
+
+
+def continued_rows(rows: list[Row], *, said: bool) -> list[int | None]:
+    """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
+    keys = [row.key for row in rows]
+    number = {row.key: place for place, row in enumerate(rows)}
+    inputs = Inputs(TensorDict({"input_ids": nested(torch.tensor(r.prompt + r.response) for r in rows)}, len(rows)))
+    told = {}
+    if said:
+        for place, row in enumerate(rows):
+            told[place] = None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
+    tokens_R = [len(row.prompt) + len(row.response) for row in rows]
+    return continued(keys, tokens_R, extensions(inputs, keys), told)
+
+
+def computed_by_action(estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool):
+    """Advantage and return of each trained token of each row, by session and action."""
+    scores = []
+    for row in rows:
+        score = torch.zeros(len(row.response), dtype=torch.float64)
+        score[-1:] = rewards[session_of_key(row.key)]
+        scores.append(score)
+    fields = {
+        "response_mask": [torch.tensor(row.mask, dtype=torch.int64) for row in rows],
+        "rm_scores": scores,
+        "values": [torch.tensor(row.values, dtype=torch.float64) for row in rows],
+    }
+    if kl:
+        taken = [torch.tensor(row.penalties, dtype=torch.float64) for row in rows]
+        fields["token_level_rewards"] = [score - of_row for score, of_row in zip(scores, taken, strict=True)]
+    keys, prompts = [row.key for row in rows], [len(row.prompt) for row in rows]
+    got = computed(estimator, fields, keys, continued_rows(rows, said=said), prompts)
+    columns = [got[name].unbind() for name in ("advantages", "returns")]
+    return [
+        (session_of_key(row.key), action, *(float(column[place][token]) for column in columns))
+        for place, row in enumerate(rows)
+        for token, action in enumerate(row.actions)
+        if action is not None
+    ]
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["its agent loop says how", "nothing is said"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(max_examples=25)
+@given(data=st.data(), kl=st.booleans())
+def test_the_advantages_of_a_sessions_actions_are_those_of_its_formula_however_it_is_split(estimator, said, data, kl):
+    drawn = data.draw(sessions(said=said))
+    rewards = {session.name: session.reward for session in drawn}
+    samples = [session.sample for session in drawn]
+    if not kl:
+        samples = [Sample(sample.uid, sample.reward, sample.values, [0.0] * len(sample.values)) for sample in samples]
+    if estimator == "grpo_vectorized":  # whose single precision makes noise of scores that are the same
+        groups = [{sample.score for sample in samples if sample.uid == uid} for uid in "ab"]
+        assume(all(len(scores) > 1 for scores in groups))
+    want = {}
+    of_formula = (formula(estimator, samples, GAMMA, LAM) for formula in (advantages, returns))
+    for session, of_advantage, of_return in zip(drawn, *of_formula, strict=True):
+        places = [action for action in session.in_one_row().actions if action is not None]
+        want |= {(session.name, place): pair for place, *pair in zip(places, of_advantage, of_return, strict=True)}
+    whole = [session.in_one_row() for session in drawn]
+    pieces = [row for session in drawn for row in data.draw(split(session, said=said))]
+    for rows in (whole, pieces):
+        got = computed_by_action(estimator, rows, rewards, said=said, kl=kl)
+        assert {(session, action) for session, action, *_ in got} == want.keys()
+        for session, action, *pair in got:
+            assert pair == pytest.approx(want[session, action], rel=1e-5, abs=1e-6), (session, action)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=100)
+@given(data=st.data(), by_rows=st.booleans())
+def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data, by_rows):
+    drawn = data.draw(sessions(said=True))
+    whole = [session.in_one_row() for session in drawn]
+    pieces = [row for session in drawn for row in data.draw(split(session, said=True, again=False))]
+    want, got = (weights_of_tokens(mode, rows, by_rows=by_rows) for rows in (whole, pieces))
+    assert got == pytest.approx(want, rel=1e-12)
+    if mode not in TOKEN_MODES:  # as verl has rows
+        below = len(drawn) if by_rows else 1
+        of_row = {row.key[:-2]: sum(row.mask) if mode == MEAN_OF_TOKENS else 1 for row in whole}
+        assert want == {place: pytest.approx(1 / of_row[place[0]] / below, rel=1e-12) for place in want}
+
+
+def weights_of_tokens(mode: str, rows: list[Row], *, by_rows: bool) -> dict[tuple[str, tuple[int, int]], float]:
+    """What the loss of each trained token is multiplied by, but for a number that is configured."""
+    layout = Layout(n_rows=len(rows), cells=((tuple(range(len(rows))),),))
+    tokens_R = [sum(row.mask) for row in rows]
+    weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=True)
+    factor_R = loss_factors(layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting)
+    below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, len(rows) if by_rows else 1)
+    return {
+        (session_of_key(row.key), action): factor / below / (tokens if mode == MEAN_OF_TOKENS else 1)
+        for row, tokens, factor in zip(rows, tokens_R, factor_R, strict=True)
+        for action in row.actions
+        if action is not None
+    }

@@ -1,18 +1,26 @@
-"""The value of each metric under ``padding/``, on a plan that is made by hand."""
+"""The value of each metric under ``padding/`` on a plan made by hand, and what a job learns from its clocks."""
 
+import logging
+import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
-from tests.timing.test_laps import two_ranks
+from tests.support.losses_on_rows import nested
+from tests.timing.test_laps import lap, two_ranks
+from verl_padding.config import PaddingConfig
 from verl_padding.driver.step_metrics import plan_metrics, session_metrics, worker_metrics
-from verl_padding.driver.step_timing import timing_metrics
+from verl_padding.driver.step_timing import StepTiming, timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, Pass, Update
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import score_layout
-from verl_padding.timing.laps import TimedStep
+from verl_padding.timing.laps import Lap, TimedStep
+from verl_padding.worker.micro_batch_clock import LAPS
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
 CELLS = {
@@ -21,11 +29,7 @@ CELLS = {
     CRITIC: (((0, 1, 2), (3, 4, 5)),),  # 10 + 20 + 30, 40 + 5 + 2
     LOG_PROB: (((0, 3, 5), (1, 2, 4)),),  # 10 + 40, 2 in two micro-batches; 20, 30 + 5
 }
-MICRO_BATCH_ROWS = {
-    ACTOR: (((1, 1), (1, 1)), ((2,), (2,))),
-    CRITIC: (((3,), (3,)),),
-    LOG_PROB: (((2, 1), (1, 2)),),
-}
+MICRO_BATCH_ROWS = {ACTOR: (((1, 1), (1, 1)), ((2,), (2,))), CRITIC: (((3,), (3,)),), LOG_PROB: (((2, 1), (1, 2)),)}
 CALLS = {
     ACTOR: Update(dp_size=2, token_budget=50, prompts_per_mini_batch=1),
     CRITIC: Update(dp_size=2, token_budget=60, prompts_per_mini_batch=1),
@@ -114,12 +118,12 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
 
 @pytest.mark.parametrize(("packer", "want"), [("verl", OF_THE_PLAN), ("plan", OF_THE_PLAN | OF_ITS_MICRO_BATCHES)])
 def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
-    told = plan_metrics(hand_made(packer), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
+    told = plan_metrics(hand_made(packer), TOKENS, PAD_TOKENS)
     assert told == pytest.approx(want, rel=1e-12)
 
 
 def test_what_is_shared_is_counted_by_micro_batch():
-    told = plan_metrics(hand_made("plan", CHAINS), TOKENS, updates=[ACTOR, CRITIC], pad_length=PAD_TOKENS)
+    told = plan_metrics(hand_made("plan", CHAINS), TOKENS, PAD_TOKENS)
     assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
 
 
@@ -149,18 +153,59 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
 
 def test_what_clocks_say_is_told_of_each_call():
     calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
-    laps = [replace(lap, call=call) for lap in two_ranks() for call in calls]
+    laps = [replace(each, call=call) for each in two_ranks() for call in calls]
     timed = TimedStep(step=1, keys=[], laps=laps)
     assert timing_metrics(timed, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
 
 
 def test_a_session_counts_once_with_the_score_of_its_last_row():
     keys = ["a_0_10", "a_0_2", "a_1_0", "b_0_0"]
-    assert session_metrics(keys, response_R=[5, 3, 4, 6], score_R=[1.0, 7.0, 0.0, 0.5], turns_R=[2, 4, 2, 1]) == {
+    scores = [torch.tensor([0.0] * (tokens - 1) + [score]) for score, tokens in ((1, 5), (7, 3), (0, 4), (0.5, 6))]
+    rows = TensorDict({"rm_scores": nested(scores), "num_turns": torch.tensor([2, 4, 2, 1])}, batch_size=4)
+    assert session_metrics(keys, rows) == {
         "padding/session/score/mean": 0.5,
         "padding/session/response_length/mean": 6.0,
         "padding/session/rows/mean": 4 / 3,
         "padding/session/rows/max": 2,
         "padding/session/num_turns/mean": 3.0,
     }
-    assert "padding/session/num_turns/mean" not in session_metrics(keys, [1] * 4, [0.0] * 4)
+    assert "padding/session/num_turns/mean" not in session_metrics(keys, rows.select("rm_scores"))
+
+
+TIMED = ("log_prob", "actor")
+
+
+class Workers:
+    """Tell laps of micro-batches that are all about equally full."""
+
+    def __init__(self):
+        self.draw = random.Random(0)
+
+    def execute_with_func_generator(self, function):
+        return SimpleNamespace(non_tensor_batch={LAPS: [self.lap(call, k) for call in TIMED for k in range(12)]})
+
+    def lap(self, call: str, micro_batch: int) -> Lap:
+        tokens = tuple(self.draw.randint(200, 700) for _ in range(8))
+        seconds = (0.01 + 1e-5 * sum(tokens)) * self.draw.uniform(0.98, 1.02)
+        return lap(0, micro_batch, seconds, seconds, tokens, call=call, start_s=float(TIMED.index(call)))
+
+
+@pytest.mark.parametrize(("as_update", "calls"), [("actor", ["actor"]), (None, ["log_prob", "actor"])])
+def test_a_pass_tries_another_fill_only_if_it_has_micro_batches_of_its_own(as_update, calls, caplog):
+    job = Job(
+        strategy="rows",
+        prompts=8,
+        sessions_per_prompt=2,
+        updates={"actor": Update(dp_size=1, token_budget=8192, prompts_per_mini_batch=4)},
+        inference={"log_prob": Pass(dp_size=1, token_budget=8192, as_update=as_update)},
+        packer="plan",
+    )
+    config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=".", resume_mode="disable"))
+    timing = StepTiming(config, PaddingConfig(packer="plan", cost_model="measured"), [Workers()])
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2):
+            timing.with_learned_costs(job)
+            timing.read(step, [])
+    priced = timing.with_learned_costs(job)
+    assert [name for name in TIMED if f" tokens in {name}," in caplog.text] == calls
+    assert [name for name in TIMED if getattr(dict(priced.calls())[name].cost_model, "trial_fill", 0)] == calls

@@ -22,11 +22,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.step_metrics import read_session_metrics
+from verl_padding.driver.step_metrics import SESSION_FIELDS, session_metrics
 from verl_padding.pads.columns import REAL_ROWS
-from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.queue import KVBatchMeta
-from verl_padding.pads.template import PadTemplate
+from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.plan.row_keys import row_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -73,7 +71,7 @@ def test_means_of_a_batch_are_over_rows_and_ours_over_sessions():
         trainer.use_critic, trainer._get_n_gpus_for_throughput = False, lambda: 2
         batch = put_sessions(rows)
         PPOTrainer._compute_metrics(trainer, batch, found, {"step": 1.0}, global_steps=7, epoch=0)
-        return found, read_session_metrics(batch)
+        return found, session_metrics(batch.keys, read_fields(batch.keys, PARTITION, SESSION_FIELDS))
 
     (one, our_one), (two, our_two) = of_one_and_two_rows(metrics)
     verls = {
@@ -114,12 +112,7 @@ def test_the_controller_of_an_in_reward_kl_moves_by_the_number_of_rows():
         n_rows = rows + 1
         ones = torch.ones(n_rows, 2)
         data = DataProto.from_dict(
-            {
-                "response_mask": ones,
-                "token_level_scores": ones,
-                "old_log_probs": ones,
-                "ref_log_prob": 0 * ones,
-            }
+            {"response_mask": ones, "token_level_scores": ones, "old_log_probs": ones, "ref_log_prob": 0 * ones}
         )
         controller = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
         apply_kl_penalty(data, controller, kl_penalty="kl")
@@ -190,10 +183,9 @@ def test_verl_divides_by_configured_sessions_and_fills_up_to_a_multiple_of_them_
         trainer = padded_trainer()
         sent = SimpleNamespace(update_actor=lambda batch: TensorDict({}))
         batch = put_sessions(rows, "abcd")
-        padded = PaddedBatch(batch, plan := plan_of(trainer, batch), PadTemplate(eos_token_id=3, length=4))
-        assert plan.layouts["actor"].n_mini_batches == 2
-        padded.put_pads()
-        call = padded.update_call("actor", batch)
+        trainer._balance_batch(batch, {})
+        assert trainer._padded_batch.plan.layouts["actor"].n_mini_batches == 2
+        call = trainer._padded_batch.update_call("actor", batch)
         data = tq.kv_batch_get(keys=call.keys, partition_id=PARTITION, select_fields=[REAL_ROWS])
         trainer.actor_rollout_wg = sent
         with pytest.raises(KeyError):  # the metrics of workers, which there are none of
@@ -202,11 +194,6 @@ def test_verl_divides_by_configured_sessions_and_fills_up_to_a_multiple_of_them_
 
     assert of_one_and_two_rows(divided_by) == [(4, {4}), (4, {6})]
     assert padded_trainer()._get_required_batch_multiple(2) == 4
-
-
-def plan_of(trainer, batch):
-    job = trainer._job_reader.step_job(dp_sizes=trainer._dp_sizes(), updates_actor=True, seed=0, pad_tokens=4)
-    return trainer._plan(batch, [tag["seq_len"] for tag in batch.tags], job, {})
 
 
 @pytest.mark.parametrize("metric", ["reward", "acc"])

@@ -23,7 +23,7 @@ ROOT = HERE.parent.parent
 ACTOR, CRITIC = "language_model", "value_model"
 PROBE = "probe"
 """Folder of the probe's notes, in that of a job."""
-ON_A_CPU = "verl_padding.local.registration"
+ON_A_CPU = "verl_padding.local.verl_patches"
 """What the plug-in loads with VERL_PLATFORM=cpu."""
 
 

@@ -1,8 +1,7 @@
 """verl's Megatron and VeOmni engines, and FSDP2 with Ulysses, on a CPU: in float32, without CUDA and their kernels.
 
-They show the logic of the engines: parallel ranks, packed rows, pipelines, gradients, weights. They do not show
-kernels, nccl and low precision. A process that imports this package gets the hooks below, and ``+local=cpu_megatron``
-and ``+local=cpu_veomni`` as choices of Hydra's; workers import it by ``VERL_USE_EXTERNAL_MODULES``.
+A process that imports this package gets the hooks below, and ``+local=cpu_megatron`` and ``+local=cpu_veomni`` as
+choices of Hydra's; workers import it by ``VERL_USE_EXTERNAL_MODULES``.
 """
 
 from pathlib import Path

@@ -9,8 +9,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding.driver.trainers import PaddedTrainerSync
-from verl_padding.entry.hydra_callback import CheckJobBeforeStart
-from verl_padding.entry.verl_refusals import verl_refusals
+from verl_padding.entry.hydra_callback import CheckJobBeforeStart, verl_refusals
 from verl_padding.local.tiny_models import make_tiny_model
 
 ROLLOUT, ACTOR, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"
@@ -35,13 +34,6 @@ JOBS = [
     ("verl's typed configs", "must divide the distillation", {**DISTILLATION, "distillation.n_gpus_per_node": 3}),
 ]
 """Part of verl, words of its refusal, and what the job has, beside what runs."""
-
-
-class OwnSampler:
-    """A replay buffer of somebody's own, which cannot wait."""
-
-    def __init__(self, **_):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +96,7 @@ def test_a_sampler_of_somebodys_own_is_made_by_the_job_alone(mode, job_that_runs
     "own",
     [
         {"data.custom_cls": {"path": __file__, "name": "OwnData"}},
-        own_sampler("OwnSampler"),
+        own_sampler("OwnSamplerOfARunningJob"),
         {"trainer.checkpoint_callback_class": "mine.Callback"},
         {f"{ROLLOUT}.agent.agent_loop_manager_class": "mine.Manager"},
     ],

@@ -14,7 +14,7 @@ from tests.support.rows_in_queue import read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor.job import _plan
-from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
+from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
 

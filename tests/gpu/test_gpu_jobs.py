@@ -121,7 +121,7 @@ def test_the_plugin_reads_the_job_in_which(name, tmp_path):
     config = compose_job(*case.job(tmp_path))
     padding = check_job(config).padding
     reader = JobReader(config, padding)
-    assert reader.configured_dp_sizes()["actor"] == case.gpus
+    assert reader.engines["actor"].dp_size == case.gpus
     assert config.actor_rollout_ref.actor.strategy == case.engine
     assert reader.has_vision == ("vision" in name)
     assert (reader.n_experts or 0) == (4 if case.recipe is experts else 0)

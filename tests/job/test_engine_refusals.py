@@ -1,4 +1,4 @@
-"""Models that do not go with the engines of a job are refused, as their configs show them, before a worker starts."""
+"""Settings of engines, and models that do not go with them, are refused before a worker starts."""
 
 import re
 
@@ -12,17 +12,120 @@ from verl_padding.job.engine_refusals import check_model
 from verl_padding.job.job_reader import check_job
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
-RATE = "megatron.override_transformer_config.moe_router_bias_update_rate"
-EXPERTS_CUT = "megatron.expert_tensor_parallel_size"
+WITH_ALL = ("algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true")
+OF_TRANSFORMER = "megatron.override_transformer_config"
+OVERRIDE, RATE = f"+{ACTOR}.{OF_TRANSFORMER}", f"{OF_TRANSFORMER}.moe_router_bias_update_rate"
+SCHEDULER = tuple(
+    f"{section}.megatron.{setting}"
+    for section in (ACTOR, REF)
+    for setting in ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=4096")
+)
+MTP = ("actor_rollout_ref.model.mtp.enable=true", "actor_rollout_ref.model.mtp.enable_train=true")
+
+
+def check(*overrides):
+    check_job(compose_job(*DYNAMIC, "+padding=prompt", *overrides))
+
+
+def check_megatron(*overrides):
+    check("model_engine=megatron", *overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=[seq_aux_loss,sinkhorn]"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=global_aux_loss", f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
+        [f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
+        [f"{OVERRIDE}.moe_aux_loss_coeff=[0,0.01]"],
+        [f"{OVERRIDE}.moe_z_loss_coeff=0.001"],
+        [f"{OVERRIDE}.moe_router_enable_expert_bias=true"],
+        [f"{OVERRIDE}.moe_router_bias_update_rate=0.001"],
+    ],
+)
+def test_a_router_that_would_learn_from_pads_is_refused(overrides):
+    name = overrides[0].partition("=")[0].removeprefix("+")
+    with pytest.raises(PaddingConfigError, match=rf"^{name}=.*: routers would count .* Leave it out"):
+        check_megatron(*overrides)
+
+
+@pytest.mark.parametrize("section", [ACTOR, REF, CRITIC])
+def test_experts_whose_places_pads_would_take_are_refused_in_passes_too(section):
+    setting = f"{section}.{OF_TRANSFORMER}.moe_expert_capacity_factor"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=1\.5: routers would count .* Leave it out"):
+        check_megatron(*([] if section == ACTOR else WITH_ALL), f"+{setting}=1.5")  # a reference has what the actor has
+
+
+@pytest.mark.parametrize("section", [ACTOR, CRITIC])
+def test_routes_that_depend_on_the_other_tokens_of_a_micro_batch_are_refused(section):
+    setting = f"{section}.{OF_TRANSFORMER}.moe_router_load_balancing_type"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=sinkhorn: .* Leave it out"):
+        check_megatron(*WITH_ALL, f"+{setting}=sinkhorn")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=none", f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=[aux_loss]", f"{OVERRIDE}.moe_aux_loss_coeff=[0]"],
+        [f"{OVERRIDE}.moe_expert_capacity_factor=-1"],
+        [f"+{REF}.{OF_TRANSFORMER}.moe_router_load_balancing_type=sinkhorn"],
+        [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss", f"{OVERRIDE}.moe_aux_loss_coeff=0"],
+        [f"{OVERRIDE}.moe_z_loss_coeff=null"],
+        [f"{OVERRIDE}.moe_router_enable_expert_bias=true", f"{OVERRIDE}.moe_router_bias_update_rate=0"],
+        [f"{OVERRIDE}.moe_router_enable_expert_bias=false", f"{OVERRIDE}.moe_router_bias_update_rate=0.1"],
+        [f"+{REF}.{OF_TRANSFORMER}.moe_z_loss_coeff=0.001"],
+        [f"{OVERRIDE}.calculate_per_token_loss=true"],
+        MTP[:1],
+    ],
+)
+def test_what_changes_no_gradient_is_not(overrides):
+    check_megatron(*WITH_ALL, *overrides)
+
+
+def test_a_loss_of_several_predicted_tokens_is_refused_with_megatron_alone():
+    with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.mtp.enable_train=True: .* Set it to False"):
+        check_megatron(*MTP)
+    check_megatron(*MTP[1:])  # without the layer
+    check(*MTP)  # FSDP's engines leave the layer out
+
+
+def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
+    def check_bucket(bucket, *sizes):
+        settings = ("pad_to_length=true", f"pad_to_length_bucket={bucket}", *sizes)
+        check_megatron(*(f"{section}.megatron.{setting}" for section in (ACTOR, REF) for setting in settings))
+
+    for sizes, multiple in (
+        (("context_parallel_size=2",), 4),
+        (("tensor_model_parallel_size=2",), 2),
+        (("tensor_model_parallel_size=2", "context_parallel_size=2"), 4),
+        (("tensor_model_parallel_size=4", "context_parallel_size=2"), 8),
+        (("tensor_model_parallel_size=2", "vanilla_mbridge=true", "sequence_parallel=false"), 2),
+    ):
+        check_bucket(3 * multiple, *sizes)
+        message = rf"\.megatron\.pad_to_length_bucket={2 * multiple + 1}: .* Set it to {3 * multiple}\.$"
+        with pytest.raises(PaddingConfigError, match=message):
+            check_bucket(2 * multiple + 1, *sizes)
+    check_bucket(3)
+    check_bucket(3, "tensor_model_parallel_size=2", "sequence_parallel=false")
+
+
+@pytest.mark.parametrize("override", ["padding.timing=true", "padding.packer=plan", "padding.cost_model=measured"])
+def test_a_scheduler_neither_follows_a_plan_nor_is_timed(override):
+    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.dynamic_context_parallel=True: .* Set it to"):
+        check_megatron(*SCHEDULER, override)
+
+
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-def check(model, folder, *overrides):
+def check_with(model, folder, *overrides):
     """Checks a padded job of this actor; a critic, where there is one, has another model."""
     model.save_pretrained(folder / "actor")
     transformers.Qwen2Config(**SMALL).save_pretrained(folder / "critic")
-    paths = (f"actor_rollout_ref.model.path={folder / 'actor'}", f"critic.model.path={folder / 'critic'}")
-    check_job(compose_job(*DYNAMIC, "+padding=prompt", *paths, *overrides))
+    check(f"actor_rollout_ref.model.path={folder / 'actor'}", f"critic.model.path={folder / 'critic'}", *overrides)
 
 
 def with_sizes(*sizes):
@@ -30,41 +133,35 @@ def with_sizes(*sizes):
     return ["model_engine=megatron", *(f"{role}.megatron.{size}" for role in (ACTOR, REF, CRITIC) for size in sizes)]
 
 
-def mixture(**changes):
-    return transformers.Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, **changes)
-
-
-def deepseek():
-    return transformers.DeepseekV3Config(**SMALL, n_routed_experts=8, n_group=2, topk_group=1)
+def mixture():
+    return transformers.Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2)
 
 
 @pytest.mark.parametrize("vanilla", ["true", "false"])
 def test_biases_of_experts_that_a_bridge_has_follow_tokens_are_refused(vanilla, tmp_path):
+    model = transformers.DeepseekV3Config(**SMALL, n_routed_experts=8, n_group=2, topk_group=1)
     job = ("model_engine=megatron", f"{ACTOR}.megatron.vanilla_mbridge={vanilla}")
     with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.{RATE}=None: .* type deepseek_v3, .* Set it to 0\.$"):
-        check(deepseek(), tmp_path, *job)
-    check(deepseek(), tmp_path, *job, f"+{ACTOR}.{RATE}=0")
-    check(
-        deepseek(), tmp_path, *job, f"+{ACTOR}.megatron.override_transformer_config.moe_router_enable_expert_bias=false"
-    )
-    check(deepseek(), tmp_path)  # FSDP's engines leave them as they are
+        check_with(model, tmp_path, *job)
+    check_with(model, tmp_path, *job, f"+{ACTOR}.{RATE}=0")
+    check_with(model, tmp_path, *job, f"+{ACTOR}.{OF_TRANSFORMER}.moe_router_enable_expert_bias=false")
+    check_with(model, tmp_path)  # FSDP's engines leave them as they are
 
 
 def test_biases_of_experts_that_a_bridge_leaves_as_they_are_are_not(tmp_path):
-    check(transformers.Glm4MoeConfig(**SMALL, n_routed_experts=8), tmp_path, "model_engine=megatron")
-    check(mixture(), tmp_path, "model_engine=megatron")
+    check_with(transformers.Glm4MoeConfig(**SMALL, n_routed_experts=8), tmp_path, "model_engine=megatron")
+    check_with(mixture(), tmp_path, "model_engine=megatron")
 
 
 @pytest.mark.parametrize(("tensor", "of_expert"), [(2, 1), (1, 2)])
 def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are_refused(tensor, of_expert, tmp_path):
     cut = f"tensor_model_parallel_size={tensor}", f"expert_tensor_parallel_size={of_expert}"
-    with pytest.raises(
-        PaddingConfigError, match=rf"^{ACTOR}\.{EXPERTS_CUT}={of_expert}: with .* Set it to {tensor}\.$"
-    ):
-        check(mixture(), tmp_path, *with_sizes(*cut))
-    check(mixture(), tmp_path, *with_sizes(*cut, "expert_model_parallel_size=2"))
-    check(mixture(), tmp_path, *with_sizes(cut[0], f"expert_tensor_parallel_size={tensor}"))
-    check(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(*cut))
+    message = rf"^{ACTOR}\.megatron\.expert_tensor_parallel_size={of_expert}: with .* Set it to {tensor}\.$"
+    with pytest.raises(PaddingConfigError, match=message):
+        check_with(mixture(), tmp_path, *with_sizes(*cut))
+    check_with(mixture(), tmp_path, *with_sizes(*cut, "expert_model_parallel_size=2"))
+    check_with(mixture(), tmp_path, *with_sizes(cut[0], f"expert_tensor_parallel_size={tensor}"))
+    check_with(transformers.Qwen2Config(**SMALL), tmp_path, *with_sizes(*cut))
 
 
 VEOMNI_BY_TWO = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
@@ -73,13 +170,11 @@ VEOMNI_BY_TWO = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2
 def test_attention_in_a_models_own_code_is_refused_where_this_code_has_no_exchange(tmp_path):
     eager = f"{ACTOR}.veomni.attn_implementation=eager"
     for model in (transformers.Qwen2Config(**SMALL), mixture()):
-        with pytest.raises(
-            PaddingConfigError, match=rf"^{ACTOR}\.veomni\.attn_implementation=eager: does not support Ulysses"
-        ):
-            check(model, tmp_path, *VEOMNI_BY_TWO, eager)
-        check(model, tmp_path, "model_engine=veomni", eager)
-        check(model, tmp_path, *VEOMNI_BY_TWO)
-    check(transformers.DeepseekV4Config(**SMALL), tmp_path, *VEOMNI_BY_TWO, eager)
+        with pytest.raises(PaddingConfigError, match=rf"^{eager}: does not support Ulysses"):
+            check_with(model, tmp_path, *VEOMNI_BY_TWO, eager)
+        check_with(model, tmp_path, "model_engine=veomni", eager)
+        check_with(model, tmp_path, *VEOMNI_BY_TWO)
+    check_with(transformers.DeepseekV4Config(**SMALL), tmp_path, *VEOMNI_BY_TWO, eager)
 
 
 DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
@@ -90,19 +185,16 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
     [
         ({"llm_config": DYNAMIC_ROPE, "vision_config": {}}, "rope_type='dynamic'"),
         ({"thinker_config": {"text_config": DYNAMIC_ROPE}}, "rope_type='dynamic'"),
-        ({"thinker_config": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}}},
-         "rope_type='longrope'"),
+        ({"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}}, "rope_type='longrope'"),
         ({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}}, "rope_type='su'"),
         ({"use_dynamic_ntk": True, "rope_scaling": None}, "use_dynamic_ntk=True"),
     ],
-)  # fmt: skip
+)
 def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, message):
     def refuse(sharing: str) -> None:
         check_model("critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
 
     refuse("off")
-    with pytest.raises(
-        PaddingConfigError,
-        match=rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$",
-    ):
+    message = rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$"
+    with pytest.raises(PaddingConfigError, match=message):
         refuse("chains")

@@ -14,41 +14,43 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.equivalence.loss_comparisons import POLICY_LOSSES
 from tests.support.losses_on_rows import MODES
-from tests.support.verl_config import compose_job
+from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
+from verl_padding.doctor.job import summary
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.job_reader import JobReader, check_job
 from verl_padding.job.loss_weightings import loss_weightings
-from verl_padding.job.summary import summary
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
 
-DYNAMIC = (
-    "actor_rollout_ref.actor.use_dynamic_bsz=true",
-    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
-    "algorithm.adv_estimator=grpo",
-)
+A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
+MEGATRON, MODE, PLAN = "model_engine=megatron", "trainer.v1.trainer_mode", "padding.packer=plan"
+SHARING = (PLAN, "padding.sharing=chains")
 FIXED = (
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
-    "algorithm.adv_estimator=grpo",
+    f"{A}.use_dynamic_bsz=false",
+    f"{R}.log_prob_use_dynamic_bsz=false",
+    f"{A}.ppo_micro_batch_size_per_gpu=4",
+    f"{R}.log_prob_micro_batch_size_per_gpu=8",
+    f"{REF_}.log_prob_micro_batch_size_per_gpu=16",
 )
 
-SHARING = ("padding.packer=plan", "padding.sharing=chains")
+
+def padded(*overrides):
+    return compose_job("+padding=prompt", *DYNAMIC, *overrides)
 
 
 def job_of(*overrides, updates_actor=True):
-    config = compose_job("+padding=prompt", *overrides)
-    return check_job(config).step_job(updates_actor=updates_actor)
+    return check_job(padded(*overrides)).step_job(updates_actor=updates_actor)
 
 
 def described(config) -> dict[str, str]:
     reader = check_job(config, "sync")
-    return dict(summary(reader, reader.step_job()))
+    found = summary(reader.step_job(), reader.engines, reader.padding.denominator)
+    return {finding.subject: finding.message for finding in found}
 
 
 def test_one_flag_fills_the_section_and_leaves_the_mode_to_the_job():
@@ -62,10 +64,10 @@ def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_
     config = compose_job(
         "+padding=lcm",
         *DYNAMIC,
-        "algorithm.adv_estimator=gae",
+        GAE,
         "data.train_batch_size=24",
-        "actor_rollout_ref.rollout.n=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+        f"{R}.n=2",
+        f"{A}.ppo_mini_batch_size=3",
         "critic.ppo_mini_batch_size=2",
         f"trainer.critic_warmup={warm_up}",
     )
@@ -92,27 +94,26 @@ def test_the_trainer_mode_alone_works_with_the_defaults():
 def test_settings_of_a_padded_trainers_own_name_are_refused():
     overrides = ["trainer.v1.trainer_mode=padded_separate_async", "+trainer.v1.padded_separate_async.rows=4"]
     with pytest.raises(PaddingConfigError, match=r"padded_separate_async: verl does not read .*separate_async instead"):
-        job_of(*DYNAMIC, *overrides)
+        job_of(*overrides)
 
 
 def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
     job = job_of(
-        *DYNAMIC,
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000",
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=3000",
-        "actor_rollout_ref.actor.use_kl_loss=true",
-        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=5000",
-        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=1",
+        f"{A}.ulysses_sequence_parallel_size=2",
+        f"{A}.ppo_max_token_len_per_gpu=1000",
+        f"{R}.log_prob_max_token_len_per_gpu=3000",
+        KL,
+        f"{REF_}.log_prob_max_token_len_per_gpu=5000",
+        f"{REF_}.ulysses_sequence_parallel_size=1",
     )
     assert (job.updates[ACTOR].dp_size, job.updates[ACTOR].token_budget) == (4, 2000)
     assert (job.inference[LOG_PROB].dp_size, job.inference[LOG_PROB].token_budget) == (4, 6000)
     assert (job.inference[REF].dp_size, job.inference[REF].token_budget) == (8, 5000)
-    assert job.updates[ACTOR].budget_setting == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    assert job.updates[ACTOR].budget_setting == f"{A}.ppo_max_token_len_per_gpu"
 
 
 def test_fixed_micro_batches_become_multiples_of_a_cell():
-    job = job_of(*FIXED, "actor_rollout_ref.actor.use_kl_loss=true")
+    job = job_of(*FIXED, KL)
     assert (job.updates[ACTOR].cell_multiple, job.updates[ACTOR].token_budget) == (4, None)
     assert job.inference[LOG_PROB] == Pass(dp_size=8, micro_batch_rows=8, as_update=ACTOR)
     assert job.inference[REF] == Pass(dp_size=8, micro_batch_rows=16, as_update=ACTOR)
@@ -121,25 +122,19 @@ def test_fixed_micro_batches_become_multiples_of_a_cell():
 @pytest.mark.parametrize(
     ("overrides", "taken"),
     [
-        ((*DYNAMIC, "padding.packer=plan"), {LOG_PROB: ACTOR, REF: ACTOR, VALUES: None}),
-        (DYNAMIC, {LOG_PROB: None, REF: None, VALUES: None}),  # what verl's packer will do is not known
-        ((*DYNAMIC, "padding.packer=plan", "padding.log_prob_micro_batches=own"), {LOG_PROB: None, REF: None}),
-        (
-            (*DYNAMIC, "padding.packer=plan", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=20000"),
-            {LOG_PROB: None, REF: ACTOR},
-        ),
-        (
-            (*DYNAMIC, "padding.packer=plan", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2"),
-            {LOG_PROB: ACTOR, REF: None},
-        ),
+        ((PLAN,), {LOG_PROB: ACTOR, REF: ACTOR, VALUES: None}),
+        ((), {LOG_PROB: None, REF: None, VALUES: None}),  # what verl's packer will do is not known
+        ((PLAN, "padding.log_prob_micro_batches=own"), {LOG_PROB: None, REF: None}),
+        ((PLAN, f"{R}.log_prob_max_token_len_per_gpu=20000"), {LOG_PROB: None, REF: ACTOR}),
+        ((PLAN, f"{REF_}.ulysses_sequence_parallel_size=2"), {LOG_PROB: ACTOR, REF: None}),
         (FIXED, {LOG_PROB: None, REF: None}),
         # Small mini-batches are full of pads, which a pass can do without.
-        ((*FIXED, "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"), {LOG_PROB: None, REF: None}),
+        ((*FIXED, f"{R}.log_prob_micro_batch_size_per_gpu=4"), {LOG_PROB: None, REF: None}),
     ],
 )
 def test_a_log_prob_pass_takes_the_updates_micro_batches_where_both_are_cut_alike(overrides, taken):
-    critic = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=4")
-    job = job_of(*overrides, *critic, "actor_rollout_ref.actor.use_kl_loss=true")
+    critic = (GAE, "critic.ppo_micro_batch_size_per_gpu=4")
+    job = job_of(*overrides, *critic, KL)
     assert {name: reuses_layout_of(job, job.inference[name]) for name in taken} == taken
     warming_up = job_of(*overrides, *critic, updates_actor=False)
     assert reuses_layout_of(warming_up, warming_up.inference[LOG_PROB]) is None
@@ -147,110 +142,72 @@ def test_a_log_prob_pass_takes_the_updates_micro_batches_where_both_are_cut_alik
 
 def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():
     job = job_of(
-        *DYNAMIC,
-        "algorithm.adv_estimator=gae",
+        GAE,
         "critic.ppo_mini_batch_size=128",
         "critic.ulysses_sequence_parallel_size=4",  # verl hands it to no engine
     )
     assert job.updates[CRITIC].prompts_per_mini_batch == 128
     assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (8, 32768)
     assert job.inference[VALUES].token_budget == 32768
-    job = job_of(*DYNAMIC, "algorithm.adv_estimator=gae", "critic.fsdp.ulysses_sequence_parallel_size=4")
+    job = job_of(GAE, "critic.fsdp.ulysses_sequence_parallel_size=4")
     assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (2, 4 * 32768)
     assert job.inference[VALUES].token_budget == 4 * 32768
 
 
 def test_bypass_mode_runs_no_log_prob_pass_unless_the_actor_is_its_own_reference():
     bypass = "algorithm.rollout_correction.bypass_mode=true"
-    assert list(job_of(*DYNAMIC, bypass).inference) == []
-    lora = (bypass, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.lora_rank=8")
-    assert list(job_of(*DYNAMIC, *lora).inference) == [LOG_PROB]
+    assert list(job_of(bypass).inference) == []
+    lora = (bypass, KL, f"{MODEL}.lora_rank=8")
+    assert list(job_of(*lora).inference) == [LOG_PROB]
 
 
 def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
     job = job_of(
-        *DYNAMIC,
         "trainer.v1.trainer_mode=padded_separate_async",
         "trainer.v1.separate_async.parameter_sync_step=4",
         "data.train_batch_size=1024",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+        f"{A}.ppo_mini_batch_size=256",
     )
     assert job.prompts == 256
+
+
+SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]
+FIXED_REF = [KL, f"{REF_}.log_prob_use_dynamic_bsz=false", f"{REF_}.log_prob_micro_batch_size_per_gpu=2"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (
-            ["data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size=30"],
-            r"^actor_rollout_ref.actor.ppo_mini_batch_size=30 of 'actor' does not divide data.train_batch_size=100: ",
+            ["data.train_batch_size=100", f"{A}.ppo_mini_batch_size=30"],
+            rf"{A}.ppo_mini_batch_size=30 of 'actor' does not divide data.train_batch_size=100: ",
         ),
-        (
-            ["actor_rollout_ref.actor.strategy=megatron"],
-            r"^actor_rollout_ref.actor.strategy=megatron: the section's engine is a FSDPEngineConfig\. ",
-        ),
-        (
-            ["model_engine=megatron", "actor_rollout_ref.actor.strategy=fsdp2"],
-            r"^actor_rollout_ref.actor.strategy=fsdp2: the section's engine is a McoreEngineConfig\. ",
-        ),
-        (["trainer.use_v1=false"], r"^trainer.use_v1=False: .*trainer.use_v1=True"),
-        (["+async_training={}"], r"fully asynchronous one \(async_training\)"),
-        (
-            ["trainer.v1.trainer_mode=async"],
-            r"^trainer.v1.trainer_mode='async': not a trainer that can be padded. Choices: sync, colocate_async,",
-        ),
-        (
-            ["algorithm.adv_estimator=gae", "+critic.fsdp.use_dynamic_bsz=false"],
-            r"^\+critic.fsdp.micro_batch_size_per_gpu=None: micro-batches are cut by this with use_dynamic_bsz=False",
-        ),
-        (
-            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
-            r"^actor_rollout_ref.actor.loss_scale_factor=None: .*Set it to a constant",
-        ),
-        (
-            ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null"],
-            r"^actor_rollout_ref.actor.ppo_max_token_len_per_gpu=None: micro-batches are cut by this",
-        ),
-        (
-            ["padding.strategy=lcm", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.train_batch_size=16"],
-            r"^padding.strategy='lcm'.* = 2 rows, not a multiple of 8 data-parallel ranks",
-        ),
-        (["padding.sharing=chains"], r"^padding.sharing='chains' with padding.packer='verl': only the plan keeps "),
-        (
-            [*SHARING, "model_engine=megatron"],
-            r"^padding.sharing='chains': only FSDP's engines .*, but actor_rollout_ref.actor has strategy=megatron",
-        ),
-        (
-            [*SHARING, "actor_rollout_ref.model.use_remove_padding=false"],
-            r"^padding.sharing='chains': .* actor_rollout_ref.actor has .*use_remove_padding=False",
-        ),
-        (
-            [
-                *SHARING,
-                "actor_rollout_ref.actor.use_kl_loss=true",
-                "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=false",
-                "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
-            ],
-            r"^padding.sharing='chains': .* actor_rollout_ref.ref has .*dynamic sizes=False",
-        ),
-        (
-            ["padding.pad_length=9", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8"],
-            r"^padding.pad_length=9: a pad does not fit",
-        ),
+        ([f"{A}.strategy=megatron"], rf"{A}.strategy=megatron: the section's engine is a FSDPEngineConfig\. "),
+        ([MEGATRON, f"{A}.strategy=fsdp2"], rf"{A}.strategy=fsdp2: .* is a McoreEngineConfig\. "),
+        (["trainer.use_v1=false"], r"trainer.use_v1=False: .*trainer.use_v1=True"),
+        (["+async_training={}"], r"trainer.use_v1=True: .* fully asynchronous one \(async_training\)"),
+        (["trainer.v1.trainer_mode=async"], r"trainer.v1.trainer_mode='async': .* Choices: sync, colocate_async,"),
+        ([GAE, "+critic.fsdp.use_dynamic_bsz=false"], r"\+critic.fsdp.micro_batch_size_per_gpu=None: .*_bsz=False"),
+        ([f"{A}.loss_agg_mode=seq-mean-token-sum-norm"], rf"{A}.loss_scale_factor=None: .*Set it to a constant"),
+        ([f"{A}.ppo_max_token_len_per_gpu=null"], rf"{A}.ppo_max_token_len_per_gpu=None: micro-batches are cut"),
+        (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of 8 data-parallel ranks"),
+        (["padding.sharing=chains"], r"padding.sharing='chains' with padding.packer='verl': only the plan keeps "),
+        ([*SHARING, MEGATRON], rf"padding.sharing='chains': .* {A} has strategy=megatron"),
+        ([*SHARING, f"{MODEL}.use_remove_padding=false"], rf"padding.sharing=.* {A} has .*use_remove_padding=False"),
+        ([*SHARING, *FIXED_REF], rf"padding.sharing='chains': .* {REF_} has .*dynamic sizes=False"),
+        (["padding.pad_length=9", f"{A}.ppo_max_token_len_per_gpu=8"], r"padding.pad_length=9: a pad does not fit"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_the_setting_its_value_and_the_fix(overrides, message):
-    config = compose_job("+padding=prompt", *DYNAMIC, *overrides)
-    with pytest.raises(PaddingConfigError, match=message):
-        check_job(config)
+    with pytest.raises(PaddingConfigError, match=f"^{message}"):
+        job_of(*overrides)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_where_each_rank_holds_all_parameters_passes_take_the_updates_micro_batches_and_chains_are_shared(synchronous):
-    actor = "actor_rollout_ref.actor.fsdp_config"
+    actor = f"{A}.fsdp_config"
     job = job_of(
-        *DYNAMIC,
-        "padding.packer=plan",
+        PLAN,
         "padding.sharing=chains",
         f"{actor}.fsdp_size=1",
         f"{actor}.use_no_sync_for_gradient_accumulation={not synchronous}",
@@ -263,10 +220,10 @@ def test_where_each_rank_holds_all_parameters_passes_take_the_updates_micro_batc
     assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {ACTOR: 2, LOG_PROB: 2}
 
 
-ULYSSES = ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",)
-VEOMNI = ("model_engine=veomni", "actor_rollout_ref.actor.veomni.ulysses_parallel_size=2")
+ULYSSES = (f"{A}.ulysses_sequence_parallel_size=2",)
+VEOMNI = ("model_engine=veomni", f"{A}.veomni.ulysses_parallel_size=2")
 ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
-OF_VEOMNI = "actor_rollout_ref.actor.veomni.attn_implementation"
+OF_VEOMNI = f"{A}.veomni.attn_implementation"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +237,7 @@ OF_VEOMNI = "actor_rollout_ref.actor.veomni.attn_implementation"
     ],
 )
 def test_an_attention_that_exchanges_between_ranks_or_has_none_is_let_pass(overrides):
-    job_of(*DYNAMIC, *overrides)
+    job_of(*overrides)
 
 
 @pytest.mark.parametrize(
@@ -288,41 +245,35 @@ def test_an_attention_that_exchanges_between_ranks_or_has_none_is_let_pass(overr
     [
         *((*ULYSSES, f"{ATTENTION}={name}") for name in ("null", "{text_config: sdpa}", "'a/flash-attn:fn'")),
         *((*VEOMNI, f"{OF_VEOMNI}='{name}'") for name in ("sdpa", "paged|sdpa", "kernels-community/flash-attn2")),
-        (
-            *VEOMNI,
-            "algorithm.adv_estimator=gae",
-            "critic.veomni.ulysses_parallel_size=2",
-            "critic.veomni.attn_implementation=eager",
-        ),
+        (*VEOMNI, GAE, "critic.veomni.ulysses_parallel_size=2", "critic.veomni.attn_implementation=eager"),
     ],
 )
 def test_an_attention_past_the_exchange_is_refused(overrides):
     message = r"attn_implementation=.*: does not support Ulysses: .* to flash_attention_2, or"
     with pytest.raises(PaddingConfigError, match=message):
-        job_of(*DYNAMIC, *overrides)
+        job_of(*overrides)
 
 
 def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
     with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
         job_of(
-            "model_engine=megatron",
+            MEGATRON,
             *DYNAMIC,
-            "padding.packer=plan",
-            "actor_rollout_ref.actor.megatron.dynamic_context_parallel=true",
-            "actor_rollout_ref.actor.megatron.max_seqlen_per_dp_cp_rank=16384",
+            PLAN,
+            f"{A}.megatron.dynamic_context_parallel=true",
+            f"{A}.megatron.max_seqlen_per_dp_cp_rank=16384",
         )
     monkeypatch.setattr("verl.__version__", "0.10.0")
     with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
-        job_of(*DYNAMIC, "padding.packer=plan")
-    assert job_of(*DYNAMIC).packer == "verl"
+        job_of(PLAN)
+    assert job_of().packer == "verl"
 
 
 def test_the_cost_of_a_row_is_that_of_its_roles_model(tmp_path):
     actor, critic = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen3_moe", tmp_path)
     job = job_of(
-        *DYNAMIC,
         "padding.cost_model=model",
-        "algorithm.adv_estimator=gae",
+        GAE,
         f"actor_rollout_ref.model.path={actor}",
         f"critic.model.path={critic}",
     )
@@ -340,29 +291,28 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
         (tmp_path, rf"hidden_size is missing.*\(actor_rollout_ref.model.path={tmp_path}\). .*cost_model=attention"),
     ):
         with pytest.raises(PaddingConfigError, match=rf"^padding.cost_model='model': .*{message}"):
-            job_of(*DYNAMIC, "padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
+            job_of("padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
 
 
 def test_equal_sessions_are_refused_where_a_bypass_normalizes_its_weights():
     normalize = "policy_loss.rollout_correction.rollout_is_batch_normalize=true"
-    bypass = ("actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode", f"+actor_rollout_ref.actor.{normalize}")
+    bypass = (f"{A}.policy_loss.loss_mode=bypass_mode", f"+actor_rollout_ref.actor.{normalize}")
     with pytest.raises(PaddingConfigError, match=r"^padding.weighting='session': .*normalize=True divides by the mean"):
-        job_of(*DYNAMIC, "padding.weighting=session", *bypass)
+        job_of("padding.weighting=session", *bypass)
     # What only the driver reads is no part of the loss.
-    job_of(*DYNAMIC, "padding.weighting=session", "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
+    job_of("padding.weighting=session", "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
 
 
 def test_weights_are_refused_by_the_loss_whatever_the_denominator():
     """Which losses that are is held against their gradients in tests/equivalence/test_row_weights.py."""
-    config, found = compose_job("+padding=prompt", *DYNAMIC), {}
+    config, found = padded(), {}
     actor = config.actor_rollout_ref.actor
     actor.loss_scale_factor = 8
     for loss, agg_mode, denominator in product(POLICY_LOSSES, MODES, ("rows", "nominal")):
         actor.policy_loss.loss_mode, actor.loss_agg_mode, config.padding.denominator = loss, agg_mode, denominator
         config.padding.weighting = "row"
-        (of_rows,) = loss_weightings(
-            config, check_job(config).padding
-        )  # where only rows could bring weights, each loss runs
+        # Where only rows could bring weights, each loss runs.
+        (of_rows,) = loss_weightings(config, check_job(config).padding)
         config.padding.weighting = "session"
         (of_sessions,) = loss_weightings(config, PaddingConfig.from_section(config.padding))
         with pytest.raises(PaddingConfigError, match=r"^padding\.weighting=") if of_sessions.refusal else nullcontext():
@@ -380,9 +330,9 @@ def test_weights_are_refused_by_the_loss_whatever_the_denominator():
         assert refused_in(agg_mode, of_sessions=True) == (choose_tokens if mean_of_tokens else means)
 
 
-CORRECTION, OF_LOSS = "algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss.rollout_correction"
+CORRECTION, OF_LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.rollout_correction"
 BYPASS = (f"{CORRECTION}.bypass_mode=true",)
-BYPASS_LOSS = (*BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode")
+BYPASS_LOSS = (*BYPASS, f"{A}.policy_loss.loss_mode=bypass_mode")
 
 
 @pytest.mark.parametrize("given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"])
@@ -391,11 +341,11 @@ def test_a_correction_that_no_loss_reads_is_refused_with_the_setting_and_the_one
     beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if given == 'rollout_is=token' else 'rollout_is=sequence'}"
     for lost in (BYPASS, BYPASS_LOSS, (*BYPASS_LOSS, beside)):
         with pytest.raises(PaddingConfigError, match=message):
-            job_of(*DYNAMIC, *lost, f"{CORRECTION}.{given}")
-    job_of(*DYNAMIC, f"{CORRECTION}.{given}")  # which verl's trainer does, or leaves as it is
-    job_of(*DYNAMIC, *BYPASS_LOSS, f"{CORRECTION}.{given}", f"+{OF_LOSS}.{given}")
-    job_of(*DYNAMIC, *BYPASS_LOSS, f"+{OF_LOSS}.{given}")
-    job_of(*DYNAMIC, *BYPASS)
+            job_of(*lost, f"{CORRECTION}.{given}")
+    job_of(f"{CORRECTION}.{given}")  # which verl's trainer does, or leaves as it is
+    job_of(*BYPASS_LOSS, f"{CORRECTION}.{given}", f"+{OF_LOSS}.{given}")
+    job_of(*BYPASS_LOSS, f"+{OF_LOSS}.{given}")
+    job_of(*BYPASS)
 
 
 def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
@@ -405,39 +355,29 @@ def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
 
 
 def test_sessions_weigh_the_same_where_the_job_says_so():
-    critic = ("algorithm.adv_estimator=gae", "critic.loss_agg_mode=seq-mean-token-mean")
+    critic = (GAE, "critic.loss_agg_mode=seq-mean-token-mean")
     for where, calls in (("actor", [ACTOR]), ("all", [ACTOR, CRITIC])):
         overrides = ("padding.weighting=session", f"padding.weighted_losses={where}", "padding.denominator=nominal")
-        config = compose_job("+padding=prompt", *DYNAMIC, *critic, *overrides)
+        config = padded(*critic, *overrides)
         found = loss_weightings(config, check_job(config).padding)
         assert [weighting.call for weighting in found] == calls
         assert [weighting.mode for weighting in found] == ["token-mean", "seq-mean-token-mean"][: len(calls)]
         assert all(weighting.by_session and not weighting.by_rows and not weighting.refusal for weighting in found)
-    config = compose_job("+padding=prompt", *DYNAMIC, "padding.weighted_losses=all")
-    assert [weighting.call for weighting in loss_weightings(config, check_job(config).padding)] == [ACTOR], (
-        "there is no critic"
-    )
+    without_critic = padded("padding.weighted_losses=all")
+    found = loss_weightings(without_critic, check_job(without_critic).padding)
+    assert [weighting.call for weighting in found] == [ACTOR]
 
 
-@pytest.mark.parametrize(
-    ("config", "experts"),
-    [
-        (transformers.Qwen3MoeConfig(num_experts=6), 6),
-        (transformers.Qwen2Config(), None),
-    ],
-    ids=lambda value: getattr(value, "model_type", None),
-)
-def test_the_experts_of_a_mixture_are_counted_from_its_config(config, experts, tmp_path):
-    config.save_pretrained(tmp_path)
-    job = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}", "+padding=prompt")
-    assert check_job(job).n_experts == experts
+def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
+    for config, experts in ((transformers.Qwen3MoeConfig(num_experts=6), 6), (transformers.Qwen2Config(), None)):
+        config.save_pretrained(tmp_path)
+        assert check_job(padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
 
 
 def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):
     transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
-    override = "+actor_rollout_ref.model.override_config"
-    overrides = (*DYNAMIC, "+padding=prompt", f"actor_rollout_ref.model.path={tmp_path}")
-    job = compose_job(*overrides, f"{override}.vision_config.initializer_range=0.01")
+    override = f"+{MODEL}.override_config.vision_config.initializer_range=0.01"
+    job = padded(f"{MODEL}.path={tmp_path}", override)
     vision = check_job(job).model_config["vision_config"]
     assert vision["initializer_range"] == 0.01
     assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
@@ -446,18 +386,18 @@ def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(t
 def test_a_pad_is_as_long_as_the_engines_ask_that_there_are():
     """An adapter without itself is its own reference, whatever the section of one says."""
     sizes = "megatron.tensor_model_parallel_size"
-    job = (*DYNAMIC, "model_engine=megatron", "actor_rollout_ref.actor.use_kl_loss=true")
+    job = (MEGATRON, KL)
     job += (f"actor_rollout_ref.actor.{sizes}=2", f"actor_rollout_ref.ref.{sizes}=8")
-    assert job_of(*job, "actor_rollout_ref.model.lora.rank=8").pad_tokens == 2
+    assert job_of(*job, f"{MODEL}.lora.rank=8").pad_tokens == 2
 
 
 @pytest.mark.parametrize("choice", ["auto", "minimal"])
 def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_start(choice, tmp_path):
     transformers.MllamaConfig().save_pretrained(tmp_path)
-    overrides = (*DYNAMIC, f"actor_rollout_ref.model.path={tmp_path}")
+    path = f"{MODEL}.path={tmp_path}"
     with pytest.raises(PaddingConfigError, match=rf"^padding.multimodal='{choice}': .* type 'mllama' must .*=empty"):
-        job_of(*overrides, f"padding.multimodal={choice}")
-    assert job_of(*overrides, "padding.multimodal=empty")
+        job_of(path, f"padding.multimodal={choice}")
+    assert job_of(path, "padding.multimodal=empty")
 
 
 def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_before(tmp_path, monkeypatch):
@@ -467,16 +407,16 @@ def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_bef
     (critic / "config.json").write_text(json.dumps(config))
     fetched = {"hdfs://models/critic": str(critic), "hdfs://models/nothing": str(tmp_path / "nothing")}
     monkeypatch.setattr("verl.utils.fs.copy_to_local", lambda path: fetched.get(path, path))
-    overrides = ["+padding=prompt", *DYNAMIC, "algorithm.adv_estimator=gae", f"actor_rollout_ref.model.path={actor}"]
+    overrides = [GAE, f"{MODEL}.path={actor}"]
     for path, settings, message in (
         ("hdfs://models/critic", SHARING, r"critic.model.path=.* turns positions.*rope_type='dynamic'"),
         ("hdfs://models/nothing", (), r"^the config of critic.model.path=hdfs://models/nothing cannot be read"),
     ):
-        job = compose_job(*overrides, f"critic.model.path={path}", *settings)
+        job = padded(*overrides, f"critic.model.path={path}", *settings)
         padding = check_job(job).padding
         with pytest.raises(PaddingConfigError, match=message):
             JobReader(job, padding).check_models()
-    fits = compose_job(*overrides, "critic.model.path=hdfs://models/critic")
+    fits = padded(*overrides, "critic.model.path=hdfs://models/critic")
     check_job(fits).check_models()
 
 
@@ -484,19 +424,19 @@ def test_the_summary_describes_each_engine_and_what_it_asks_of_pads_and_micro_ba
     shape = {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}
     sizes = [f"actor_rollout_ref.{role}.megatron.{name}_model_parallel_size={size}"
              for role in ("actor", "ref") for name, size in shape.items()]  # fmt: skip
-    config = compose_job("model_engine=megatron", "+padding=prompt", *DYNAMIC, *sizes)
+    config = compose_job(MEGATRON, "+padding=prompt", *DYNAMIC, *sizes)
     words = described(config)
     assert words["engine of the actor"] == (
         "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks"
     )
     assert words["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
-    config = compose_job("+padding=prompt", *DYNAMIC, "actor_rollout_ref.actor.use_kl_loss=true")
+    config = padded(KL)
     words = described(config)
     assert words["engine of the ref"] == "fsdp, 8 ranks"
 
 
 def test_the_summary_says_which_passes_have_the_updates_micro_batches():
-    config = compose_job("+padding=prompt", *DYNAMIC, "padding.packer=plan", "actor_rollout_ref.actor.use_kl_loss=true")
+    config = padded(PLAN, KL)
     config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = 20000
     words = described(config)
     assert words[LOG_PROB] == "8 data-parallel ranks, micro-batches of the update of the actor"
@@ -507,60 +447,52 @@ def test_the_summary_says_which_passes_have_the_updates_micro_batches():
 def test_local_updates_for_which_a_sleeping_rollout_would_have_to_wake_are_refused(mode):
     setting = f"trainer.v1.{mode}.parameter_sync_step"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
-        job_of(*DYNAMIC, f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
+        job_of(f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
 
 
-ADAPTER, PATH = "actor_rollout_ref.model", "lora_adapter_path=/adapter"
+PATH, VEOMNI_ENGINE = "lora_adapter_path=/adapter", "model_engine=veomni"
 
 
 @pytest.mark.parametrize(
     ("overrides", "setting", "rank"),
     [
-        (("model_engine=megatron", f"{ADAPTER}.lora_rank=8"), "lora_rank", "lora.rank"),
-        (("model_engine=megatron", f"{ADAPTER}.lora.rank=8", f"{ADAPTER}.{PATH}"), "lora_adapter_path", "lora.rank"),
-        (("model_engine=veomni", f"{ADAPTER}.lora_rank=8"), "lora_rank", None),
-        (("model_engine=veomni", f"{ADAPTER}.{PATH}"), "lora_adapter_path", None),
-        ((f"{ADAPTER}.lora.rank=8",), "lora.rank", "lora_rank"),
+        ((MEGATRON, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"),
+        ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.rank"),
+        ((VEOMNI_ENGINE, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", None),
+        ((VEOMNI_ENGINE, f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", None),
+        ((f"{MODEL}.lora.rank=8",), f"{MODEL}.lora.rank", f"{MODEL}.lora_rank"),
+        ((GAE, MEGATRON, "critic.model.lora_rank=8"), "critic.model.lora_rank", "critic.model.lora.rank"),
     ],
 )
 def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting, rank):
-    fix = rf"it out and set {ADAPTER}\.{rank} to the adapter's rank\.$" if rank else r"it out\.$"
-    with pytest.raises(PaddingConfigError, match=rf"^{ADAPTER}\.{setting}=.* makes no adapter .* Leave {fix}"):
-        job_of(*DYNAMIC, *overrides)
-
-
-def test_so_is_that_of_a_critic():
-    critic = (*DYNAMIC, "algorithm.adv_estimator=gae")
-    with pytest.raises(
-        PaddingConfigError, match=r"^critic\.model\.lora_rank=8: verl's megatron engine makes no adapter"
-    ):
-        job_of(*critic, "model_engine=megatron", "critic.model.lora_rank=8")
-    job_of(*critic, "critic.model.lora_rank=8")
+    fix = rf"it out and set {rank} to the adapter's rank\.$" if rank else r"it out\.$"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=.* makes no adapter .* Leave {fix}"):
+        job_of(*overrides)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"),
-        (f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora.merge=true"),
-        ("model_engine=megatron", f"{ADAPTER}.lora.rank=8", f"{ADAPTER}.lora_rank=8"),
+        (f"{MODEL}.lora_rank=8", f"{MODEL}.{PATH}"),
+        (f"{MODEL}.lora_rank=8", f"{MODEL}.lora.merge=true"),
+        (MEGATRON, f"{MODEL}.lora.rank=8", f"{MODEL}.lora_rank=8"),
+        (GAE, "critic.model.lora_rank=8"),
     ],
 )
 def test_an_adapter_that_the_engine_makes_is_not(overrides):
-    job_of(*DYNAMIC, *overrides)
+    job_of(*overrides)
 
 
 @pytest.mark.parametrize(
     ("overrides", "reaches"),
     [
-        ((f"{ADAPTER}.lora_rank=8", "trainer.v1.trainer_mode=colocate_async"), True),
-        ((f"{ADAPTER}.lora_rank=8", "trainer.v1.trainer_mode=separate_async"), False),
-        (("model_engine=megatron", f"{ADAPTER}.lora.rank=8", "trainer.v1.trainer_mode=separate_async"), False),
-        (("+local=cpu", f"{ADAPTER}.lora_rank=8", f"{ADAPTER}.lora_adapter_path=/adapter"), False),
+        ((f"{MODEL}.lora_rank=8", f"{MODE}=colocate_async"), True),
+        ((f"{MODEL}.lora_rank=8", f"{MODE}=separate_async"), False),
+        ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODE}=separate_async"), False),
+        (("+local=cpu", f"{MODEL}.lora_rank=8", f"{MODEL}.{PATH}"), False),
     ],
 )
 def test_an_adapter_that_would_not_reach_the_rollout_is_refused_unless_it_is_merged(overrides, reaches):
-    refused = pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref\.model\.lora\.merge=False: ")
-    with nullcontext() if reaches else refused:
-        job_of(*DYNAMIC, *overrides)
-    job_of(*DYNAMIC, *overrides, f"{ADAPTER}.lora.merge=true")
+    with nullcontext() if reaches else pytest.raises(PaddingConfigError, match=rf"^{MODEL}\.lora\.merge=False: "):
+        job_of(*overrides)
+    job_of(*overrides, f"{MODEL}.lora.merge=true")

@@ -1,26 +1,41 @@
-"""The engine of a role on the driver is the one that verl's own code makes in a worker."""
+"""Roles and their engines are, on the driver, those that verl's own code says and makes."""
 
+import subprocess
+import sys
+import warnings
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import verl
+from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1 import trainer_base
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.driver.engine_check import check_engines
+from verl_padding.driver.worker_calls import check_engines
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.job_reader import JobReader
-from verl_padding.job.role_engine import RoleEngine
+from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference
 from verl_padding.local.tiny_models import make_tiny_model
 
-ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
+ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+MEGATRON, VEOMNI = "model_engine=megatron", "model_engine=veomni"
 DYNAMIC = (f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.use_kl_loss=true", "algorithm.adv_estimator=gae")
 ROLE, FSDP = "ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"
+
+
+def of_both(strategy, *settings):
+    """Settings of the engines of actor and critic."""
+    return (f"model_engine={strategy}", *(f"{role}.{strategy}.{each}" for role in (ACTOR, CRITIC) for each in settings))
+
+
 JOBS = {
     "fsdp": (),
     "the role's Ulysses size alone": (f"{ACTOR}.{ROLE}=2", f"{CRITIC}.{ROLE}=4"),
@@ -46,23 +61,9 @@ JOBS = {
         "+critic.fsdp.micro_batch_size_per_gpu=6",
         "+critic.fsdp.infer_micro_batch_size_per_gpu=7",
     ),
-    "megatron": (
-        "model_engine=megatron",
-        f"{ACTOR}.megatron.tensor_model_parallel_size=2",
-        f"{ACTOR}.megatron.context_parallel_size=2",
-        f"{CRITIC}.megatron.tensor_model_parallel_size=2",
-        f"{CRITIC}.megatron.context_parallel_size=2",
-    ),
-    "veomni": (
-        "model_engine=veomni",
-        f"{ACTOR}.veomni.ulysses_parallel_size=2",
-        f"{ACTOR}.pad_to_length=true",
-        f"{CRITIC}.veomni.ulysses_parallel_size=2",
-    ),
+    "megatron": of_both("megatron", "tensor_model_parallel_size=2", "context_parallel_size=2"),
+    "veomni": (*of_both("veomni", "ulysses_parallel_size=2"), f"{ACTOR}.pad_to_length=true"),
 }
-
-VEOMNI_ON_A_CPU = ("model_engine=veomni", "trainer.device=cpu")
-TWO_TO_A_ROW = ("model_engine=veomni", *(f"{role}.veomni.ulysses_parallel_size=2" for role in (ACTOR, CRITIC)))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ class EnoughError(Exception):
     """Enough was seen of verl's code."""
 
 
-def engine_in_verls_worker(config, role, monkeypatch):
+def engine_in_verls_worker(config, role):
     """The config that verl's worker makes a training worker of, for actor or reference."""
     made = []
 
@@ -130,15 +131,11 @@ def engine_in_verls_trainer(config, monkeypatch):
 @pytest.mark.parametrize("overrides", JOBS.values(), ids=JOBS)
 def test_engines_are_those_that_verls_own_code_makes(overrides, model, monkeypatch):
     config = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={model}", f"critic.model.path={model}", *overrides)
-    packer = "plan" if "actor_rollout_ref.model.use_remove_padding=false" in overrides else "verl"
-    engines = JobReader(config, PaddingConfig(packer=packer), "sync").engines
+    engines = JobReader(config, PaddingConfig(packer="plan"), "sync").engines
     assert list(engines) == ["critic", "ref", "actor"]
     for role, engine in engines.items():
-        theirs = (
-            engine_in_verls_trainer(config, monkeypatch)
-            if role == "critic"
-            else engine_in_verls_worker(config, role, monkeypatch)
-        )
+        made = engine_in_verls_trainer(config, monkeypatch) if role == "critic" else None
+        theirs = made or engine_in_verls_worker(config, role)
         # What verl's TrainingWorker does first.
         theirs.engine_config.use_remove_padding = theirs.model_config.get("use_remove_padding", False)
         theirs.engine_config.use_fused_kernels = theirs.model_config.get("use_fused_kernels", False)
@@ -150,8 +147,7 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, model, monkeypat
 
 
 def test_a_fused_forward_that_megatrons_engine_turns_off_is_no_other_engine():
-    overrides = ("model_engine=megatron", "actor_rollout_ref.model.use_fused_kernels=true")
-    engines = JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(), "sync").engines
+    engines = engines_of(MEGATRON, "actor_rollout_ref.model.use_fused_kernels=true")
     check = check_engines({role: engine.config for role, engine in engines.items()})
     made = deepcopy(engines["actor"].config)
     assert made.use_fused_kernels
@@ -160,7 +156,7 @@ def test_a_fused_forward_that_megatrons_engine_turns_off_is_no_other_engine():
 
 
 def test_an_engine_that_was_made_otherwise_ends_the_job():
-    engines = JobReader(compose_job(*DYNAMIC), PaddingConfig(), "sync").engines
+    engines = engines_of()
     check = check_engines({role: engine.config for role, engine in engines.items()})
     other = deepcopy(engines["ref"].config)
     other.infer_max_token_len_per_gpu = 7
@@ -168,8 +164,15 @@ def test_an_engine_that_was_made_otherwise_ends_the_job():
         check(SimpleNamespace(ref=SimpleNamespace(engine_config=other)))
 
 
-def engine_of(role, *overrides, packer="verl") -> RoleEngine:
-    return JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer=packer), "sync").engines[role]
+def engines_of(*overrides, packer="verl") -> dict[str, RoleEngine]:
+    return JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer=packer), "sync").engines
+
+
+def engine_of(role, *overrides) -> RoleEngine:
+    return engines_of(*overrides)[role]
+
+
+NO_SYNC = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=true"
 
 
 @pytest.mark.parametrize(
@@ -177,23 +180,11 @@ def engine_of(role, *overrides, packer="verl") -> RoleEngine:
     [
         ((), "micro_batch", "micro_batch"),
         ((f"{ACTOR}.fsdp_config.fsdp_size=1",), "micro_batch", "mini_batch"),
-        (
-            (f"{ACTOR}.fsdp_config.fsdp_size=1", f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=true"),
-            "mini_batch",
-            "mini_batch",
-        ),
-        (("model_engine=megatron",), "mini_batch", "mini_batch"),
-        (
-            (
-                "model_engine=megatron",
-                f"{ACTOR}.megatron.expert_model_parallel_size=2",
-                f"{CRITIC}.megatron.expert_model_parallel_size=2",
-            ),
-            "micro_batch",
-            "micro_batch",
-        ),
-        (("model_engine=megatron", f"{ACTOR}.megatron.use_megatron_fsdp=true"), "micro_batch", "micro_batch"),
-        (("model_engine=veomni",), "micro_batch", "micro_batch"),
+        ((f"{ACTOR}.fsdp_config.fsdp_size=1", NO_SYNC), "mini_batch", "mini_batch"),
+        ((MEGATRON,), "mini_batch", "mini_batch"),
+        (of_both("megatron", "expert_model_parallel_size=2"), "micro_batch", "micro_batch"),
+        ((MEGATRON, f"{ACTOR}.megatron.use_megatron_fsdp=true"), "micro_batch", "micro_batch"),
+        ((VEOMNI,), "micro_batch", "micro_batch"),
     ],
 )
 def test_ranks_synchronize_where_the_engine_has_them_wait(overrides, training, inference):
@@ -211,19 +202,15 @@ NOT_PACKED = ("actor_rollout_ref.model.use_remove_padding=false", "critic.model.
         ((), "row", "row"),
         (NOT_PACKED, "micro_batch", "micro_batch"),
         (NOT_PACKED[1:], "row", "micro_batch"),
-        (("model_engine=veomni", *NOT_PACKED), "micro_batch", "micro_batch"),
-        (("model_engine=megatron", *NOT_PACKED), "cell", "cell"),
-        (
-            ("model_engine=megatron", *NOT_PACKED, f"{ACTOR}.megatron.pad_bshd_to_minibatch_max=false"),
-            "micro_batch",
-            "cell",
-        ),
+        ((VEOMNI, *NOT_PACKED), "micro_batch", "micro_batch"),
+        ((MEGATRON, *NOT_PACKED), "cell", "cell"),
+        ((MEGATRON, *NOT_PACKED, f"{ACTOR}.megatron.pad_bshd_to_minibatch_max=false"), "micro_batch", "cell"),
         # verl's engine turns Megatron's fused forward off where rows are not packed.
-        (("model_engine=megatron", *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"), "cell", "cell"),
+        ((MEGATRON, *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"), "cell", "cell"),
     ],
 )
 def test_rows_are_padded_to_what_the_engine_pads_them_to(overrides, actor, critic):
-    engines = JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer="plan"), "sync").engines
+    engines = engines_of(*overrides, packer="plan")
     assert engines["actor"].pass_fields(8, training=True)["padded_to"] == actor
     assert engines["critic"].pass_fields(8, training=True)["padded_to"] == critic
 
@@ -239,28 +226,18 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
     sizes = {"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2}
     overrides = [f"{role}.megatron.{name}={size}" for role in (ACTOR, CRITIC) for name, size in sizes.items()]
     group = f"+{ACTOR}.megatron.override_transformer_config.microbatch_group_size_per_vp_stage={override}"
-    fields = engine_of("actor", "model_engine=megatron", *overrides, group).pass_fields(2, training=True)
+    fields = engine_of("actor", MEGATRON, *overrides, group).pass_fields(2, training=True)
     assert fields["micro_batch_multiple"] == multiple
     one = [f"{role}.megatron.virtual_pipeline_model_parallel_size=1" for role in (ACTOR, CRITIC)]
-    fields = engine_of("actor", "model_engine=megatron", *overrides, *one).pass_fields(2, training=True)
+    fields = engine_of("actor", MEGATRON, *overrides, *one).pass_fields(2, training=True)
     assert fields["micro_batch_multiple"] == 1
 
 
-SCHEDULER = (
-    "model_engine=megatron",
-    "algorithm.adv_estimator=grpo",
-    *(
-        f"actor_rollout_ref.{role}.megatron.{setting}"
-        for role in ("actor", "ref")
-        for setting in ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=16384")
-    ),
-)
-
-
 def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
-    tensor = [f"actor_rollout_ref.{role}.megatron.tensor_model_parallel_size=2" for role in ("actor", "ref")]
-    for role in ("actor", "ref"):
-        engine = engine_of(role, *SCHEDULER, *tensor)
+    sizes = ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=16384", "tensor_model_parallel_size=2")
+    settings = [f"{section}.megatron.{size}" for section in (ACTOR, REF) for size in sizes]
+    engines = engines_of(MEGATRON, "algorithm.adv_estimator=grpo", *settings)
+    for role, engine in engines.items():
         assert engine.dp_size == 1
         fields = engine.pass_fields(1, training=role == "actor")
         assert fields["token_budget"] == 4 * 16384
@@ -268,60 +245,49 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "packer", "message"),
+    ("overrides", "message"),
     [
         (
-            ("model_engine=megatron", f"{CRITIC}.megatron.tensor_model_parallel_size=2"),
-            "verl",
-            r"^actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2,",
+            (MEGATRON, f"{CRITIC}.megatron.tensor_model_parallel_size=2"),
+            rf"{REF}.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2,",
         ),
         (
-            ("model_engine=veomni", f"{CRITIC}.veomni.ulysses_parallel_size=2"),
-            "verl",
-            r"^actor_rollout_ref.ref.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2,",
+            (VEOMNI, f"{CRITIC}.veomni.ulysses_parallel_size=2"),
+            rf"{REF}.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2,",
         ),
         (
-            (*TWO_TO_A_ROW, "trainer.device=cpu"),
-            "verl",
-            r"^critic.veomni.attn_implementation=veomni_flash_.*_sp: does not support Ulysses.* to sdpa, or",
+            (*of_both("veomni", "ulysses_parallel_size=2"), "trainer.device=cpu"),
+            r"critic.veomni.attn_implementation=veomni_flash_.*_sp: does not support Ulysses.* to sdpa, or",
         ),
-        (NOT_PACKED[:1], "verl", r"^actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan"),
-        (NOT_PACKED[1:], "verl", r"^critic.model.use_remove_padding=False: .*padding.packer=plan"),
+        (NOT_PACKED[:1], r"actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan"),
+        (NOT_PACKED[1:], r"critic.model.use_remove_padding=False: .*padding.packer=plan"),
         (
-            ("model_engine=megatron", f"+{ACTOR}.optim.min_lr_ratio=0.1"),
-            "verl",
-            rf"^{ACTOR}: verl refuses this section \(.*McoreOptimizerConfig.*min_lr_ratio.*\)\. Correct it\.$",
+            (MEGATRON, f"+{ACTOR}.optim.min_lr_ratio=0.1"),
+            rf"{ACTOR}: verl refuses this section \(.*McoreOptimizerConfig.*min_lr_ratio.*\)\. Correct it\.$",
         ),
         (
             (f"{ACTOR}.loss_agg_mode=nonsense",),
-            "verl",
-            rf"^{ACTOR}: verl refuses this section \(.*Invalid loss_agg_mode: nonsense.*\)\. Correct it\.$",
+            rf"{ACTOR}: verl refuses this section \(.*Invalid loss_agg_mode: nonsense.*\)\. Correct it\.$",
         ),
     ],
 )
-def test_engines_that_cannot_be_planned_for_are_refused(overrides, packer, message):
-    with pytest.raises(PaddingConfigError, match=message):
-        engine_of("actor", *overrides, packer=packer)
+def test_engines_that_cannot_be_planned_for_are_refused(overrides, message):
+    with pytest.raises(PaddingConfigError, match=f"^{message}"):
+        engines_of(*overrides)
 
 
 def test_experts_are_cut_by_the_tensor_parallel_size_where_no_other_is_set():
     """As Megatron-Core reads it (``parallel_state.py``)."""
     explicit = f"{ACTOR}.megatron.expert_tensor_parallel_size"
-    engine_of("actor", "model_engine=megatron", f"{explicit}=1")
+    engine_of("actor", MEGATRON, f"{explicit}=1")
     with pytest.raises(PaddingConfigError, match=r"expert_tensor_parallel_size"):
-        engine_of("actor", "model_engine=megatron", f"{explicit}=2")
-
-
-def of_all_roles(strategy, *settings):
-    """Settings of the engines of all roles, which share their groups."""
-    roles = (ACTOR, "actor_rollout_ref.ref", CRITIC)
-    return [f"model_engine={strategy}", *(f"{role}.{strategy}.{setting}" for role in roles for setting in settings)]
+        engine_of("actor", MEGATRON, f"{explicit}=2")
 
 
 def test_veomnis_engines_share_the_ranks_that_share_weights():
     with pytest.raises(PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4,"):
-        engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=4")
-    engine_of("critic", "model_engine=veomni", f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
+        engine_of("critic", VEOMNI, f"{CRITIC}.veomni.fsdp_size=4")
+    engine_of("critic", VEOMNI, f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
 
 
 def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
@@ -388,3 +354,29 @@ def test_the_multiple_is_the_one_that_verl_computes():
     source = (Path(verl.__file__).parent / "models" / "mcore" / "util.py").read_text()
     assert "align_size = tp_size * cp_size * 2 if cp_size > 1 else tp_size" in source
     assert "return math.lcm(16, align_size), align_size * 128" in source
+
+
+def test_a_critic_and_a_reference_are_where_verl_needs_them():
+    config = compose_job(*DYNAMIC)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's, that there is no critic
+        for estimator, enable in product(map(str, ADV_ESTIMATOR_REGISTRY), (None, True, False)):
+            config.algorithm.adv_estimator, config.critic.enable = estimator, enable
+            assert has_critic(config) == need_critic(config)
+    for in_reward, in_loss in product([True, False], repeat=2):
+        config.algorithm.use_kl_in_reward, config.actor_rollout_ref.actor.use_kl_loss = in_reward, in_loss
+        assert has_reference(config) == need_reference_policy(config)
+
+
+def test_a_run_is_read_without_verl(tmp_path):
+    config = compose_job(*DYNAMIC)
+    path = tmp_path / "config.yaml"
+    OmegaConf.save(config, path)
+    code = (
+        "import sys; from omegaconf import OmegaConf; import verl_padding.runs.curves; "
+        "from verl_padding.stock.padding import StockRule; "
+        f"StockRule.of_config(OmegaConf.load({str(path)!r})); "
+        "print(sorted({'verl', 'torch', 'ray'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[0] == "[]"

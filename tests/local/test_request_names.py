@@ -50,21 +50,13 @@ def _patched() -> None:
 def run(play: Any, **prompt: Any) -> None:
     """Three sessions of two prompts, side by side, as verl's worker starts them."""
 
+    async def session(index: int, number: int) -> None:
+        trajectory = {"step": 4, "sample_index": index, "rollout_n": 0, "validate": False}
+        fields = {"index": index, "session_id": number, "raw_prompt": PROMPT, "uid": ordered_uid(4, index)} | prompt
+        await Session(play)._run_agent_loop({}, trajectory=trajectory, agent_name="any", **fields)
+
     async def sessions() -> None:
-        worker = Session(play)
-        await asyncio.gather(
-            *[
-                worker._run_agent_loop(
-                    {},
-                    trajectory={"step": 4, "sample_index": index, "rollout_n": 0, "validate": False},
-                    agent_name="any",
-                    session_id=session,
-                    **({"index": index, "raw_prompt": PROMPT, "uid": ordered_uid(4, index)} | prompt),
-                )
-                for index in range(2)
-                for session in range(3)
-            ]
-        )
+        await asyncio.gather(*[session(index, number) for index in range(2) for number in range(3)])
 
     asyncio.run(sessions())
 
@@ -128,27 +120,19 @@ def test_other_rollouts_and_requests_outside_a_session_keep_verls_ids() -> None:
     assert len(outside._vllm_request_id("verl's own")) == len("4f" * 16)
 
 
+def name_of(row: dict[str, Any], **trajectory: Any) -> str:
+    fields = {"index": 0, "session_id": 0, "uid": "verl's own", "raw_prompt": PROMPT} | row
+    return session_name({"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False} | trajectory, fields)
+
+
 def test_sessions_of_different_prompts_steps_and_validation_have_different_names() -> None:
-    trajectory = {"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False}
-    row = {"index": 0, "session_id": 0, "uid": "verl's own", "raw_prompt": PROMPT}
-    names = {
-        session_name(trajectory, row),
-        session_name(trajectory | {"step": 5}, row),
-        session_name(trajectory | {"validate": True}, row),
-        session_name(trajectory | {"rollout_n": 1}, row),
-        session_name(trajectory, row | {"index": 1}),
-        session_name(trajectory, row | {"session_id": 1}),
-        session_name(trajectory, row | {"raw_prompt": [{"role": "user", "content": "four?"}]}),
-        session_name(trajectory, row | {"uid": ordered_uid(4, 0)}),
-    }
+    others = [{"index": 1}, {"session_id": 1}, {"raw_prompt": [{"content": "four?"}]}, {"uid": ordered_uid(4, 0)}]
+    names = {name_of(row) for row in ({}, *others)}
+    names |= {name_of({}, step=5), name_of({}, validate=True), name_of({}, rollout_n=1)}
     assert len(names) == 8
 
 
 def test_a_prompt_with_pictures_or_in_an_array_has_the_same_name_in_each_run() -> None:
-    def name(prompt: Any, index: Any = 0) -> str:
-        trajectory = {"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False}
-        return session_name(trajectory, {"raw_prompt": prompt, "index": index})
-
-    first, second = (name([{"role": "user", "content": [{"type": "image", "image": object()}]}]) for _ in range(2))
-    assert first == second
-    assert name(np.array(PROMPT), np.int64(0)) == name(PROMPT)
+    pictures = [{"content": [{"type": "image", "image": object()}]} for _ in range(2)]
+    assert len({name_of({"raw_prompt": [message]}) for message in pictures}) == 1
+    assert name_of({"raw_prompt": np.array(PROMPT), "index": np.int64(0)}) == name_of({})

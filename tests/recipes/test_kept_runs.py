@@ -11,7 +11,7 @@ from benchmarks.results import kept
 from verl_padding.recipes.context_reset.job import GOAL as DEMO_GOAL
 from verl_padding.recipes.every_call.job import GOAL as EVERY_CALL_GOAL
 from verl_padding.recipes.subagents.job import GOAL as SUBAGENTS_GOAL
-from verl_padding.runs.learning import Goal, Learning
+from verl_padding.runs.report import Goal, Learning
 
 ROOT = Path(__file__).parent.parent.parent
 

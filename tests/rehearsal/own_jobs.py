@@ -3,10 +3,15 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pandas
 import yaml
+from rich.console import Console
+
+from verl_padding.cli.rehearse import rehearse
+from verl_padding.job.composition import JobArguments
 
 AGENT = "actor_rollout_ref.rollout.agent"
 TURNS = "actor_rollout_ref.rollout.multi_turn"
@@ -53,6 +58,13 @@ def add(expression: str) -> str:
     """
     return str(len(expression))
 '''
+
+
+def rehearsed(*overrides: str, **options) -> tuple[int, str]:
+    """The exit code of a rehearsal of a job, and what it has said."""
+    console = Console(width=1000, record=True, file=StringIO())
+    options = {"replies": ["2 it is"], "timeout_s": 280} | options
+    return rehearse(JobArguments(overrides=overrides), console=console, **options), console.export_text()
 
 
 @dataclass
@@ -105,7 +117,6 @@ class OwnJob:
             "+local=cpu",
             "+padding=prompt",
             f"actor_rollout_ref.model.path={self.model}",
-            self.data() if not any(each.startswith("data.train_files=") for each in more) else "",
             "data.train_batch_size=4",
             "data.max_prompt_length=128",
             "data.max_response_length=48",
@@ -113,5 +124,6 @@ class OwnJob:
             "actor_rollout_ref.rollout.n=2",
             "algorithm.adv_estimator=grpo",
         ]
-        given = {each.lstrip("+").partition("=")[0] for each in more}
-        return [each for each in first if each and each.lstrip("+").partition("=")[0] not in given] + list(more)
+        given = {each.partition("=")[0] for each in more}
+        first += [] if "data.train_files" in given else [self.data()]
+        return [each for each in first if each.partition("=")[0] not in given] + list(more)

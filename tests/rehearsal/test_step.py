@@ -6,31 +6,21 @@ import signal
 import subprocess
 import sys
 import time
-from io import StringIO
 from pathlib import Path
 
 import psutil
 import pytest
 from omegaconf import OmegaConf
-from rich.console import Console
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen3Config
 
-from tests.rehearsal.own_jobs import OwnJob
-from verl_padding.cli.rehearse import rehearse
+from tests.rehearsal.own_jobs import OwnJob, rehearsed
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.rehearsal.failure import Failure, FailuresOfLog
-from verl_padding.rehearsal.reduced_job import reduced
-from verl_padding.rehearsal.shrunk_model import shrunk
-from verl_padding.rehearsal.step import StepReport
+from verl_padding.rehearsal.reduced_job import reduced, shrunk
+from verl_padding.rehearsal.step import metrics_not_finite
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
-
-
-def rehearsed(*overrides: str, timeout_s: float = 280) -> tuple[int, str]:
-    console = Console(width=1000, record=True, file=StringIO())
-    code = rehearse(JobArguments(overrides=overrides), console=console, replies=["2"], only="step", timeout_s=timeout_s)
-    return code, console.export_text()
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text"])
@@ -126,7 +116,7 @@ ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunner.run()
 
 def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_of_scripted_replies_is_not():
     step = {"training/rollout_actor_probs_pearson_corr": None, "actor/pg_loss": float("nan"), "actor/grad_norm": 1.0}
-    assert StepReport(model="m", steps=[step], seconds=1.0).not_finite == ["actor/pg_loss"]
+    assert metrics_not_finite([step]) == ["actor/pg_loss"]
 
 
 CRITIC = ("algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=4", "critic.enable=true")
@@ -151,7 +141,7 @@ def test_a_step_of_a_job_that_can_run_goes_well_and_leaves_the_users_folder_as_i
         own.model = make_tiny_model(job, tmp_path_factory.mktemp("models"))
     overrides = own.overrides(*([] if job == "qwen3_vl" else own.loop()), *own.reward(), *JOBS[job])
     before = {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()}
-    code, said = rehearsed(*overrides)
+    code, said = rehearsed(*overrides, only="step")
     assert code == 0, said
     assert "1 step(s)" in said
     assert {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()} == before
@@ -180,7 +170,7 @@ def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own,
     given = {"MODEL": model, "DATA": own.folder, "OUT": tmp_path / "out"}
     environment = os.environ | {"PATH": paths} | {name: str(path) for name, path in given.items()}
     assert subprocess.run(["bash", script], env=environment, check=False).returncode == 3
-    code, said = rehearsed(*(tmp_path / "arguments").read_text().split("\n")[:-1])
+    code, said = rehearsed(*(tmp_path / "arguments").read_text().split("\n")[:-1], only="step")
     assert code == 0, said
 
 
@@ -218,7 +208,8 @@ def test_a_step_that_fails_is_told_with_what_is_wrong(name, own, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(own.folder), prepend=os.pathsep)
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "code_of_mine")
     reward = own.reward(f"def compute_score(**given):\n    {code}\n")
-    ended, said = rehearsed(*own.overrides(*reward, *overrides), timeout_s=60 if "time" in code else 280)
+    limit = 60 if "time" in code else 280
+    ended, said = rehearsed(*own.overrides(*reward, *overrides), only="step", timeout_s=limit)
     assert ended == 1, said
     assert [each for each in words if each not in said] == [], said
 
@@ -251,7 +242,7 @@ def test_a_model_whose_packed_rows_see_each_other_ends_the_job_before_its_first_
     ids = {name: tiny[name] for name in ("vocab_size", "eos_token_id")}
     opt = OPTConfig(**sizes, **ids, architectures=["OPTForCausalLM"])
     (model / "config.json").write_text(json.dumps(opt.to_dict(), default=str))
-    code, said = rehearsed(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"))
+    code, said = rehearsed(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"), only="step")
     assert code == 1, said
     assert "PaddingConfigError: actor_rollout_ref.model.use_remove_padding=True: packed rows see each other" in said
     assert "model_type=opt" in said

@@ -7,11 +7,16 @@ import pytest
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS
-from verl_padding.timing.figures import measured_figures
-from verl_padding.timing.laps import Lap, TimedStep, read_steps, write_step
-from verl_padding.timing.trace import chrome_trace
-
-TOKENS = COST_MODELS["tokens"]
+from verl_padding.timing.laps import (
+    Lap,
+    TimedStep,
+    chrome_trace,
+    imbalance_and_waiting,
+    measurements,
+    prediction_error,
+    read_steps,
+    write_step,
+)
 
 
 def lap(rank: int, micro_batch: int, seconds: float, busy_s: float | None, tokens: tuple[int, ...], **values) -> Lap:
@@ -44,22 +49,23 @@ def two_ranks(told_apart: bool = True) -> list[Lap]:
     ]
 
 
+def error_of(laps: list[Lap]) -> float:
+    return prediction_error(measurements(laps, COST_MODELS["tokens"]))
+
+
 def test_figures_of_laps_made_by_hand():
-    figures = measured_figures(two_ranks(), TOKENS)
-    assert figures.micro_imbalance == pytest.approx((3 + 2) / ((5 + 3) / 2))
-    assert figures.waited_s == pytest.approx((0 + 2) / 2)
-    assert figures.prediction_error == pytest.approx(0), "seconds are a tenth of the tokens"
+    assert imbalance_and_waiting(two_ranks()) == pytest.approx(((3 + 2) / ((5 + 3) / 2), (0 + 2) / 2))
+    assert error_of(two_ranks()) == pytest.approx(0), "seconds are a tenth of the tokens"
 
 
 def test_costs_that_foretell_other_seconds_are_told_as_a_share_of_the_seconds():
     laps = [lap(0, 0, 3.0, 3.0, (10,)), lap(0, 1, 1.0, 1.0, (10,))]
-    assert measured_figures(laps, TOKENS).prediction_error == pytest.approx((1 + 1) / 4)
+    assert error_of(laps) == pytest.approx((1 + 1) / 4)
 
 
 def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_compared_with_the_costliest():
-    figures = measured_figures(two_ranks(told_apart=False), TOKENS)
-    assert (figures.micro_imbalance, figures.waited_s) == (None, None)
-    assert figures.prediction_error == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
+    assert imbalance_and_waiting(two_ranks(told_apart=False)) is None
+    assert error_of(two_ranks(told_apart=False)) == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
 
 
 def test_a_file_of_laps_reads_as_it_was_written(tmp_path: Path):

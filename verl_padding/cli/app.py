@@ -1,7 +1,5 @@
 """The command ``verl-padding``."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from importlib.metadata import version as version_of

@@ -1,7 +1,5 @@
 """The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a picture at the end."""
 
-from __future__ import annotations
-
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -13,8 +11,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.runs.curves import CONFIG, RunCurves, draw, stock_rule_of, table_of
 from verl_padding.runs.follow import StepLines
-from verl_padding.runs.learning import Learning
-from verl_padding.runs.report import METRICS, ROLLOUTS
+from verl_padding.runs.report import METRICS, ROLLOUTS, Learning
 
 NOT_LEARNED = 3
 """Exit code. 1 and 2 are taken, by a job that failed and a command line that cannot be read."""

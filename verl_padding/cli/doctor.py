@@ -1,7 +1,5 @@
 """The command ``verl-padding doctor``: shows what was checked, and what came of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
@@ -16,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_padding.doctor.devices import choose_platform
 from verl_padding.doctor.finding import Check, Finding, Verdict
-from verl_padding.doctor.installation import plug_in, versions
+from verl_padding.doctor.installation import choose_platform, plug_in, versions
 from verl_padding.doctor.job import NOT_ASKED_FOR, checks_of_job
 from verl_padding.job.composition import JobArguments
 

@@ -1,7 +1,5 @@
 """The command ``verl-padding plan``: shows the plan of batches without training on them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

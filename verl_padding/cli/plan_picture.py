@@ -1,7 +1,5 @@
 """A picture of a plan: each step's ranks as bars, cut into micro-batches, with the time that ranks wait."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the steps of a plan cost, and how that compares with stock verl, as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rich.markup import escape

@@ -1,7 +1,5 @@
 """The command ``verl-padding rehearse``: runs a job small, on this machine's CPU, before it runs large."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -21,9 +19,8 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.rehearsal.failure import Failure, RehearsalError
+from verl_padding.rehearsal.failure import Failure, RehearsalError, time_limit
 from verl_padding.rehearsal.own_files import own_files
-from verl_padding.rehearsal.time_limit import time_limit
 
 
 def rehearse(
@@ -70,8 +67,7 @@ def rehearse(
 
 def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
     """Plays sessions, shows what came of them, and returns the tokens of the longest row."""
-    from verl_padding.rehearsal.played_rows import description, problems
-    from verl_padding.rehearsal.sessions import play_sessions
+    from verl_padding.rehearsal.sessions import description, play_sessions, problems
 
     started = time.process_time()
     played = play_sessions(config, **options)
@@ -98,8 +94,8 @@ def _step(config: DictConfig, console: Console, **options: Any) -> None:
         tempfile.TemporaryDirectory(prefix="rehearsal-", ignore_cleanup_errors=True) as folder,
         console.status("a step of the job, on this machine's CPU") as status,
     ):
-        report = rehearse_step(config, folder=Path(folder), on_stage=status.update, **options)
-    _show_lines(console, "step", report.lines())
+        lines = rehearse_step(config, folder=Path(folder), on_stage=status.update, **options)
+    _show_lines(console, "step", lines)
 
 
 def _show_lines(console: Console, title: str, lines: Iterable[str]) -> None:

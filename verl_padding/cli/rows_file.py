@@ -1,7 +1,5 @@
 """Reads batches of rows from a file of their lengths, or from rollout dumps of verl."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """``verl-padding timeline``: what the micro-batches of a step took, as a table, a picture and a trace."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,10 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.plan import COST_MODELS
-from verl_padding.timing.figures import measured_figures
-from verl_padding.timing.laps import TimedStep, read_steps
-from verl_padding.timing.trace import chrome_trace
+from verl_padding.timing.laps import TimedStep, chrome_trace, imbalance_and_waiting, read_steps
 
 CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB: most memory of a process in the call"
 
@@ -49,15 +44,16 @@ def _table(timed: TimedStep) -> Table:
         slowest = max(by_rank, key=lambda of_rank: sum(lap.seconds for lap in of_rank))
         seconds = sum(lap.seconds for lap in slowest)
         forward = [lap.forward_s for lap in slowest if lap.forward_s is not None]
-        figures = measured_figures(laps, COST_MODELS["tokens"])
+        known = imbalance_and_waiting(laps)
+        imbalance, waited = ("-", "-") if known is None else (f"{known[0]:.3f}", f"{known[1]:.2f}")
         table.add_row(
             call,
             str(len(by_rank)),
             str(len({(lap.mini_batch, lap.micro_batch) for lap in laps})),
             f"{seconds:.2f}",
             f"{sum(forward):.2f}" if forward else "-",
-            "-" if figures.waited_s is None else f"{figures.waited_s:.2f}",
-            "-" if figures.micro_imbalance is None else f"{figures.micro_imbalance:.3f}",
+            waited,
+            imbalance,
             f"{sum(lap.tokens for lap in laps) / seconds:,.0f}",
             f"{max(lap.reserved_bytes for lap in laps) / 1e9:.2f}",
         )

@@ -1,7 +1,5 @@
 """A picture of laps: ranks over time, a bar for each micro-batch."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,6 @@ def draw_timeline(timed: TimedStep, path: Path) -> None:
 
 
 def _draw_lap(axes: Any, lap: Lap, start: float, colour: str) -> None:
-    busy = lap.seconds if lap.busy_s is None else lap.busy_s
-    pads = busy * sum(sorted(lap.computed_tokens)[: lap.pads]) / max(lap.tokens, 1)
-    draw_bar(axes, lap.rank, start, busy - pads, pads, lap.seconds - busy, colour=colour)
+    pads = lap.known_busy_s * sum(sorted(lap.computed_tokens)[: lap.pads]) / max(lap.tokens, 1)
+    waited = lap.seconds - lap.known_busy_s
+    draw_bar(axes, lap.rank, start, lap.known_busy_s - pads, pads, waited, colour=colour)

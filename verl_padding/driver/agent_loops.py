@@ -1,10 +1,8 @@
 """verl's agent loop manager and its workers, for sessions of several rows and for dispatches of a few prompts.
 
-A padded trainer names the manager in verl's setting for it, unless the user has named one. No module of the trainers
-imports this one: a worker's process imports it first.
+A padded trainer names the manager in verl's setting for it. No module of the trainers imports this one: a worker's
+process imports it first.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -27,13 +25,8 @@ class PaddedAgentLoopWorker(VerlWorker):
     ) -> None:
         # verl asks the teacher about the last row alone, and puts only fields that the first row has.
         for earlier in output[:-1] if isinstance(output, list) else []:
-            await self._compute_teacher_logprobs(
-                earlier,
-                prompt_ids=earlier.prompt_ids,
-                response_ids=earlier.response_ids,
-                validate=validate,
-                sample_kwargs=kwargs,
-            )
+            ids = {"prompt_ids": earlier.prompt_ids, "response_ids": earlier.response_ids}
+            await self._compute_teacher_logprobs(earlier, **ids, validate=validate, sample_kwargs=kwargs)
         await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """What the workers' clocks say of a step: asked for once, logged, written to the step's file, learned from."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +14,7 @@ from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.planner import reuses_layout_of
-from verl_padding.timing.figures import measured_figures
-from verl_padding.timing.laps import SUFFIX, TimedStep, write_step
+from verl_padding.timing.laps import TimedStep, imbalance_and_waiting, measurements, prediction_error, write_step
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
 from verl_padding.worker import micro_batch_clock
 
@@ -27,11 +24,7 @@ FOLDER = "timing"
 
 
 class StepTiming:
-    """The laps of each step, by the workers of one job, and what the plan learns from them.
-
-    Args:
-        worker_groups: verl's, each once; their workers have a clock.
-    """
+    """The laps of each step, by the workers of one job, which have a clock, and what the plan learns from them."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]):
         self._folder = _folder(config, padding) if padding.timing else None
@@ -45,10 +38,10 @@ class StepTiming:
 
     def with_learned_costs(self, job: Job) -> Job:
         """The job of a step, with learned costs for the calls that have better ones than their formula."""
-        self._formulas = {name: job.cost_model_of(call) for name, call in job.calls()}
-        if LOG_PROB in self._formulas:  # a LoRA actor is its own reference, by a call that is not planned apart
-            self._formulas.setdefault(REF, self._formulas[LOG_PROB])
-        self._planned = dict(self._formulas)
+        self._planned = {name: job.cost_model_of(call) for name, call in job.calls()}
+        if LOG_PROB in self._planned:  # a LoRA actor is its own reference, by a call that is not planned apart
+            self._planned.setdefault(REF, self._planned[LOG_PROB])
+        self._formulas = dict(self._planned)
         # A pass that takes over the micro-batches of an update tries what that one tries.
         self._cut_by_plan = [
             name
@@ -56,8 +49,8 @@ class StepTiming:
             if job.packer == "plan" and call.token_budget is not None and reuses_layout_of(job, call) is None
         ]
         if self._learned is not None:
-            learned = {name: self._learned.cost_of(name, name in self._cut_by_plan) for name, _ in job.calls()}
-            self._planned |= {name: cost for name, cost in learned.items() if cost is not None}
+            for name, _ in job.calls():
+                self._planned[name] = self._learned.cost_of(name, name in self._cut_by_plan) or self._planned[name]
         return replace(
             job,
             updates={name: replace(call, cost_model=self._planned[name]) for name, call in job.updates.items()},
@@ -76,7 +69,7 @@ class StepTiming:
         timed = TimedStep(step=step, keys=list(keys), laps=laps)
         if self._folder is not None:
             self._updates = [each for each in self._updates if each.step == step] + [timed]
-            path = self._folder / f"{step}{SUFFIX}"
+            path = self._folder / f"{step}.jsonl"
             try:
                 write_step(self._updates, path)
             except OSError as error:  # a full disk, perhaps: no reason to lose a step
@@ -89,37 +82,31 @@ class StepTiming:
     def save(self, step: int) -> None:
         """Keeps what was learned in the folder of a step's checkpoint."""
         if self._learned is not None:
-            self._learned.write(Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE)
+            self._learned.write(self._checkpoint(step) / FILE)
 
     def resume(self, step: int) -> None:
-        """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some.
-
-        Raises:
-            PaddingDataError: its file holds something else.
-        """
-        if self._trainer.resume_mode == "resume_path":
-            path = Path(self._trainer.resume_from_path) / FILE
-        else:
-            path = Path(self._trainer.default_local_dir) / f"global_step_{step}" / FILE
+        """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some."""
+        named = self._trainer.resume_mode == "resume_path"
+        path = (Path(self._trainer.resume_from_path) if named else self._checkpoint(step)) / FILE
         if self._learned is not None and step and path.is_file():
             self._learned = LearnedCosts.read(path)
 
+    def _checkpoint(self, step: int) -> Path:
+        return Path(self._trainer.default_local_dir) / f"global_step_{step}"
+
 
 def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> dict[str, float]:
-    """Metrics of the calls that have laps; ``cost_models``: of each call, what the plan reckoned with."""
+    """Metrics of the calls that have laps, by the cost that the plan of each reckoned with."""
     metrics: dict[str, float] = {}
     for call, laps in timed.by_call().items():
-        figures = measured_figures(laps, cost_models[call])
-        metrics[names.PREDICTION_ERROR.format(call=call)] = figures.prediction_error
-        if figures.micro_imbalance is not None and figures.waited_s is not None:
-            metrics[names.MEASURED_IMBALANCE.format(call=call)] = figures.micro_imbalance
-            metrics[names.WAITED_SECONDS.format(call=call)] = figures.waited_s
+        metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(measurements(laps, cost_models[call]))
+        if (known := imbalance_and_waiting(laps)) is not None:
+            metrics[names.MEASURED_IMBALANCE.format(call=call)], metrics[names.WAITED_SECONDS.format(call=call)] = known
     return metrics
 
 
 def _folder(config: DictConfig, padding: PaddingConfig) -> Path:
-    """Where the files of a job's steps go."""
-    if padding.timing_dir is not None:
-        return Path(padding.timing_dir).expanduser()
+    """Where the files of a job's steps go: beside its rollouts, or among its checkpoints, unless that is set."""
     rollouts = config.trainer.get("rollout_data_dir")
-    return Path(rollouts).expanduser().parent / FOLDER if rollouts else Path(config.trainer.default_local_dir) / FOLDER
+    beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
+    return beside / FOLDER if padding.timing_dir is None else Path(padding.timing_dir).expanduser()

@@ -2,11 +2,8 @@
 
 verl chooses a trainer by ``trainer.v1.trainer_mode`` alone and then hands it the config: where it is made, both are
 known for the first time, and no worker has started. There, one of verl's trainers is made as its padded counterpart, so
-that the config keeps verl's own name of the mode, which verl needs elsewhere. A trainer without a counterpart, such as
-a user's own that extends one of verl's, refuses.
+that the config keeps verl's name of the mode. Another one, such as a user's own that extends one of verl's, refuses.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -23,11 +20,7 @@ COUNTERPARTS: dict[type, type] = {}
 
 
 def padded_or_refused(trainer: type) -> Any:
-    """The trainer that a job with a padding section gets.
-
-    Raises:
-        PaddingConfigError: it pads nothing, and has no counterpart.
-    """
+    """The trainer that a job with a padding section gets; a PaddingConfigError if it pads nothing."""
     chosen = COUNTERPARTS.get(trainer, trainer)
     if not issubclass(chosen, TakesPadding):
         raise PaddingConfigError(

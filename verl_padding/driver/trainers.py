@@ -1,43 +1,34 @@
-"""Registers the padded trainers with verl, by names of their own and as counterparts of verl's trainers.
-
-Importing this module is all it takes.
-"""
+"""The padded trainers. Importing them registers them, by names of their own and as counterparts of verl's trainers."""
 
 import logging
 from typing import Any
 
 from omegaconf import DictConfig
-from verl.trainer.ppo.v1 import (
-    PPOTrainerColocateAsync,
-    PPOTrainerSeparateAsync,
-    PPOTrainerSync,
-    get_trainer_cls,
-    register_trainer,
-)
+from verl.trainer.ppo import v1
 
 from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.stock_guard import COUNTERPARTS, padded_or_refused
 from verl_padding.job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
 
-_log_of_separate_async = logging.getLogger(PPOTrainerSeparateAsync.__module__)
+_log_of_separate_async = logging.getLogger(v1.PPOTrainerSeparateAsync.__module__)
 
 
-@register_trainer(MODE_PREFIX + SYNC)
-class PaddedTrainerSync(PaddedTrainer, PPOTrainerSync):
+@v1.register_trainer(MODE_PREFIX + SYNC)
+class PaddedTrainerSync(PaddedTrainer, v1.PPOTrainerSync):
     """verl's ``sync`` trainer on batches of any size."""
 
     extends = SYNC
 
 
-@register_trainer(MODE_PREFIX + COLOCATE_ASYNC)
-class PaddedTrainerColocateAsync(PaddedTrainer, PPOTrainerColocateAsync):
+@v1.register_trainer(MODE_PREFIX + COLOCATE_ASYNC)
+class PaddedTrainerColocateAsync(PaddedTrainer, v1.PPOTrainerColocateAsync):
     """verl's ``colocate_async`` trainer on batches of any size."""
 
     extends = COLOCATE_ASYNC
 
 
-@register_trainer(MODE_PREFIX + SEPARATE_ASYNC)
-class PaddedTrainerSeparateAsync(PaddedTrainer, PPOTrainerSeparateAsync):
+@v1.register_trainer(MODE_PREFIX + SEPARATE_ASYNC)
+class PaddedTrainerSeparateAsync(PaddedTrainer, v1.PPOTrainerSeparateAsync):
     """verl's ``separate_async`` trainer on batches of any size."""
 
     extends = SEPARATE_ASYNC
@@ -54,26 +45,17 @@ for _padded in (PaddedTrainerSync, PaddedTrainerColocateAsync, PaddedTrainerSepa
 
 
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
-    """The trainer that a job of this ``trainer.v1.trainer_mode`` gets if it asks for padding.
-
-    Raises:
-        PaddingConfigError: it pads nothing.
-        ValueError: verl's; there is no trainer of this name.
-    """
-    return padded_or_refused(get_trainer_cls(trainer_mode))
+    """The trainer that a job of this ``trainer_mode`` gets if it asks for padding; refused if it pads nothing."""
+    return padded_or_refused(v1.get_trainer_cls(trainer_mode))
 
 
 def trainer_of_mode(config: DictConfig) -> type[Any]:
     """The trainer of a job's mode, padded if the job asks for it: not a user-defined one that extends it."""
     mode = config.trainer.v1.trainer_mode
-    return get_trainer_cls(MODE_PREFIX + padded_trainer(mode).extends if asks_for_padding(config) else mode)
+    return v1.get_trainer_cls(MODE_PREFIX + padded_trainer(mode).extends if asks_for_padding(config) else mode)
 
 
 def asks_for_padding(config: DictConfig) -> bool:
-    """Whether a job has a ``padding`` section, or a padded trainer by name.
-
-    Raises:
-        ValueError: verl's; there is no trainer of the name that is configured.
-    """
-    named = get_trainer_cls(config.trainer.v1.trainer_mode)
+    """Whether a job has a ``padding`` section, or a padded trainer by name."""
+    named = v1.get_trainer_cls(config.trainer.v1.trainer_mode)
     return config.get("padding") is not None or issubclass(named, PaddedTrainer)

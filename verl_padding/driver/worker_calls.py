@@ -1,22 +1,29 @@
 """Worker groups whose batch calls get the padded batch, while the trainer goes on with the real rows."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import ray
 
-from verl_padding.errors import PaddingDataError
-from verl_padding.job.calls import CALLS, WorkerCall
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
+from verl_padding.job.job_reader import JobReader
 from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.queue import KVBatchMeta, n_rows
+from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
+from verl_padding.worker import micro_batch_clock, plan_packer, vision_fixes
+from verl_padding.worker.leak_probe import probe_for_leaks
+from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.training_workers import for_training_workers
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
+PlannedByStep = Callable[[], PaddedBatch | None]
+"""Returns the padded batch of the step that runs, or None outside of a step."""
+PlanSingleCall = Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]]
+"""Makes a with-block's padded batch for one call, from the plan's name of it and its rows."""
 
 
 class PaddedWorkerGroup:
@@ -26,22 +33,10 @@ class PaddedWorkerGroup:
     worker group, and so does a batch that is not in TransferQueue. A call outside of a step, or with other rows than
     the step has planned for it, gets a plan and pads of its own, which are gone when it returns. Workers count their
     peak memory anew for each call: verl logs the highest since the process began.
-
-    Args:
-        worker_group: verl's.
-        current: returns the padded batch of the step that runs, or None outside of a step.
-        plan_single_call: makes a with-block's padded batch for one call, from the plan's name of it and its rows.
     """
 
-    def __init__(
-        self,
-        worker_group: Any,
-        current: Callable[[], PaddedBatch | None],
-        plan_single_call: Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]] | None = None,
-    ):
-        self._worker_group = worker_group
-        self._current = current
-        self._plan_single_call = plan_single_call
+    def __init__(self, worker_group: Any, current: PlannedByStep, plan_single_call: PlanSingleCall | None = None):
+        self._worker_group, self._current, self._plan_single_call = worker_group, current, plan_single_call
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
@@ -50,30 +45,35 @@ class PaddedWorkerGroup:
     def _call(self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-
-        def send(padded: PaddedBatch) -> Any:
+        with self._padded(call.name, batch) as padded:
             self._worker_group.execute_with_func_generator(start_peak)
-            if call.trains:
-                return target(padded.update_call(call.name, batch), *args, **kwargs)
-            sent = padded.inference_call(call.name, batch)
+            sent = padded.update_call(call.name, batch) if call.trains else padded.inference_call(call.name, batch)
             output = target(sent, *args, **kwargs)
-            if isinstance(output, KVBatchMeta):
-                _check_count(call.name, len(sent), len(output))
-                return padded.real_output(output, batch)
-            # The critic's pass answers with a future of each rank's answer, which verl waits for next.
-            answers = ray.get(output.futures) if output is not None else []
-            _check_count(call.name, len(sent), sum(map(n_rows, answers)))
+            if not call.trains:
+                return _real_output(call.name, sent, output, padded, batch)
+            if padded is not self._current():  # its pads are gone after the block: the workers must have read them
+                ray.get(getattr(output, "futures", []))
             return output
 
-        padded = self._current()
-        if padded is not None and padded.has_planned(call.name, batch):
-            return send(padded)
-        assert self._plan_single_call is not None, f"no step has planned these rows for {call.name}"
-        with self._plan_single_call(call.name, batch) as apart:
-            output = send(apart)
-            # The pads are gone after the block, and some calls return before the workers have read them.
-            ray.get(getattr(output, "futures", []))
-            return output
+    def _padded(self, call: str, batch: KVBatchMeta) -> AbstractContextManager[PaddedBatch]:
+        """The step's padded batch if the step has planned the call with these rows; else one for this call alone."""
+        step = self._current()
+        if step is not None and step.has_planned(call, batch):
+            return nullcontext(step)
+        assert self._plan_single_call is not None, f"no step has planned these rows for {call}"
+        return self._plan_single_call(call, batch)
+
+
+def _real_output(call: str, sent: KVBatchMeta, output: Any, padded: PaddedBatch, batch: KVBatchMeta) -> Any:
+    """What the workers answered for the real rows, once they have answered for all that were sent."""
+    # The critic's pass answers with a future of each rank's answer, which verl waits for next.
+    answers = [output] if isinstance(output, KVBatchMeta) else ray.get(getattr(output, "futures", []))
+    if (came := sum(map(n_rows, answers))) != len(sent):
+        raise PaddingDataError(
+            f"worker call {call!r}: outputs of {came} came back for {counted(len(sent), 'row')} that were sent. None "
+            "of them is used. Look into the workers' logs for the reason."
+        )
+    return padded.real_output(output, batch) if isinstance(output, KVBatchMeta) else output
 
 
 def start_peak(worker: Any) -> Any:
@@ -86,16 +86,82 @@ def start_peak(worker: Any) -> Any:
     return DataProto()
 
 
-def _check_count(call: str, sent: int, came: int) -> None:
-    if came != sent:
-        raise PaddingDataError(
-            f"worker call {call!r}: outputs of {came} came back for {counted(sent, 'row')} that were sent. None of "
-            "them is used. Look into the workers' logs for the reason."
-        )
-
-
 def dp_size(worker_group: Any, mesh_name: str) -> int:
     """Data-parallel ranks of a worker group, as verl's dispatch asks for them; the answer is kept where it looks."""
     if mesh_name not in worker_group._dispatch_info:
         worker_group._dispatch_info[mesh_name] = worker_group._query_dispatch_info(mesh_name)
     return int(max(worker_group._dispatch_info[mesh_name])) + 1
+
+
+def wrap_worker_groups(
+    trainer: Any, reader: JobReader, current: PlannedByStep, plan_single_call: PlanSingleCall
+) -> list[PaddedWorkerGroup]:
+    """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what padded calls need.
+
+    Returns: each group once: actor and reference may be one object, and verl asks whether they are.
+    """
+    padding, planned = reader.padding, {role: engine.config for role, engine in reader.engines.items()}
+    changes = [check_engines(planned), wrap_worker_loss(padding.denominator)]
+    if reader.has_vision:
+        changes.append(vision_fixes.install_in_worker)
+    if padding.packer == "plan":
+        changes.append(plan_packer.install(padding.sharing))
+    if padding.is_timed:
+        changes.append(micro_batch_clock.install_in_worker)
+    wrapped: dict[int, PaddedWorkerGroup] = {}
+    for name in WORKER_GROUPS:
+        if (worker_group := getattr(trainer, name, None)) is None:
+            continue
+        if id(worker_group) not in wrapped:
+            for change in changes:
+                worker_group.execute_with_func_generator(change)
+            wrapped[id(worker_group)] = PaddedWorkerGroup(worker_group, current, plan_single_call)
+        setattr(trainer, name, wrapped[id(worker_group)])
+    return list(wrapped.values())
+
+
+PLANNED = (
+    *("strategy", "use_dynamic_bsz", "use_remove_padding", "pad_to_length", "pad_to_length_bucket"),
+    *("max_token_len_per_gpu", "micro_batch_size_per_gpu", "max_seqlen_per_dp_cp_rank"),
+    *("infer_max_token_len_per_gpu", "infer_micro_batch_size_per_gpu"),
+    *("ulysses_sequence_parallel_size", "ulysses_parallel_size", "tensor_model_parallel_size"),
+    *("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "dynamic_context_parallel"),
+)
+"""Fields of verl's engine configs that decide what a worker's micro-batches may hold; no backend has all of them."""
+
+
+def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Makes a function for verl's ``execute_with_func_generator`` that checks a worker's engines against the plan's.
+
+    A value that differs from ``planned``, verl's engine config of each role (``actor``, ``ref``, ``critic``) as the
+    driver has it, would silently make other micro-batches.
+    """
+
+    def check(role: str, trainee: Any) -> None:
+        has, wanted = trainee.engine_config, planned.get(role)
+        differ = [
+            f"{name}={getattr(has, name)!r} (planned: {getattr(wanted, name)!r})"
+            for name in PLANNED
+            if hasattr(wanted, name) and getattr(has, name) != getattr(wanted, name)
+        ]
+        if differ:
+            raise PaddingConfigError(
+                f"the engine of {role} was made with {', '.join(differ)}: that is not what the job's config says. "
+                "A worker class or a patch that changes an engine's config must do so where the driver sees it."
+            )
+
+    return for_training_workers(check)
+
+
+def probe_models(worker_groups: list[PaddedWorkerGroup], reader: JobReader, batch: KVBatchMeta) -> None:
+    """Has each model show, on the position ids of a batch, that it keeps packed rows apart."""
+    (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
+    probe = probe_for_leaks(
+        row["position_ids"].shape[:-1],
+        sharing=reader.padding.sharing,
+        fixes={role: f"{engine.model_section}.use_remove_padding=False" for role, engine in reader.engines.items()},
+        multiples={role: engine.micro_batch_multiple for role, engine in reader.engines.items()},
+    )
+    for worker_group in worker_groups:
+        worker_group.execute_with_func_generator(probe)

@@ -18,14 +18,11 @@ def asks_for_padding(arguments: Sequence[str]) -> str | None:
 
 
 def report_failure(what: str) -> None:
-    """To call where an exception is handled: logs it, and ends a process whose command line asks for padding.
-
-    Without that, verl must go on as if the plug-in were not installed.
-    """
+    """To call where an exception is handled: logs it, and ends a process whose command line asks for padding. Any other
+    goes on as if the plug-in were not installed."""
     logger.exception("verl_padding: %s", what)
     argument = asks_for_padding(sys.argv[1:])
     if argument is not None:
         # Not an Exception: verl swallows those.
-        sys.exit(
-            f"verl_padding: {argument}: {what} (the reason is above). Run `verl-padding doctor`, or remove {argument}."
-        )
+        fix = f"Run `verl-padding doctor`, or remove {argument}."
+        sys.exit(f"verl_padding: {argument}: {what} (the reason is above). {fix}")

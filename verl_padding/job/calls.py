@@ -1,13 +1,10 @@
 """The worker calls that are planned. A new one is added here; ``job_reader.py`` says when a step makes it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ACTOR, CRITIC = "actor", "critic"
-"""Names of the updates in plans, metrics and messages."""
 LOG_PROB, REF, VALUES = "log_prob", "ref", "values"
-"""Names of the inference passes in plans, metrics and messages."""
+"""Names of the updates and of the inference passes in plans, metrics and messages."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +27,12 @@ class WorkerCall:
     """Whether it trains on its rows, cut into mini-batches."""
 
 
-ACTOR_GROUP, REF_GROUP, CRITIC_GROUP = "actor_rollout_wg", "ref_policy_wg", "critic_wg"
 CALLS = (
-    WorkerCall(LOG_PROB, "compute_log_prob", ACTOR_GROUP, role="actor", mesh="actor", timer="old_log_prob"),
-    WorkerCall(REF, "compute_ref_log_prob", REF_GROUP, role="ref", mesh="ref", timer="ref"),
-    WorkerCall(VALUES, "infer_batch", CRITIC_GROUP, role="critic", mesh="train", timer="values"),
-    WorkerCall(ACTOR, "update_actor", ACTOR_GROUP, role="actor", mesh="actor", timer="update_actor", trains=True),
-    WorkerCall(
-        CRITIC, "train_mini_batch", CRITIC_GROUP, role="critic", mesh="train", timer="update_critic", trains=True
-    ),
+    WorkerCall(LOG_PROB, "compute_log_prob", "actor_rollout_wg", "actor", mesh="actor", timer="old_log_prob"),
+    WorkerCall(REF, "compute_ref_log_prob", "ref_policy_wg", "ref", mesh="ref", timer="ref"),
+    WorkerCall(VALUES, "infer_batch", "critic_wg", "critic", mesh="train", timer="values"),
+    WorkerCall(ACTOR, "update_actor", "actor_rollout_wg", "actor", mesh="actor", timer="update_actor", trains=True),
+    WorkerCall(CRITIC, "train_mini_batch", "critic_wg", "critic", mesh="train", timer="update_critic", trains=True),
 )
 WORKER_GROUPS = tuple(dict.fromkeys(call.worker_group for call in CALLS))
 """Attributes of verl's trainer that hold a worker group, each once."""

@@ -1,7 +1,5 @@
 """A job's config as ``verl.trainer.main_ppo`` composes it, without running anything."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,11 +7,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-MAIN = "verl.trainer.main_ppo"
-PRIMARY = "ppo_trainer"
-"""The config that the main module starts from, unless ``--config-name`` says otherwise."""
-CONFIG_PATH = "config"
-"""Folder of the configs, beside the main module."""
+MAIN, PRIMARY, CONFIG_PATH = "verl.trainer.main_ppo", "ppo_trainer", "config"
+"""verl's main module, the config that it starts from, and the folder of the configs, beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +24,7 @@ class JobArguments:
 
 
 def compose_job(arguments: JobArguments) -> DictConfig:
-    """verl's config with Hydra overrides; every interpolation can be resolved, also those of Hydra's own values.
-
-    Raises:
-        hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the arguments do not fit the config.
-    """
+    """verl's config with Hydra overrides, whose values can all be resolved, Hydra's own too; raises Hydra's errors."""
     import verl  # noqa: F401  (loads the plug-in, which puts its groups on Hydra's search path)
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_automatic_config_search_path

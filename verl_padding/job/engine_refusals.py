@@ -1,85 +1,76 @@
 """Refuses what an engine would do in silence: plan other than it computes, share rows wrongly, or let pads change rows.
 
 What verl, Megatron or VeOmni refuse by themselves is theirs to say, and what a short row shows, that of the probe
-(``worker/leak_probe.py``). Each function raises a PaddingConfigError: one message with the setting, its value and the
-fix.
+(``worker/leak_probe.py``). Each check raises a PaddingConfigError that has the setting, its value and the fix.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import lcm
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.megatron_refusals import check_megatron, check_megatron_model
-from verl_padding.job.model_cost import rope_by_length
+from verl_padding.job.model_config import n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
-from verl_padding.job.role_engine import REF_SECTION, RoleEngine
-from verl_padding.job.roles_of_job import is_lora
+from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 
 FSDP = ("fsdp", "fsdp2")
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
-"""Attentions that transformers runs by one function, which verl replaces: its own, and kernels of the hub, unless one
-of their functions is named (``:name``)."""
+"""Attentions that transformers runs by one function, which verl replaces: its own, and whole kernels of the hub."""
 EXCHANGED_BY_VEOMNI = re.compile(r"veomni_\w+_with_sp|flex_attention|magi_attention")
-"""Attentions of VeOmni's that exchange. It makes its own of the last two (``OpsImplementationConfig``), and runs any
-other as transformers has it."""
-EXCHANGE_THEMSELVES = ("deepseek_v4",)
-"""Types of models whose eager attention exchanges tokens for heads between ranks, in VeOmni's code of the model."""
+"""Attentions of VeOmni's that exchange: it makes its own of the last two, and runs any other as transformers has it."""
 CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
 """Types of models that choose the tokens to attend to among all that are computed -> their setting of how many."""
 
-READS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
+BALANCING, BIAS = "moe_router_load_balancing_type", "moe_router_enable_expert_bias"
+BIAS_RATE, AUX_LOSS = "moe_router_bias_update_rate", "moe_aux_loss_coeff"
+FOLLOW_TOKENS = {True: ("deepseek_v3", "glm4v_moe"), False: ("deepseek_v3", "kimi_k2", "nemotron_h")}
+"""Whether Megatron's bridge is the vanilla one -> types of models whose experts it gives biases that follow tokens."""
+
+LORA_SETTINGS = {"fsdp": "lora_rank", "fsdp2": "lora_rank", "megatron": "lora.rank", "veomni": None}
 """Strategy -> the setting of a model by which the engine makes an adapter; None for an engine that makes none."""
-PATH = "lora_adapter_path"
-"""Setting of an adapter to start from, which Megatron's engine does not read."""
-MERGE = "actor_rollout_ref.model.lora.merge"
+LORA_PATH, LORA_MERGE = "lora_adapter_path", "actor_rollout_ref.model.lora.merge"
+"""Settings of an adapter to start from, which Megatron's engine does not read, and of weights that are sent merged."""
+SEEN_BY_ROWS = "so pads would change what real rows see"
 
 
 def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
     """Refuses what the settings of engines show."""
     first_of: dict[str, RoleEngine] = {}
     for engine in engines:
+        config = engine.config
         if engine.strategy in ("megatron", "veomni"):
             _check_groups_are_equal(first_of.setdefault(engine.strategy, engine), engine)
         if engine.strategy == "megatron":
-            check_megatron(engine, padding)
+            _check_megatron(engine, padding)
         _check_attention(engine)
-        config = engine.config
         if engine.padded_to != "row" and padding.packer == "verl" and config.use_dynamic_bsz:
-            raise PaddingConfigError(
-                f"{engine.model_section}.use_remove_padding=False: each row of {engine.section} is then padded to the "
-                "longest row beside it, which verl's packer does not count. Set it to True, or padding.packer=plan."
-            )
-        shares = engine.strategy in FSDP and config.use_remove_padding and config.use_dynamic_bsz
-        if padding.sharing != "off" and not shares:
-            raise PaddingConfigError(
-                f"padding.sharing={padding.sharing!r}: only FSDP's engines share prefixes, with packed rows and "
-                f"dynamic batch sizes, but {engine.section} has strategy={engine.strategy}, use_remove_padding="
-                f"{config.use_remove_padding}, dynamic sizes={config.use_dynamic_bsz}. Set padding.sharing=off."
-            )
+            why = f"each row of {engine.section} is padded to the longest beside it, which verl's packer does not count"
+            fix = "Set it to True, or padding.packer=plan."
+            raise PaddingConfigError(f"{engine.model_section}.use_remove_padding=False: {why}. {fix}")
+        packs, is_dynamic = config.use_remove_padding, config.use_dynamic_bsz
+        if padding.sharing != "off" and not (engine.strategy in FSDP and packs and is_dynamic):
+            has = f"strategy={engine.strategy}, use_remove_padding={packs}, dynamic sizes={is_dynamic}"
+            why = f"only FSDP's engines share, with packed rows and dynamic batch sizes, but {engine.section} has {has}"
+            raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off.")
         if padding.cost_model == "measured" and (engine.padded_to != "row" or engine.size("pipeline") > 1):
-            raise PaddingConfigError(
-                f"padding.cost_model='measured', {engine.section}: where rows are padded or go through a pipeline, the "
-                "time of a micro-batch is not that of its rows. Set padding.cost_model=model or attention."
-            )
+            why = "where rows are padded or go through a pipeline, the time of a micro-batch is not that of its rows"
+            fix = "Set padding.cost_model=model or attention."
+            raise PaddingConfigError(f"padding.cost_model='measured', {engine.section}: {why}. {fix}")
 
 
 def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
-    """Megatron and VeOmni make their groups once a process, with the sizes of the engine that starts first, and all
-    roles of a job share their processes (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
-    ``init_parallel_state``)."""
+    """Roles share their processes, and Megatron and VeOmni make groups once a process, by the engine that starts first
+    (verl's ``MegatronEngine._init_device_mesh``, VeOmni's ``init_parallel_state``)."""
     sizes = _sizes_of_groups(first)
     for name, size in _sizes_of_groups(other).items():
         if size != sizes[name]:
-            raise PaddingConfigError(
-                f"{other.section}.{other.strategy}.{name}={size}: differs from {first.section}.{first.strategy}.{name}="
-                f"{sizes[name]}, but the engines share their process groups. Set both to the same value."
-            )
+            setting = f"{other.section}.{other.strategy}.{name}={size}"
+            why = f"differs from {first.section}.{first.strategy}.{name}={sizes[name]}, but they share process groups"
+            raise PaddingConfigError(f"{setting}: {why}. Set both to the same value.")
 
 
 def _sizes_of_groups(engine: RoleEngine) -> dict[str, Any]:
@@ -97,10 +88,7 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some attentions pass by.
 
     verl and VeOmni exchange around flash attention, each for its own engines (verl's ``monkey_patch.py``, VeOmni's
-    attentions ``.._with_sp``), and +local=cpu around sdpa.
-
-    Args:
-        model_type: of the model, which decides about VeOmni's eager attention; None where it is not known yet.
+    attentions ``.._with_sp``), and +local=cpu around sdpa. VeOmni's eager attention depends on the type of the model.
     """
     attention, ranks, is_veomni = engine.attention, engine.size("Ulysses"), engine.strategy == "veomni"
     if ranks == 1 or engine.strategy not in (*FSDP, "veomni"):
@@ -108,43 +96,87 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     if engine.device == "cpu":
         exchanges = attention == "sdpa"
     elif is_veomni and attention == "eager" and engine.section != "critic":
-        exchanges = model_type in (None, *EXCHANGE_THEMSELVES)
+        exchanges = model_type in (None, "deepseek_v4")  # whose attention exchanges by itself, in VeOmni's code of it
     else:
         known = EXCHANGED_BY_VEOMNI if is_veomni else FLASH_ATTENTION
         exchanges = isinstance(attention, str) and known.fullmatch(attention) is not None
     if not exchanges:
         section = f"{engine.section}.veomni" if is_veomni else f"{engine.model_section}.override_config"
-        raise PaddingConfigError(
-            f"{section}.attn_implementation={attention}: does not support Ulysses: each of {ranks} sequence-parallel "
-            f"ranks of {engine.section} would attend to its own part of a row only. Set it to "
-            f"{'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the Ulysses size to 1."
-        )
+        why = f"each of {ranks} sequence-parallel ranks of {engine.section} would attend to its own part of a row only"
+        fix = f"Set it to {'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the Ulysses size to 1."
+        raise PaddingConfigError(f"{section}.attn_implementation={attention}: does not support Ulysses: {why}. {fix}")
+
+
+def _check_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
+    """Refuses settings with which Megatron would not compute the plan, or pads would count."""
+    section, trains, override = f"{engine.section}.megatron", engine.section != REF_SECTION, engine.megatron_override
+    if engine.has_scheduler and (padding.packer == "plan" or padding.is_timed):
+        why = "verl's scheduler then cuts micro-batches, which neither follows a plan nor is timed"
+        fix = "Set it to False, or padding.packer=verl without timing and measured costs."
+        raise PaddingConfigError(f"{section}.dynamic_context_parallel=True: {why}. {fix}")
+    rounds_up = engine.config.pad_to_length and engine.config.use_remove_padding
+    bucket = int(engine.config.pad_to_length_bucket) if rounds_up else 0
+    if bucket % (multiple := _multiple_of_packed_rows(engine)):
+        why = f"context and tensor parallel ranks take lengths in multiples of {multiple}"
+        fix = f"Set it to {-(-bucket // multiple) * multiple}."
+        raise PaddingConfigError(f"{section}.pad_to_length_bucket={bucket}: {why}. {fix}")
+    for name in _settings_that_count_pads(override, trains=trains):
+        setting = f"{section}.override_transformer_config.{name}={override[name]}"
+        why = "routers would count all tokens of a micro-batch, those of pads among them"
+        raise PaddingConfigError(f"{setting}: {why}. Leave it out, as verl does.")
+    if trains and engine.trains_mtp:
+        why = "Megatron takes the mean of this loss over all micro-batches, and those of pads would make it smaller"
+        raise PaddingConfigError(f"{engine.model_section}.mtp.enable_train=True: {why}. Set it to False.")
+
+
+def _multiple_of_packed_rows(engine: RoleEngine) -> int:
+    """Of what length packed rows, rounded up to a bucket, have to be a multiple: verl makes the last row longer, and
+    of two chunks for context parallel ranks that differ in length drops the end (``preprocess_thd_engine``)."""
+    config, tensor, context = engine.config, engine.size("tensor"), engine.size("context")
+    # The vanilla bridge shares tokens between layers whatever verl's setting is (``mbridge/core/llm_bridge.py``).
+    by_default = config.vanilla_mbridge or config.sequence_parallel
+    multiple = tensor if engine.megatron_override.get("sequence_parallel", by_default) else 1
+    return context * lcm(multiple, 2) if context > 1 else multiple
+
+
+def _settings_that_count_pads(override: Mapping[str, Any], *, trains: bool) -> Iterator[str]:
+    """Settings by which routers count tokens that have no loss, too (Megatron-Core's ``router.py``)."""
+    if (override.get("moe_expert_capacity_factor") or 0) > 0:  # experts take so many tokens of a micro-batch
+        yield "moe_expert_capacity_factor"
+    if not trains:
+        return
+    kinds, costs = _listed(override.get(BALANCING)), _listed(override.get(AUX_LOSS))
+    balances = (kinds or costs) and {*kinds} != {"none"} and (not costs or any(costs))
+    if balances or "sinkhorn" in kinds:
+        yield BALANCING if kinds else AUX_LOSS  # of the type that the bridge has
+    if override.get("moe_z_loss_coeff"):
+        yield "moe_z_loss_coeff"
+    has_bias, rate = override.get(BIAS), override.get(BIAS_RATE)
+    if (has_bias or rate) and has_bias is not False and rate != 0:
+        yield BIAS if has_bias else BIAS_RATE
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str | int | float) else list(value)
 
 
 def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
-    """Refuses a model whose outputs pads or shared prefixes would change in longer rows than those of the probe.
-
-    Args:
-        named: the setting of its path and the path, for messages.
-        model: its Hugging Face config, with the job's overrides.
-        engines: those that compute it.
-    """
+    """Refuses a model, by its Hugging Face config, whose outputs pads or shared prefixes would change in longer rows
+    than those of the probe. ``named`` is its path with its setting, and ``engines`` are those that compute it."""
     if padding.sharing != "off" and (rope := rope_by_length(model)):
-        raise PaddingConfigError(
-            f"padding.sharing={padding.sharing!r}: {named} turns positions by the length of all that it gets ({rope}), "
-            "so a row's outputs are not those of a longer row's beginning. Set padding.sharing=off."
-        )
+        why = f"{named} turns positions by the length of all that it gets ({rope}), so rows differ from prefixes"
+        raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off.")
     text = model.get("text_config") or model
     for engine in engines:
         if engine.strategy == "megatron":
-            check_megatron_model(engine, model)
+            _check_experts_of_megatron(engine, model)
             continue
         for part in (model, text):
             if key := CHOOSES_AMONG_ALL.get(str(part.get("model_type"))):
-                raise PaddingConfigError(
-                    f"{named}: this model chooses what a token attends to among all that is computed beside it "
-                    f"({key}={text.get(key)}), so pads would change what real rows see. Choose another model."
-                )
+                why = f"this model chooses what a token attends to among all that is packed ({key}={text.get(key)})"
+                raise PaddingConfigError(f"{named}: {why}, {SEEN_BY_ROWS}. Choose another model.")
         _check_chunks(engine, text, named)
         _check_attention(engine, str(model.get("model_type")))
 
@@ -157,37 +189,46 @@ def _check_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> No
     ranks, budgets = engine.sequence_parallel_size, [name for name in engine.settings if "max_token_len" in name]
     longest = max(int(getattr(engine.config, name) or 0) for name in budgets) * ranks
     if engine.config.use_remove_padding and (not engine.config.use_dynamic_bsz or longest > size):
-        settings = dict.fromkeys(engine.settings[name] for name in budgets)
-        raise PaddingConfigError(
-            f"{named}: attention_chunk_size={size} cuts attention over all that is packed, so pads would change what "
-            f"real rows see. Set {' and '.join(settings)} to {size // ranks} at most, "
-            f"with dynamic batch sizes, or {engine.model_section}.use_remove_padding=False."
-        )
+        settings = " and ".join(dict.fromkeys(engine.settings[name] for name in budgets))
+        why = f"attention_chunk_size={size} cuts attention over all that is packed, {SEEN_BY_ROWS}"
+        fix = f"Set {settings} to {size // ranks} at most, with dynamic batch sizes, or"
+        raise PaddingConfigError(f"{named}: {why}. {fix} {engine.model_section}.use_remove_padding=False.")
+
+
+def _check_experts_of_megatron(engine: RoleEngine, model: Mapping[str, Any]) -> None:
+    """Refuses a model whose experts' biases would follow pads, or whose gradients would be left out."""
+    config, override = engine.config, engine.megatron_override
+    if engine.section == REF_SECTION or not n_routed_experts(model):
+        return
+    rate, kind = override.get(BIAS_RATE), model.get("model_type")
+    if kind in FOLLOW_TOKENS[bool(config.vanilla_mbridge)] and rate != 0 and override.get(BIAS) is not False:
+        setting = f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}={rate}"
+        why = f"in a model of type {kind}, biases of experts would follow their tokens, those of pads among them"
+        raise PaddingConfigError(f"{setting}: {why}. Set it to 0.")
+    tensor, of_expert = config.tensor_model_parallel_size, config.expert_tensor_parallel_size
+    if config.expert_model_parallel_size == 1 and of_expert not in (None, tensor):
+        setting = f"{engine.section}.megatron.expert_tensor_parallel_size={of_expert}"
+        why = f"Megatron adds up gradients of experts over tensor_model_parallel_size={tensor} ranks"  # ``allreduce``
+        raise PaddingConfigError(f"{setting}: with expert_model_parallel_size=1, {why}. Set it to {tensor}.")
 
 
 def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
     """Refuses an adapter (LoRA) that a role's engine does not make, training the whole model instead, or that never
     reaches the rollout in this mode of verl's."""
     for engine in engines:
-        if engine.section == REF_SECTION or engine.strategy not in READS:
+        if engine.section == REF_SECTION or engine.strategy not in LORA_SETTINGS:
             continue
-        section, reads = engine.model_section, READS[engine.strategy]
-        asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in (PATH, "lora_rank", "lora.rank")}
+        section, read = engine.model_section, LORA_SETTINGS[engine.strategy]
+        asked = {name: OmegaConf.select(config, f"{section}.{name}") for name in (LORA_PATH, "lora_rank", "lora.rank")}
         asked = {name: value for name, value in asked.items() if value not in (0, None)}
-        if asked and (reads not in asked or (engine.strategy == "megatron" and PATH in asked)):
-            name = next(name for name in asked if name != reads)
-            fix = f" and set {section}.{reads} to the adapter's rank" if reads else ""
-            raise PaddingConfigError(
-                f"{section}.{name}={asked[name]}: verl's {engine.strategy} engine makes no adapter of it, and would "
-                f"train the whole model. Leave it out{fix}."
-            )
-    if not is_lora(config) or (merges := OmegaConf.select(config, MERGE)):
-        return
-    if mode == SEPARATE_ASYNC:
-        # Its rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
-        why = f"in {mode}, verl sends the rollout the base model's weights alone, without what is trained"
-    elif config.trainer.device == "cpu":
-        why = "rollouts on a CPU take whole weights, no adapters"
-    else:
-        return
-    raise PaddingConfigError(f"{MERGE}={merges}: {why}. Set it to True.")
+        if asked and (read not in asked or (engine.strategy == "megatron" and LORA_PATH in asked)):
+            name = next(name for name in asked if name != read)
+            fix = f" and set {section}.{read} to the adapter's rank" if read else ""
+            why = f"verl's {engine.strategy} engine makes no adapter of it, and would train the whole model"
+            raise PaddingConfigError(f"{section}.{name}={asked[name]}: {why}. Leave it out{fix}.")
+    merges, is_separate = OmegaConf.select(config, LORA_MERGE), mode == SEPARATE_ASYNC
+    if is_lora(config) and not merges and (is_separate or config.trainer.device == "cpu"):
+        # That rollout gets what get_per_tensor_param() of an engine gives at first, without what comes beside it.
+        of_mode = f"in {mode}, verl sends the rollout the base model's weights alone, without what is trained"
+        why = of_mode if is_separate else "rollouts on a CPU take whole weights, no adapters"
+        raise PaddingConfigError(f"{LORA_MERGE}={merges}: {why}. Set it to True.")

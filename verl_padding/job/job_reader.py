@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cached_property
 from math import lcm
 from pathlib import Path
@@ -18,73 +18,41 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_adapters, check_engines, check_model
 from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
-from verl_padding.job.loss_weightings import check_correction_is_read, check_session_weights
-from verl_padding.job.model_cost import has_tower, n_routed_experts, read_model_config, read_model_cost
+from verl_padding.job.loss_weightings import check_losses
+from verl_padding.job.model_config import has_tower, n_routed_experts, read_model_config
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
-from verl_padding.job.role_engine import (
-    ACTOR_MODEL,
-    ACTOR_SECTION,
-    CRITIC_MODEL,
-    REF_SECTION,
-    RoleEngine,
-    critic_engine,
-    worker_engine,
-)
-from verl_padding.job.roles_of_job import has_critic, has_reference, has_separate_reference
+from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, RoleEngine, has_reference, role_engines
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
 
 
 def translate_plan_error(refusal: PlanError) -> str:
-    """What the planner refuses, in the words of a job's settings.
-
-    >>> translate_plan_error(PlanError("strategy='lcm': 8 rows, not a multiple of dp_size=3"))
-    "padding.strategy='lcm': 8 rows, not a multiple of 3 data-parallel ranks"
-    """
+    """What the planner refuses, in the words of a job's settings: ``strategy='lcm'`` as ``padding.strategy='lcm'``."""
     message = re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal))
     message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", message)
     return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), message)
 
 
 def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
-    """Refuses, before any worker starts, a job that cannot run; returns the reader of its config.
-
-    Raises:
-        PaddingConfigError: one message with the setting, its value and the fix.
-    """
+    """The reader of a job's config; refuses a job that cannot run, by a PaddingConfigError before workers start."""
     check_verl_is_known()
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
-        raise PaddingConfigError(
-            f"trainer.use_v1={config.trainer.use_v1}: the padded trainers extend verl's v1 trainers, not the older nor "
-            "the fully asynchronous one (async_training). Set trainer.use_v1=True and a trainer.v1.trainer_mode."
-        )
+        why = "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous one (async_training)"
+        fix = "Set trainer.use_v1=True and a trainer.v1.trainer_mode."
+        raise PaddingConfigError(f"trainer.use_v1={config.trainer.use_v1}: {why}. {fix}")
     if padding.packer == "plan" and not is_known(verl.__version__):
-        raise PaddingConfigError(
-            f"padding.packer='plan': it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}. "
-            "Set padding.packer=verl."
-        )
-    reader = JobReader(config, padding, mode)
-    name = config.trainer.v1.trainer_mode
+        why = f"it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}"
+        raise PaddingConfigError(f"padding.packer='plan': {why}. Set padding.packer=verl.")
+    reader, name = JobReader(config, padding, mode), config.trainer.v1.trainer_mode
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
         raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
-    sync_step = reader.parameter_sync_step
-    if sync_step != 1 and reader.mode != SEPARATE_ASYNC:
-        raise PaddingConfigError(
-            f"trainer.v1.{reader.mode}.parameter_sync_step={sync_step}: this mode's rollout sleeps from a step's first "
-            "local update on, and the next update would wait for it for ever. Set it to 1, or choose "
-            f"trainer.v1.trainer_mode={SEPARATE_ASYNC}."
-        )
-    check_session_weights(config, padding)
-    check_correction_is_read(config)
-    for section in (ACTOR_SECTION, *(["critic"] if has_critic(config) else [])):
-        role = OmegaConf.select(config, section)
-        if role.loss_agg_mode == "seq-mean-token-sum-norm" and role.loss_scale_factor is None:
-            raise PaddingConfigError(
-                f"{section}.loss_scale_factor=None: with loss_agg_mode={role.loss_agg_mode} verl divides by the "
-                "padded width of each micro-batch. Set it to a constant, such as data.max_response_length."
-            )
+    if reader.parameter_sync_step != 1 and reader.mode != SEPARATE_ASYNC:
+        setting = f"trainer.v1.{reader.mode}.parameter_sync_step={reader.parameter_sync_step}"
+        why = "this mode's rollout sleeps from a step's first local update on, and the next would wait for it for ever"
+        raise PaddingConfigError(f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
+    check_losses(config, padding)
     reader.step_job()
     check_adapters(config, reader.mode, reader.engines.values())
     model = config.actor_rollout_ref.model
@@ -98,51 +66,27 @@ def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
 
 
 class JobReader:
-    """The parts of a verl config that decide how a batch is planned.
-
-    Args:
-        mode: the verl mode that the job's trainer extends; by default the one that the name of the trainer says.
-    """
+    """The parts of a verl config that decide how a batch is planned."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
         self._config = config
         self.mode = mode or stock_mode(config.trainer.v1.trainer_mode)
-        """The verl mode that the job's trainer extends."""
+        """The verl mode that the job's trainer extends; by default the one that the trainer's name says."""
         self.padding = padding
         """The job's section ``padding``."""
-
-    @property
-    def parameter_sync_step(self) -> int:
+        self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         """Local updates per global step, which share its prompts."""
-        return int(self._config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
-
-    def configured_dp_sizes(self) -> dict[str, int]:
-        """Data-parallel size of each worker call, as the config says; the worker groups know for sure."""
-        return {call.name: self.engines[call.role].dp_size for call in CALLS if call.role in self.engines}
 
     @cached_property
     def engines(self) -> dict[str, RoleEngine]:
-        """The engine of each role of the job (``actor``, ``ref``, ``critic``), in the order in which verl starts them.
-
-        Raises:
-            PaddingConfigError: verl would refuse one, or one does not work with another or with the plan.
-        """
-        engines = {}
-        if has_critic(self._config):
-            engines["critic"] = critic_engine(self._config)
-        if has_separate_reference(self._config):
-            engines["ref"] = worker_engine(self._config, REF_SECTION)
-        engines["actor"] = worker_engine(self._config, ACTOR_SECTION)
+        """The engine of each role of the job; refused where one does not work with another or with the plan."""
+        engines = role_engines(self._config)
         check_engines(list(engines.values()), self.padding)
         return engines
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
-        """The actor's Hugging Face config, with the job's overrides.
-
-        Raises:
-            PaddingConfigError: it cannot be read.
-        """
+        """The actor's Hugging Face config, with the job's overrides; one that cannot be read is refused."""
         return read_model_config(self._config, ACTOR_MODEL)
 
     @cached_property
@@ -156,14 +100,8 @@ class JobReader:
         return has_tower(self.model_config)
 
     def check_models(self, *, fetched: bool = True) -> None:
-        """Refuses an actor or critic that pads or shared prefixes would change, or whose images pads cannot have.
-
-        Args:
-            fetched: whether a critic may be fetched; else one that is not in a folder here passes.
-
-        Raises:
-            PaddingConfigError: one is refused, or a model's config cannot be read.
-        """
+        """Refuses an actor or critic that pads or shared prefixes would change, whose images pads cannot have, or whose
+        config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes."""
         models = {ACTOR_MODEL: self.model_config}
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
@@ -185,25 +123,18 @@ class JobReader:
         return bool(OmegaConf.select(self._config, "distillation.enabled", default=False))
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
-        """Tokens of a pad: what the job says, or the fewest that no engine rounds up.
-
-        A shorter pad would cost the same and count as less.
+        """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter one costs the same.
 
         Args:
-            at_least: tokens that a pad needs for what it shows the model.
-
-        Raises:
-            PaddingConfigError: the job's length is too short, or an engine would round it up.
+            at_least: tokens that a pad needs for what it shows the model; fewer are refused.
         """
         multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
         shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
         length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
         if length < shortest or length % multiple:
             fitting = -(-max(length, shortest) // multiple) * multiple
-            raise PaddingConfigError(
-                f"padding.pad_length={length}: the job's engines take rows in multiples of {multiple} tokens, and a "
-                f"pad has at least {shortest}. Set padding.pad_length=auto, or {fitting}."
-            )
+            why = f"the job's engines take rows in multiples of {multiple} tokens, and a pad has at least {shortest}"
+            raise PaddingConfigError(f"padding.pad_length={length}: {why}. Set padding.pad_length=auto, or {fitting}.")
         return length
 
     def step_job(
@@ -219,8 +150,8 @@ class JobReader:
 
         Args:
             calls: names of the worker calls that are planned; None for all that the update makes.
-            dp_sizes: data-parallel size of each worker call, by the names of ``job/calls.py``; None for those that the
-                config says.
+            dp_sizes: data-parallel size of each worker call, by the names of ``job/calls.py``; None for what the config
+                says, where the worker groups know for sure.
             updates_actor: False while ``trainer.critic_warmup`` lasts.
             seed: seed of the planner's shuffle; None for the configured one.
             pad_tokens: tokens of a pad; None for the length of a pad without an image.
@@ -228,9 +159,8 @@ class JobReader:
         Raises:
             PaddingConfigError: a size does not divide another, or the job has no worker for a call.
         """
-        config = self._config
-        sizes = dp_sizes or self.configured_dp_sizes()
-        updates, inference = {}, {}
+        config, padding, updates, inference = self._config, self.padding, {}, {}
+        sizes = dp_sizes or {call.name: self.engines[call.role].dp_size for call in CALLS if call.role in self.engines}
         for name in self._calls_of_step(updates_actor) if calls is None else calls:
             call = CALL_BY_NAME[name]
             if (engine := self.engines.get(call.role)) is None:
@@ -239,22 +169,17 @@ class JobReader:
             fields["cost_model"] = self._model_costs.get(engine.model_section)
             if call.trains:
                 role = OmegaConf.select(config, engine.section)
-                updates[name] = Update(
-                    prompts_per_mini_batch=role.ppo_mini_batch_size,
-                    mini_batch_setting=f"{engine.section}.ppo_mini_batch_size",
-                    shuffle=bool(role.shuffle),
-                    **fields,
-                )
+                fields |= {"prompts_per_mini_batch": role.ppo_mini_batch_size, "shuffle": bool(role.shuffle)}
+                updates[name] = Update(mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields)
             else:
-                follows = name != VALUES and self.padding.log_prob_micro_batches == "update"
+                follows = name != VALUES and padding.log_prob_micro_batches == "update"
                 inference[name] = Pass(as_update=ACTOR if follows else None, **fields)
-        sync_step = self.parameter_sync_step
+        shared_out = f" / trainer.v1.{self.mode}.parameter_sync_step" if self.parameter_sync_step > 1 else ""
         try:
             return Job(
-                strategy=self.padding.strategy,
-                prompts=config.data.train_batch_size // sync_step,
-                prompts_setting="data.train_batch_size"
-                + (f" / trainer.v1.{self.mode}.parameter_sync_step" if sync_step > 1 else ""),
+                strategy=padding.strategy,
+                prompts=config.data.train_batch_size // self.parameter_sync_step,
+                prompts_setting="data.train_batch_size" + shared_out,
                 sessions_per_prompt=config.actor_rollout_ref.rollout.n,
                 sessions_setting="actor_rollout_ref.rollout.n",
                 updates=updates,
@@ -263,33 +188,34 @@ class JobReader:
                 row_multiple=sizes[ACTOR],
                 pad_tokens=pad_tokens or self.pad_length(),
                 # With the others, each call brings its own where it has one.
-                cost_model=self.padding.cost_model if self.padding.cost_model in COST_MODELS else "attention",
-                packer=self.padding.packer,
-                sharing=self.padding.sharing,
-                seed=self.padding.seed if seed is None else seed,
+                cost_model=padding.cost_model if padding.cost_model in COST_MODELS else "attention",
+                packer=padding.packer,
+                sharing=padding.sharing,
+                seed=padding.seed if seed is None else seed,
             )
         except PlanError as refusal:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
     def _calls_of_step(self, updates_actor: bool) -> list[str]:
         bypass = OmegaConf.select(self._config, "algorithm.rollout_correction.bypass_mode", default=False)
+        critic, ref = "critic" in self.engines, "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
-        is_own_reference = has_reference(self._config) and "ref" not in self.engines
-        made = {
-            ACTOR: updates_actor,
-            CRITIC: "critic" in self.engines,
-            VALUES: "critic" in self.engines,
-            LOG_PROB: not bypass or is_own_reference,
-            REF: "ref" in self.engines,
-        }
+        log_prob = not bypass or (has_reference(self._config) and not ref)
+        made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}
         return [call for call, is_made in made.items() if is_made]
 
     @cached_property
     def _model_costs(self) -> dict[str, TransformerCost]:
         """What rows cost the model of a section, where that is asked for; without those that clocks alone will show."""
-        costs = {}
-        if self.padding.cost_model in ("model", "measured"):
-            for section in dict.fromkeys(engine.model_section for engine in self.engines.values()):
-                with suppress(PaddingConfigError) if self.padding.cost_model == "measured" else nullcontext():
-                    costs[section] = read_model_cost(self._config, section)
+        costs, asked = {}, self.padding.cost_model
+        sections = {engine.model_section: None for engine in self.engines.values()}
+        for section in sections if asked in ("model", "measured") else ():
+            try:
+                model = read_model_config(self._config, section)
+                costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
+            except (PaddingConfigError, PlanError) as refusal:
+                if asked == "model":
+                    why = f"{refusal} ({section}.path={OmegaConf.select(self._config, section).path})"
+                    fix = "Or set padding.cost_model=attention."
+                    raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
         return costs

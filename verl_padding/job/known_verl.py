@@ -1,50 +1,34 @@
 """The versions of verl that this code was checked against. A new one is let in here and in setup.cfg, nowhere else.
 
-What to look at first when verl has a new version:
-
-* ``pytest tests/worker tests/local``: what is replaced in verl is still there; tests/worker also say when it can go.
-* ``pytest tests/job tests/equivalence``: what engines, estimators and losses do.
-* ``pytest tests/end_to_end``: whole jobs.
+What to run first with a new version of verl: ``pytest tests/worker tests/local`` (what is replaced in verl is still
+there, or can go), then ``tests/job tests/equivalence`` (engines, estimators, losses), then ``tests/end_to_end``.
 """
 
-from __future__ import annotations
-
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from verl_padding.errors import PaddingConfigError
 
 KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""
-LOSS_WEIGHT = "loss_weight"
-"""Our field for what a row weighs."""
 
 
 def is_known(version: str) -> bool:
-    """Whether this is a version of verl whose inner functions may be replaced."""
+    """Whether the inner functions of this version of verl may be replaced."""
     return version.startswith(KNOWN_VERL.removesuffix("x"))
 
 
 @cache
 def check_verl_is_known() -> None:
-    """Looks for what later versions of verl may bring and what would go wrong in silence.
+    """Refuses what later versions of verl may bring and would go wrong in silence. Session keys of another form need no
+    look here: the planner refuses each row of another form."""
+    import verl
 
-    Session keys of another form need no look here: the planner refuses each row of another form.
-
-    Raises:
-        PaddingConfigError: verl weighs rows by itself, or sends them to workers past TransferQueue.
-    """
-    spec = find_spec("verl")
-    assert spec is not None
-    assert spec.origin is not None
-    verl = Path(spec.origin).parent
-    found = dict.fromkeys(verl.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads")
-    for path in verl.glob("trainer/ppo/*.py"):
-        if LOSS_WEIGHT in path.read_text(encoding="utf-8"):
-            found[path] = f"reads {LOSS_WEIGHT!r} in its losses, so that a row would weigh twice"
+    folder = Path(verl.__file__).parent
+    found = dict.fromkeys(folder.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads")
+    for path in folder.glob("trainer/ppo/*.py"):
+        if "loss_weight" in path.read_text(encoding="utf-8"):
+            found[path] = "reads our field 'loss_weight' in its losses, so that a row would weigh twice"
     for path, why in found.items():
-        raise PaddingConfigError(
-            f"padding=..: this verl {why} ({path.relative_to(verl).as_posix()}). Install verl {KNOWN_VERL} before it, "
-            "or leave padding out."
-        )
+        why += f" ({path.relative_to(folder).as_posix()})"
+        raise PaddingConfigError(f"padding=..: this verl {why}. Install verl {KNOWN_VERL}, or leave padding out.")

@@ -1,6 +1,4 @@
-"""How the losses of a job weigh rows, what they cannot weigh, and corrections for the rollout that none reads."""
-
-from __future__ import annotations
+"""How the losses of a job weigh rows, and what they cannot weigh or do not read."""
 
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC
-from verl_padding.job.roles_of_job import has_critic
+from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
 MEANS_OVER_ROWS = ("geo_mean", "sapo")
@@ -40,40 +38,44 @@ def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeig
     ]
 
 
-def check_session_weights(config: DictConfig, padding: PaddingConfig) -> None:
-    """Refuses sessions that are to weigh the same in a loss that cannot weigh rows."""
+def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
+    """Refuses sessions that are to weigh the same where no loss can weigh them, corrections that no loss reads, and a
+    mean over sequences that divides by the width to which verl pads them."""
     for weighting in loss_weightings(config, padding):
         if weighting.by_session and (refusal := weighting.refusal):
             raise PaddingConfigError(f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}")
+    _check_correction_is_read(config)
+    losses = {ACTOR_SECTION: config.actor_rollout_ref.actor} | ({"critic": config.critic} if has_critic(config) else {})
+    for section, loss in losses.items():
+        if loss.loss_agg_mode == "seq-mean-token-sum-norm" and loss.loss_scale_factor is None:
+            why = f"with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded width of each micro-batch"
+            fix = "Set it to a constant, such as data.max_response_length."
+            raise PaddingConfigError(f"{section}.loss_scale_factor=None: {why}. {fix}")
 
 
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
     """Why the actor's rows cannot weigh differently; empty if they can."""
     loss = OmegaConf.select(config, LOSS_MODE)
-    if loss in NO_SUMS:
-        return (
-            f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens. Choose "
-            "another loss, or let all rows weigh the same."
-        )
     # The pieces of a session that weighs as one row add up: to a sum over its tokens in these modes, to none of rows.
-    if loss in MEANS_OVER_ROWS and (mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)):
-        return (
-            f"{LOSS_MODE}={loss} is a mean over rows, but with actor_rollout_ref.actor.loss_agg_mode={mode} the other "
-            f"terms are sums over tokens: they have no denominator in common. Choose {MEAN_OF_TOKENS}, or let all rows "
-            "weigh the same."
-        )
-    if loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
-        return (
-            f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a micro-batch, "
-            "however these weigh. Set it to False, or let all rows weigh the same."
-        )
-    return ""
+    is_sum_of_tokens = mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)
+    if loss in NO_SUMS:
+        why = f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
+        fix = "Choose another loss"
+    elif loss in MEANS_OVER_ROWS and is_sum_of_tokens:
+        others = f"with {ACTOR_SECTION}.loss_agg_mode={mode} the other terms are sums over tokens"
+        why = f"{LOSS_MODE}={loss} is a mean over rows, but {others}: they have no denominator in common"
+        fix = f"Choose {MEAN_OF_TOKENS}"
+    elif loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
+        why = f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a micro-batch"
+        fix = "Set it to False"
+    else:
+        return ""
+    return f"{why}. {fix}, or let all rows weigh the same."
 
 
-def check_correction_is_read(config: DictConfig) -> None:
+def _check_correction_is_read(config: DictConfig) -> None:
     """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the actor's loss. But
-    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads: a
-    setting of the correction that is not verl's default would reach no loss."""
+    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
@@ -87,7 +89,6 @@ def check_correction_is_read(config: DictConfig) -> None:
         default = defaults.get(name)
         # As texts: verl takes a threshold as a number or as the text of one.
         if name != "bypass_mode" and str(value) not in (str(default), str(read.get(name, default))):
-            raise PaddingConfigError(
-                f"algorithm.rollout_correction.{name}={value}: with bypass_mode=True no loss reads it. Set "
-                f"{LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out."
-            )
+            why = "with bypass_mode=True no loss reads it"
+            fix = f"Set {LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out."
+            raise PaddingConfigError(f"algorithm.rollout_correction.{name}={value}: {why}. {fix}")

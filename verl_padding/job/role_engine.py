@@ -1,11 +1,9 @@
-"""The engine of each role as verl's worker makes it: its values come from verl's own config classes, not from YAML.
+"""The roles of a job, and the engine of each as verl's worker makes it: by verl's own config classes, not from YAML.
 
-A role's section and its engine's section have some settings in common, and verl's classes decide which of the two the
-engine reads: those of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of the critic do not.
-This module then writes into the engine's config what verl 0.9's workers write, and a test compares the two.
+A role's section and its engine's have some settings in common, and verl's classes decide which of the two counts: those
+of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of the critic do not. What verl 0.9's
+workers write into an engine's config is then written here, and a test compares the two. This imports no verl or torch.
 """
-
-from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
@@ -20,10 +18,12 @@ from verl_padding.plan.calls import PaddedTo, SyncPoint
 
 ACTOR_SECTION, REF_SECTION = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 ACTOR_MODEL, CRITIC_MODEL = "actor_rollout_ref.model", "critic.model"
-
+SIZES = ("max_token_len_per_gpu", "micro_batch_size_per_gpu")
+"""Fields of an engine's config that bound micro-batches of updates; with ``infer_`` before them, of other passes."""
+FSDP_SIZES = {"Ulysses": "ulysses_sequence_parallel_size"}
 PARALLEL_SIZES = {
-    "fsdp": {"Ulysses": "ulysses_sequence_parallel_size"},
-    "fsdp2": {"Ulysses": "ulysses_sequence_parallel_size"},
+    "fsdp": FSDP_SIZES,
+    "fsdp2": FSDP_SIZES,
     "fsdp_turbo": {"Ulysses": "ulysses_parallel_size", "tensor": "tensor_parallel_size"},
     "megatron": {
         "context": "context_parallel_size",
@@ -37,8 +37,29 @@ PARALLEL_SIZES = {
 }
 """Backend -> what the field knows a parallel size by -> its setting in the engine's config. By the first one, verl
 multiplies the token budget of a GPU."""
-FP8_ROW_MULTIPLE = 16
-"""What Megatron rounds rows up to in FP8."""
+
+
+def has_critic(config: DictConfig) -> bool:
+    """Whether there is a critic, as verl's ``need_critic`` (trainer/ppo/utils.py) says."""
+    enable = config.critic.enable
+    return bool(config.algorithm.adv_estimator == "gae" if enable is None else enable)
+
+
+def has_reference(config: DictConfig) -> bool:
+    """Whether the actor is compared with a reference, as verl's ``need_reference_policy`` says."""
+    return bool(config.algorithm.get("use_kl_in_reward", False) or config.actor_rollout_ref.actor.use_kl_loss)
+
+
+def has_separate_reference(config: DictConfig) -> bool:
+    """Whether verl makes a model for the reference: there is one, and no LoRA actor serves without its adapter."""
+    return has_reference(config) and not is_lora(config)
+
+
+def is_lora(config: DictConfig) -> bool:
+    """Whether the actor is an adapter, by the rule of verl's v1 trainer."""
+    model = config.actor_rollout_ref.model
+    rank = (model.get("lora") or {}).get("rank") or model.get("lora_rank") or 0
+    return rank > 0 or model.get("lora_adapter_path") is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +75,7 @@ class RoleEngine:
     n_gpus: int
     """GPUs of the job, on which each role runs."""
     attention: Any
-    """transformers' name of the model's attention, as the engine loads it; None, or a name for each part of the model,
-    where transformers is to choose."""
+    """transformers' name of the model's attention; None, or a name for each of its parts, where it is to choose."""
     device: str
     """Kind of device that the job trains on."""
     trains_mtp: bool
@@ -91,18 +111,13 @@ class RoleEngine:
 
     @property
     def row_multiple(self) -> int:
-        """What the engine rounds the length of every row up to (verl 0.9, models/mcore/util.py).
-
-        Megatron: the tensor-parallel size, times twice the context-parallel size if that is more than one; with FP8,
-        the least common multiple with 16. The others pack rows and round the whole micro-batch up (Ulysses,
-        utils/ulysses.py): 1.
-        """
+        """What the engine rounds the length of every row up to: Megatron alone does (verl 0.9, models/mcore/util.py),
+        the others pack rows and round the whole micro-batch up (utils/ulysses.py)."""
         if self.strategy != "megatron":
             return 1
         context = self.size("context")
         multiple = self.size("tensor") * (2 * context if context > 1 else 1)
-        is_fp8 = self.megatron_override.get("fp8") in ("e4m3", "hybrid")
-        return lcm(FP8_ROW_MULTIPLE, multiple) if is_fp8 else multiple
+        return lcm(16, multiple) if self.megatron_override.get("fp8") in ("e4m3", "hybrid") else multiple
 
     def size(self, word: str) -> int:
         """A parallel size, by its key in :data:`PARALLEL_SIZES`; 1 where the engine has none."""
@@ -126,34 +141,22 @@ class RoleEngine:
         return self.n_gpus // prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline"))) or 1
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
-        """Fields of the planner's pass for a call of this role, except its cost model.
-
-        Raises:
-            PaddingConfigError: the size of micro-batches is not set.
-        """
-        config, prefix = self.config, "" if training else "infer_"
+        """Fields of the planner's pass for a call of this role, except its cost model."""
+        config = self.config
         if self.has_scheduler:
             ranks = self.n_gpus // (self.size("tensor") * self.size("pipeline"))
-            return {
-                "dp_size": dp_size,
-                "token_budget": int(config.max_seqlen_per_dp_cp_rank) * ranks,
-                "sync_point": "mini_batch",
-                "budget_setting": f"{self.section}.megatron.max_seqlen_per_dp_cp_rank",
-            }
-        fields: dict[str, Any] = {
-            "dp_size": dp_size,
-            "micro_batch_multiple": self.micro_batch_multiple,
-            "sync_point": self._sync_point(training),
-            "padded_to": self.padded_to,
-        }
+            setting = f"{self.section}.megatron.max_seqlen_per_dp_cp_rank"
+            tokens = int(config.max_seqlen_per_dp_cp_rank) * ranks
+            return {"dp_size": dp_size, "token_budget": tokens, "sync_point": "mini_batch", "budget_setting": setting}
+        fields: dict[str, Any] = {"dp_size": dp_size, "micro_batch_multiple": self.micro_batch_multiple}
+        fields |= {"sync_point": self._sync_point(training), "padded_to": self.padded_to}
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
             fields["bucket_tokens"] = int(config.pad_to_length_bucket)
-        name = f"{prefix}max_token_len_per_gpu" if config.use_dynamic_bsz else f"{prefix}micro_batch_size_per_gpu"
+        bound = "max_token_len_per_gpu" if config.use_dynamic_bsz else "micro_batch_size_per_gpu"
+        name = bound if training else f"infer_{bound}"
         if (size := getattr(config, name)) is None:
-            raise PaddingConfigError(
-                f"{self.settings[name]}=None: micro-batches are cut by this with use_dynamic_bsz="
-                f"{config.use_dynamic_bsz}. Set it."
-            )
+            why = f"micro-batches are cut by this with use_dynamic_bsz={config.use_dynamic_bsz}"
+            raise PaddingConfigError(f"{self.settings[name]}=None: {why}. Set it.")
         if config.use_dynamic_bsz:
             fields["token_budget"] = int(size) * self.sequence_parallel_size
             fields["budget_setting"] = self.settings[name]
@@ -171,96 +174,78 @@ class RoleEngine:
 
     def _sync_point(self, training: bool) -> SyncPoint:
         """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
-        config = self.config
+        config, in_each = self.config, True
         if self.strategy == "megatron":
-            # Experts that are spread over data-parallel ranks exchange tokens in each layer, and Megatron's FSDP
-            # gathers parameters there.
+            # Experts on several data-parallel ranks exchange tokens in each layer, where its FSDP gathers parameters.
             experts = self.size("expert") * int(config.expert_tensor_parallel_size or self.size("tensor"))
-            within = self.size("tensor") * self.size("context")
-            return "micro_batch" if config.use_megatron_fsdp or experts > within else "mini_batch"
-        if self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
+            in_each = config.use_megatron_fsdp or experts > self.size("tensor") * self.size("context")
+        elif self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
             # Every rank holds all parameters: ranks only wait for the reduction of gradients.
-            synchronous = training and not config.use_no_sync_for_gradient_accumulation
-            return "micro_batch" if synchronous else "mini_batch"
-        return "micro_batch"
+            in_each = training and not config.use_no_sync_for_gradient_accumulation
+        return "micro_batch" if in_each else "mini_batch"
 
 
-SIZES = ("max_token_len_per_gpu", "micro_batch_size_per_gpu")
-"""Fields of an engine's config that bound micro-batches of updates; with ``infer_`` before them, of other passes."""
+def role_engines(config: DictConfig) -> dict[str, RoleEngine]:
+    """The engine of each role of a job (``actor``, ``ref``, ``critic``), in the order in which verl starts them."""
+    sections = {"critic": "critic"} if has_critic(config) else {}
+    sections |= {"ref": REF_SECTION} if has_separate_reference(config) else {}
+    return {role: worker_engine(config, section) for role, section in (sections | {"actor": ACTOR_SECTION}).items()}
 
 
 def worker_engine(config: DictConfig, section: str) -> RoleEngine:
-    """The engine of actor or reference, as verl's ``ActorRolloutRefWorker.init_model`` makes it.
+    """The engine of actor or reference as verl's ``ActorRolloutRefWorker.init_model`` makes it, or of the critic as
+    ``_setup`` of its v1 trainer does.
 
-    Raises:
-        PaddingConfigError: verl's config classes refuse the section, or it is that of another engine than ``strategy``
-            names.
+    The critic's gets ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so its engine's section
+    decides the rest. verl's YAML has none of these settings, so Hydra needs a + before them.
     """
-    is_ref = section == REF_SECTION
-    role = ref_as_actor(config) if is_ref else _without_model(config.actor_rollout_ref.actor)
-    settings = {} if is_ref else {size: f"{section}.ppo_{size}" for size in SIZES}
-    of_passes = section if is_ref else "actor_rollout_ref.rollout"
-    settings |= {f"infer_{size}": f"{of_passes}.log_prob_{size}" for size in SIZES}
-    engine = _instantiate(role, section).engine
-    engine.use_dynamic_bsz = bool(role["use_dynamic_bsz"])
-    for field, setting in settings.items():
-        setattr(engine, field, OmegaConf.select(config, setting))
-    return _role_engine(config, section, settings, engine)
-
-
-def critic_engine(config: DictConfig) -> RoleEngine:
-    """The critic's engine, as ``_setup`` of verl's v1 trainer makes it.
-
-    It hands the engine ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so the section of the
-    engine decides the rest. verl's YAML has none of these settings, so Hydra needs a + before them.
-
-    Raises:
-        PaddingConfigError: as for the actor's.
-    """
-    critic = _instantiate(_without_model(config.critic), "critic")
-    engine, budget, rows = critic.engine, *SIZES
-    engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-    settings = dict.fromkeys((budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu")
-    settings |= {name: f"+critic.{type(engine).strategy}.{name}" for name in (rows, f"infer_{rows}")}
-    return _role_engine(config, "critic", settings, engine)
-
-
-def ref_as_actor(config: DictConfig) -> dict[str, Any]:
-    """The reference's section as verl's worker hands it to the actor's config class, which has other names."""
-    values = _without_model(config.actor_rollout_ref.ref)
-    values["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    for name in ("micro_batch_size", "micro_batch_size_per_gpu", "max_token_len_per_gpu"):
-        values[f"ppo_{name}"] = values.pop(f"log_prob_{name}", None)
-    values["use_dynamic_bsz"] = values.pop("log_prob_use_dynamic_bsz", False)
-    return values
-
-
-def _role_engine(config: DictConfig, section: str, settings: dict[str, str], engine: Any) -> RoleEngine:
-    model = config.critic.model if section == "critic" else config.actor_rollout_ref.model
+    is_critic, is_ref = section == "critic", section == REF_SECTION
+    role = _instantiate(ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section)), section)
+    engine = role.engine
+    if is_critic:
+        budget, rows = SIZES
+        engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = role.ppo_infer_max_token_len_per_gpu
+        settings = dict.fromkeys((budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu")
+        settings |= {name: f"+critic.{type(engine).strategy}.{name}" for name in (rows, f"infer_{rows}")}
+    else:
+        settings = {} if is_ref else {size: f"{section}.ppo_{size}" for size in SIZES}
+        of_passes = section if is_ref else "actor_rollout_ref.rollout"
+        settings |= {f"infer_{size}": f"{of_passes}.log_prob_{size}" for size in SIZES}
+        engine.use_dynamic_bsz = bool(role.use_dynamic_bsz)
+        for field, setting in settings.items():
+            setattr(engine, field, OmegaConf.select(config, setting))
     strategy = str(OmegaConf.select(config, f"{section}.strategy"))
     # The name in the class is that of its section; FSDP's has several engines, whose names begin with it.
     if not strategy.startswith(type(engine).strategy) or engine.strategy not in PARALLEL_SIZES:
-        raise PaddingConfigError(
-            f"{section}.strategy={strategy}: the section's engine is a {type(engine).__name__}. Choose both by "
-            "verl's config group model_engine: dp, megatron, veomni or torchtitan."
-        )
+        why = f"the section's engine is a {type(engine).__name__}"
+        fix = "Choose both by verl's config group model_engine: dp, megatron, veomni or torchtitan."
+        raise PaddingConfigError(f"{section}.strategy={strategy}: {why}. {fix}")
+    model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)
     # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
-    if engine.strategy == "veomni":  # which does not look at the model's section
-        attention = engine.attn_implementation
-    else:
-        attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     mtp = model.get("mtp") or {}
     return RoleEngine(
         section=section,
         settings=settings,
         config=engine,
         n_gpus=int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes),
-        attention=attention,
+        # VeOmni's does not look at the model's section.
+        attention=engine.attn_implementation if engine.strategy == "veomni" else attention,
         device=config.trainer.device,
         trains_mtp=bool(mtp.get("enable")) and bool(mtp.get("enable_train")),
     )
+
+
+def ref_as_actor(config: DictConfig) -> dict[str, Any]:
+    """The reference's section as verl's worker hands it to the actor's config class, which has other names."""
+    values = _without_model(config.actor_rollout_ref.ref)
+    values["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    for name in ("micro_batch_size", *SIZES):
+        values[f"ppo_{name}"] = values.pop(f"log_prob_{name}", None)
+    values["use_dynamic_bsz"] = values.pop("log_prob_use_dynamic_bsz", False)
+    return values
 
 
 def _without_model(section: DictConfig) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Generation with transformers for rows of unequal prompts, limits and sampling, many at a time.
 
-What a row samples depends on its seed and its probabilities, not on the rows beside it: its log-probs are those of the
-row alone, up to the rounding of a batched matrix product (about 1e-7 in float32).
+What a row samples does not depend on the rows beside it, but for rounding (about 1e-7 in log-probs of float32).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,8 +22,7 @@ class Generation:
         stop_ids: tokens that end the response; the token itself is part of it.
         images: what the model's image processor made of the prompt's images, ``pixel_values`` and ``image_grid_thw``;
             the prompt holds their tokens. Empty for text alone.
-        seed: two generations with equal seeds and equal probabilities draw the same tokens, whatever else is in the
-            batch.
+        seed: equal seeds and equal probabilities draw the same tokens, whatever else is in the batch.
     """
 
     prompt_ids: list[int]
@@ -82,10 +80,7 @@ def generate(
 
 
 def _sample(logits: torch.Tensor, rows: Sequence[Generation]) -> torch.Tensor:
-    """Draws a token for each row, (rows,), and writes it into the row unless that is finished.
-
-    ``logits`` are (rows, vocabulary).
-    """
+    """Draws a token for each row, (rows,), from (rows, vocabulary), and writes it into the row if that goes on."""
     greedy = torch.tensor([row.temperature == 0 for row in rows])
     temperatures = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float64)
     # In float64, since the sum runs over the whole vocabulary.
@@ -96,16 +91,14 @@ def _sample(logits: torch.Tensor, rows: Sequence[Generation]) -> torch.Tensor:
         if row.top_p < 1:
             logits_of_row.copy_(TopPLogitsWarper(row.top_p)(None, logits_of_row))
     log_probs = logits.log_softmax(-1)
-    # By the inverse of the distribution function, with one number from each row's own stream: what a row
-    # draws does not depend on its neighbours.
+    # By the inverse of the distribution function, with one number from each row's own stream.
     cumulative = log_probs.exp().cumsum(-1)
     draws = torch.tensor([row.random.random() for row in rows], dtype=torch.float64) * cumulative[:, -1]
     sampled = torch.searchsorted(cumulative, draws[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logits.argmax(-1), sampled)
     chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
     for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
-        if row.is_finished:
-            continue
-        row.token_ids.append(token)
-        row.log_probs.append(log_prob)
+        if not row.is_finished:
+            row.token_ids.append(token)
+            row.log_probs.append(log_prob)
     return tokens

@@ -14,8 +14,12 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 PLATFORM = "cpu"
 
 
-def _nothing(*args: object, **kwargs: object) -> None:
-    """For the streams, caches and counters that a CPU does not have."""
+def _always(answer: Any) -> Any:
+    """A method that gives one answer."""
+    return staticmethod(lambda *_, **__: answer)
+
+
+_nothing = _always(None)  # for the streams, caches and counters that a CPU does not have
 
 
 def _memory(device: object = None) -> int:
@@ -36,27 +40,25 @@ def _reset_peak_memory(device: object = None) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # it is what is resident now (man 5 proc)
 
 
+def _free_and_total_memory(device: object = None) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
 class _CpuDeviceModule(ModuleType):
     """``torch.cpu`` with the names of ``torch.cuda`` that verl uses; memory is the process's, in bytes."""
 
     memory_allocated = memory_reserved = staticmethod(_memory)
     max_memory_allocated = max_memory_reserved = staticmethod(_peak_memory)
     reset_peak_memory_stats = reset_max_memory_allocated = staticmethod(_reset_peak_memory)
+    mem_get_info = staticmethod(_free_and_total_memory)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
-    empty_cache = ipc_collect = staticmethod(_nothing)
+    get_device_name = _always(PLATFORM)
+    empty_cache = ipc_collect = _nothing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
-
-    @staticmethod
-    def mem_get_info(device: object = None) -> tuple[int, int]:
-        memory = psutil.virtual_memory()
-        return memory.available, memory.total
-
-    @staticmethod
-    def get_device_name(device: object = None) -> str:
-        return PLATFORM
 
 
 @PlatformRegistry.register(platform=PLATFORM)
@@ -69,40 +71,19 @@ class PlatformCPU(PlatformBase):
 
     device_name = vendor_name = PLATFORM
     device_module = _CpuDeviceModule(f"{__name__}.device")
+    is_available = _always(True)
+    is_ipc_supported = _always(False)
+    current_device = _always(torch.device(PLATFORM))  # verl passes it to Tensor.to, which takes an index for a GPU's
+    device_count = _always(1)
+    get_device_capability = _always((None, None))
+    communication_backend_name = _always("gloo")
+    visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")
+    ray_resource_name = _always("GPU")
+    ray_noset_envvars = _always([])
+    nvtx_range = staticmethod(nullcontext)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    set_device = synchronize = set_allocator_settings = empty_cache = staticmethod(_nothing)
-    profiler_start = profiler_stop = cudart = staticmethod(_nothing)
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> torch.device:
-        # verl passes it to Tensor.to, which takes an integer for the index of an accelerator
-        return torch.device(PLATFORM)
-
-    def device_count(self) -> int:
-        return 1
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"
-
-    def nvtx_range(self, msg: str) -> nullcontext[None]:
-        return nullcontext()
-
-    def ray_resource_name(self) -> str:
-        return "GPU"
-
-    def ray_noset_envvars(self) -> list[str]:
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        return False
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def rollout_env_vars(self) -> dict[str, str]:
         # For vLLM: it recognizes a CPU by the name of its own build, which a repackaged one need not have, and its

@@ -1,8 +1,7 @@
 """Runs one command and ends every process that it has led to: ``python -m verl_padding.local.job_supervisor``.
 
 Ray's daemons and workers outlive their parent. On Linux the supervisor is a "subreaper": an orphan below it becomes its
-child instead of init's, so the tree below it holds every process of the job and no other. Elsewhere only attached
-processes are found.
+child instead of init's, so the tree below it is the whole job and no more. Elsewhere only attached processes are found.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def supervise(command: list[str], *, scratch: str, timeout_s: float) -> int:
     """Runs `command` until it ends, standard input is closed or `timeout_s` (0 for none) is over; deletes `scratch`.
 
-    Returns: the command's exit code; 128 + n if signal n (SIGALRM after the timeout) ended it.
+    Returns its exit code; 128 + n if signal n (SIGALRM after the timeout) ended it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -27,22 +27,19 @@ def run_command(
     command: Sequence[str],
     *,
     folder: Path,
-    on_line: Callable[[str], None] | None = None,
+    on_line: Callable[[str], object] = lambda _: None,
     timeout_s: float | None = None,
     cwd: Path | None = None,
 ) -> int:
-    """Runs a command that starts a job to its end.
+    """Runs a command that starts a job, and returns its exit code; 128 + n if signal n ended it.
 
     Whatever ends the call (the job's own end, an exception of `on_line`, Ctrl-C, a signal that kills this process), all
     processes of the job, and no others, are ended and its temporary files removed.
 
     Args:
-        folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl`` there, one line per
-            step.
+        folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl`` there, a line a step.
         on_line: is called with each line of the output, without the newline.
         cwd: the working directory; `folder` if None.
-
-    Returns: the exit code of the command; 128 + n if signal n ended it.
 
     Raises:
         TimeoutError: the job took longer than `timeout_s`.
@@ -68,8 +65,7 @@ def run_command(
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
-                if on_line is not None:
-                    on_line(line.rstrip("\n"))
+                on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
         supervisor.stdin.close()
@@ -110,9 +106,6 @@ def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
 
 
 def seed_overrides(seed: int) -> list[str]:
-    """One seed for the order of the data, the rollout and verl's own cut of mini-batches, as overrides of a job.
-
-    ``+local=cpu`` gives the actor's engine the rollout's seed. The caller seeds weights, data and ``padding.seed``.
-    """
+    """Seeds the order of the data, the rollout (and by ``+local=cpu`` the engine), verl's own cut of mini-batches."""
     settings = ("data.seed", "actor_rollout_ref.rollout.seed", "actor_rollout_ref.actor.data_loader_seed")
     return [f"{setting}={seed}" for setting in settings]

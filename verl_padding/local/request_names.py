@@ -1,11 +1,8 @@
-"""Names of rollout requests that say what is asked for, and not when: the rollout server is seeded by them.
+"""Names of rollout requests that are the same in each run: the rollout server is seeded by them.
 
-verl's client sends each request under a random id, and sessions run side by side. What is the same in two runs: the
-step, the prompt, the session, which of the session's asyncio tasks asks (a loop starts its sub-agents as tasks), and
-how often that task has asked before.
+verl's client sends each request under a random id, and sessions run side by side. A name says the step, the prompt, the
+session, which of the session's asyncio tasks asks (a loop starts its sub-agents as tasks), and how often it has asked.
 """
-
-from __future__ import annotations
 
 import asyncio
 import functools
@@ -37,11 +34,7 @@ _agent: ContextVar[Agent | None] = ContextVar("verl_padding_agent", default=None
 
 
 def name_sessions(agent_loop: Any) -> None:
-    """Patch of verl's ``AgentLoopWorker`` (verl 0.9): each session knows its name while it runs.
-
-    verl hands the session's number only to the agent loop, which does not pass it on to the server. The patch can go
-    when verl's client knows the session.
-    """
+    """Lets each session of verl's ``AgentLoopWorker`` know its name; this can go when verl's client knows it."""
     run = agent_loop.AgentLoopWorker._run_agent_loop
 
     # A plain function under verl's name: Ray pickles an actor's methods by name where it can. Pickled by value, verl's
@@ -59,7 +52,7 @@ def name_sessions(agent_loop: Any) -> None:
 
 
 def name_requests(llm_server: Any) -> None:
-    """Patch of verl's ``LLMServerClient`` (verl 0.9): a request of a session to this rollout is sent under its name."""
+    """Lets verl's ``LLMServerClient`` send a session's request to this rollout under its name."""
     verls_name = llm_server.LLMServerClient._vllm_request_id
 
     def name(self: Any, request_id: str) -> str:
@@ -72,7 +65,7 @@ def name_requests(llm_server: Any) -> None:
 
 
 def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """Name of a session: the same in each run of a job, and a different one for each session.
+    """The same in each run of a job, and a different one for each session.
 
     Args:
         trajectory: verl's ``step``, ``validate`` and ``rollout_n``, which distinguishes neighbours with one index.

@@ -1,15 +1,23 @@
-"""The rollout server: a Ray actor that generates with transformers, many requests at a time."""
+"""The rollout by transformers: the server, a Ray actor, and the two ends of it that verl holds."""
 
 import asyncio
+import json
+import os
+from collections.abc import Iterable
+from math import prod
 from typing import Any
 
+import ray
 import torch
 import transformers
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_padding.local.batch_generation import Generation, generate
-from verl_padding.local.scripted_replies import Replies, scripted_replies
+from verl_padding.local.scripted_replies import TEXTS, Replies
+from verl_padding.local.verl_patches import ROLLOUT_NAME
 
 _LIMITS = ("max_tokens", "max_new_tokens")
 _KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_eos", "stop_token_ids"}
@@ -17,10 +25,10 @@ _KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_
 
 
 class TransformersServer:
-    """One server of a rollout replica, with the methods that verl calls on a server's handle.
+    """One server of a rollout replica, which answers many requests at a time, with the methods that verl calls.
 
-    It has no weights of its own: they come from the trainer by `load_weights` and go with `sleep`. Requests
-    that come while the model runs wait, and run together then; which of them starts it does not matter.
+    Its weights come from the trainer by `load_weights` and go with `sleep`. Requests that come while the model runs
+    wait, and run together then.
 
     Args:
         config: verl's ``RolloutConfig``.
@@ -39,8 +47,8 @@ class TransformersServer:
         self._rejecting = self._aborting = False
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._replies = scripted_replies(self._model_config.tokenizer, config)
-        self._replied = 0
+        texts = os.environ.get(TEXTS)
+        self._replies = None if texts is None else Replies(self._model_config.tokenizer, config, json.loads(texts))
 
     async def generate(
         self,
@@ -53,18 +61,16 @@ class TransformersServer:
         mm_processor_kwargs: dict[str, Any] | None = None,
         priority: int = 0,
     ) -> TokenOutput:
-        """Continues one prompt.
+        """The response to a prompt, with the step of the weights it came from; what there is of it if it is aborted.
 
         Args:
             request_id: seeds the response, with the rollout's seed: equal requests with one id get one response, at
                 any time and from any server (:mod:`verl_padding.local.request_names`).
             image_data: PIL images whose tokens the prompt holds, in order.
-
-        Returns: the response with the step of the weights it came from; what there is of it, and stop_reason
-            "aborted", where `abort_all_requests` has cut it off.
         """
         if self._replies is not None:
-            return self._scripted(self._replies, len(prompt_ids), sampling_params, request_id)
+            step = self._weights_of_step
+            return self._replies.answer(request_id, len(prompt_ids), sampling_params, global_steps=step)
         if video_data or audio_data:
             raise NotImplementedError("the transformers rollout generates from text and images only")
         generation = self._generation(prompt_ids, sampling_params, request_id)
@@ -83,15 +89,6 @@ class TransformersServer:
         if generation.error is not None:
             raise generation.error
         return self._output(generation, sampling_params, step)
-
-    def _scripted(self, replies: Replies, prompt: int, params: dict[str, Any], request_id: str) -> TokenOutput:
-        """A reply that no model gives; each of its tokens has a log-prob of -1."""
-        self._replied += 1
-        longest = self._config.prompt_length + self._config.response_length - prompt
-        limit = max(1, min(params.get("max_tokens") or self._config.response_length, longest))
-        ids = replies.draw(f"{request_id} {self._replied}", limit)
-        generation = Generation([0], len(ids), token_ids=ids, log_probs=[-1.0] * len(ids))
-        return self._output(generation, params, self._weights_of_step)
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
         """Builds the model from the trainer's weights, in transformers' format; responses carry ``global_steps``."""
@@ -163,10 +160,8 @@ class TransformersServer:
         stop_ids = set(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
             declared = self._model_config.hf_config.eos_token_id
-            stop_ids |= {
-                self._model_config.tokenizer.eos_token_id,
-                *(declared if isinstance(declared, list) else [declared]),
-            }
+            stop_ids.update(declared if isinstance(declared, list) else [declared])
+            stop_ids.add(self._model_config.tokenizer.eos_token_id)
         return Generation(
             prompt_ids=list(prompt_ids),
             max_new_tokens=limit,
@@ -203,3 +198,57 @@ class TransformersServer:
         if wrong := {what: names for what, names in report.items() if names}:
             raise RuntimeError(f"the trainer's weights do not fit {model_class.__name__}: {wrong}")
         return model.eval()
+
+
+class TransformersReplica(RolloutReplica):
+    """The driver's end: one server, whatever the replica's world size, since a small model is not split on a CPU."""
+
+    async def launch_servers(self) -> None:
+        name = _server_name(self.replica_rank)
+        actor = ray.remote(TransformersServer).options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+        server = actor.remote(self.config, self.model_config)
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = name  # where others have one
+        await server.__ray_ready__.remote()
+
+
+class TransformersAdapter(BaseRollout):
+    """The worker's end: the first of a replica's workers hands the weights to its server, the others help to gather.
+
+    It lives in the trainer's worker (hybrid) or in a worker of its own (standalone).
+    """
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+        size = prod(getattr(self.config, name) for name in sizes)
+        rank = int(os.environ["RANK"])
+        self.replica_rank = rank // size if replica_rank == -1 else replica_rank
+        self.is_leader_rank = rank % size == 0
+
+    async def resume(self, tags: list[str]) -> None:
+        """Does nothing: the server has its memory back as soon as weights arrive."""
+
+    async def release(self) -> None:
+        if self.is_leader_rank:
+            await self._server().sleep.remote()
+
+    async def update_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **kwargs: Any
+    ) -> None:
+        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it."""
+        tensors = {}
+        async for name, tensor in ensure_async_iterator(weights):
+            if self.is_leader_rank:
+                # a copy: on a CPU the gathered tensor may be the live parameter itself
+                tensors[name] = tensor.detach().to("cpu", copy=True)
+        if self.is_leader_rank:
+            await self._server().load_weights.remote(tensors, global_steps)
+
+    def _server(self) -> Any:
+        return ray.get_actor(_server_name(self.replica_rank))
+
+
+def _server_name(replica_rank: int) -> str:
+    return f"{ROLLOUT_NAME}_server_{replica_rank}"

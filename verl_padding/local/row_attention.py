@@ -1,14 +1,9 @@
 """Attention of packed rows, one by one: transformers' sdpa computes all pairs of tokens of a micro-batch, masked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-Block = tuple[int, int, torch.Tensor | None]
-"""Where a row begins and ends, and its own mask; None where each token sees all before it."""
 
 
 def attend_row_by_row(
@@ -28,39 +23,30 @@ def attend_row_by_row(
     Returns:
         (1, tokens, heads, head size), and None in the place of weights.
     """
-    blocks = _blocks(attention_mask, query)
+    blocks = _blocks(attention_mask, query.shape[2])
     if len(blocks) < 2:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    of_rows = [
-        sdpa_attention_forward(
-            module, query[:, :, begin:end], key[:, :, begin:end], value[:, :, begin:end], mask, **kwargs
-        )[0]
-        for begin, end, mask in blocks
-    ]
+    of_rows = []
+    for begin, end, mask in blocks:
+        row = (states[:, :, begin:end] for states in (query, key, value))
+        of_rows.append(sdpa_attention_forward(module, *row, mask, **kwargs)[0])
     return torch.cat(of_rows, dim=1), None
 
 
-def _blocks(mask: torch.Tensor | None, query: torch.Tensor) -> list[Block]:
-    """The rows of a mask, found once for all layers; none where the mask keeps no rows apart.
+def _blocks(mask: torch.Tensor | None, tokens: int) -> list[tuple[int, int, torch.Tensor | None]]:
+    """Where rows begin and end, found once for all layers, and their masks; None for one that is causal.
 
-    A row begins where a token does not see the one before it: with rows of 2 and 3 tokens, at 0 and 2.
+    A row begins where a token does not see the one before it: with rows of 2 and 3 tokens, at 0 and 2. There are none
+    where the mask keeps no rows apart.
     """
-    tokens = query.shape[2]
     if mask is None or mask.dtype != torch.bool or mask.shape != (1, 1, tokens, tokens):
         return []
-    known: list[Block] | None = getattr(mask, "blocks_of_rows", None)
-    if known is None:
-        known = mask.blocks_of_rows = _find_blocks(mask[0, 0])
-    return known
-
-
-def _find_blocks(mask: torch.Tensor) -> list[Block]:
-    begins = [0, *((~mask.diagonal(-1)).nonzero().flatten() + 1).tolist()]
-    blocks: list[Block] = []
-    seen = 0
-    for begin, end in zip(begins, [*begins[1:], len(mask)], strict=True):
-        own = mask[begin:end, begin:end]
-        seen += int(own.sum())
-        is_causal = bool(own.equal(torch.ones_like(own).tril()))
-        blocks.append((begin, end, None if is_causal else own[None, None]))
-    return blocks if seen == int(mask.sum()) else []
+    if not hasattr(mask, "blocks_of_rows"):
+        begins = [0, *((~mask[0, 0].diagonal(-1)).nonzero().flatten() + 1).tolist()]
+        blocks, seen = [], 0
+        for begin, end in zip(begins, [*begins[1:], tokens], strict=True):
+            own = mask[:, :, begin:end, begin:end]
+            seen += int(own.sum())
+            blocks.append((begin, end, None if own.equal(torch.ones_like(own).tril()) else own))
+        mask.blocks_of_rows = blocks if seen == int(mask.sum()) else []
+    return mask.blocks_of_rows

@@ -1,10 +1,7 @@
 """What a model says that nobody has trained: scripted replies, a call of each tool, and noise that ends."""
 
-from __future__ import annotations
-
 import json
 import logging
-import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,37 +24,44 @@ class Replies:
         texts: replies of the user's.
     """
 
-    def __init__(self, tokenizer: Any, rollout: Any, texts: Sequence[str] = ()):
+    def __init__(self, tokenizer: Any, rollout: Any, texts: Sequence[str]):
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab().values()
         self._ordinary = min([len(tokenizer), *added])  # an image's token in noise would break its position ids
+        self._longest_response = rollout.response_length
+        self._longest_row = rollout.prompt_length + rollout.response_length
         self._texts = [None, *texts, *_calls_of_tools(rollout)]
-        self._given = 0
+        self.given = 0
 
     @property
     def not_given(self) -> list[str]:
         """Texts whose turn has not come."""
-        return [text for text in self._texts[self._given :] if text is not None]
+        return [text for text in self._texts[self.given :] if text is not None]
 
-    def draw(self, seed: str, limit: int) -> list[int]:
-        """Token ids of the next reply, at most ``limit``; noise is the same for the same seed."""
-        draws = random.Random(seed)
-        text = self._texts[self._given % len(self._texts)]
-        self._given += 1
+    def answer(self, request_id: str, prompt_tokens: int, sampling_params: dict[str, Any], **extra_fields: Any) -> Any:
+        """verl's ``TokenOutput`` with the next reply, of log-probs of -1; the request's id seeds noise."""
+        from verl.workers.rollout.replica import TokenOutput
+
+        text = self._texts[self.given % len(self._texts)]
+        self.given += 1
+        asked = sampling_params.get("max_tokens") or self._longest_response
+        limit = max(1, min(asked, self._longest_row - prompt_tokens))
         if text is None:
+            draws = random.Random(f"{request_id} {self.given}")
             ids = [draws.randrange(self._ordinary) for _ in range(draws.randint(2, NOISE))]
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
             if len(ids) > limit:
                 logger.warning("a reply of %d tokens is cut to the limit of %d: %r", len(ids), limit, text)
         eos = self._tokenizer.eos_token_id
-        return [*ids, *([] if eos is None else [eos])][:limit]
-
-
-def scripted_replies(tokenizer: Any, rollout: Any) -> Replies | None:
-    """The replies that the environment asks for; None where models reply themselves."""
-    texts = os.environ.get(TEXTS)
-    return None if texts is None else Replies(tokenizer, rollout, json.loads(texts))
+        ids = [*ids, *([] if eos is None else [eos])][:limit]
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=[-1.0] * len(ids) if sampling_params.get("logprobs") else None,
+            stop_reason="completed",
+            num_preempted=0,
+            extra_fields=extra_fields,
+        )
 
 
 def _calls_of_tools(rollout: Any) -> Iterator[str]:

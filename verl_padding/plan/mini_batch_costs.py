@@ -1,7 +1,5 @@
 """What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied and scored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,12 +68,14 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     )
 
 
-def micro_batches_of(layout: Layout) -> RowsMDK:
+def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
     """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is one of them."""
     if layout.micro_batch_rows is None:
-        return [[[cell] for cell in cells_D] for cells_D in layout.cells]
-    ranks = range(layout.dp_size)
-    return [[layout.micro_batches(number, rank) for rank in ranks] for number in range(layout.n_mini_batches)]
+        return [[[list(cell)] for cell in cells_D] for cells_D in layout.cells]
+    return [
+        [[list(rows) for rows in layout.micro_batches(mini_batch, rank)] for rank in range(layout.dp_size)]
+        for mini_batch in range(layout.n_mini_batches)
+    ]
 
 
 def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts, *, with_micro_bounds: bool = True) -> list[MiniBatchCost]:

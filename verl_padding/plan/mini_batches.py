@@ -1,7 +1,5 @@
 """The rows of an update, cut into mini-batches, and what strategies have in common: even cuts of rows and prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np
@@ -46,7 +44,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
-    planned: list[tuple[object, Layout, LayoutFigures]] = []
+    shapes: dict[str, object] = {}
     for name, call in job.calls():
         cut = MiniBatches(rows_M=[list(range(len(rows)))])
         if isinstance(call, Update):
@@ -57,12 +55,13 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         taken = reuses_layout_of(job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
         shape = (taken, cut.rows_M, cut.mini_batch_rows, layout_key(call, job.packer), costs.cost_model)
-        known = next(((layout, scored) for of, layout, scored in planned if of == shape), None)
-        if known is None:
-            layout = fill_cells(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
-            known = layout, score_layout(layout, costs)
-            planned.append((shape, *known))
-        layouts[name], figures[name] = known
+        same = next((other for other, known in shapes.items() if known == shape), None)
+        if same is not None:
+            layouts[name], figures[name] = layouts[same], figures[same]
+        else:
+            layouts[name] = fill_cells(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
+            figures[name] = score_layout(layouts[name], costs)
+        shapes[name] = shape
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,

@@ -1,7 +1,5 @@
 """The form of a row's key in TransferQueue, as verl 0.9 writes it: ``{uid}_{session}_{index}``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 KEY_FORM = "{uid}_{session}_{index}"

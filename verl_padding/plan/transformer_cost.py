@@ -17,22 +17,13 @@ UNIT = 24576
 
 A row of 128k tokens then costs less than 10^12 with any model of today, and the sum of a million rows fits int64.
 """
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-OTHER_MIXERS = (
-    "kv_lora_rank",
-    "mamba_d_state",
-    "mamba_d_conv",
-    "attn_layer_period",
-    "block_types",
-    "conv_L_cache",
-    "global_head_dim",
-)
+OTHER_MIXERS = ("kv_lora_rank", "mamba_d_state", "mamba_d_conv", "attn_layer_period", "block_types", "conv_L_cache")
 """Keys of models whose layers are not all plain attention: latent, state-space, recurrent or convolution."""
-OTHER_EXPERTS = ("moe_num_experts", "moe_topk", "moe_k", "kv_channels")
-"""Keys of models whose experts are counted, or made, in another way than here."""
+OTHER_SHAPES = ("global_head_dim", "moe_num_experts", "moe_topk", "moe_k", "kv_channels")
+"""Keys of models whose heads or experts are counted, or made, in another way than here."""
 UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
 """Models whose MLP has two matrices, not three."""
 
@@ -105,10 +96,8 @@ class TransformerCost:
         return self.linear * tokens + self.attention * pairs
 
     def _pairs(self, tokens: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
-        if not self.causal:
-            return tokens**2
         seen = tokens if window is None else np.minimum(tokens, window)
-        return seen * (seen + 1) / 2 + (tokens - seen) * seen
+        return seen * (seen + 1) / 2 + (tokens - seen) * seen if self.causal else tokens**2
 
 
 def _mlp(config: Mapping[str, Any], layer: int) -> int:
@@ -147,7 +136,7 @@ def _check_known(config: Mapping[str, Any]) -> None:
     needed = (*NEEDED, *(["num_experts_per_tok"] if any(config.get(key) for key in EXPERTS) else []))
     missing = [key for key in needed if not config.get(key)]
     odd = [f"layer_types holds {kind!r}" for kind in config.get("layer_types") or () if kind not in (FULL, SLIDING)]
-    odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_EXPERTS if config.get(key)]
+    odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_SHAPES if config.get(key)]
     odd += [f"{key}={config[key]!r} differs by layer" for key in needed if isinstance(config.get(key), (list, tuple))]
     odd += ["its MLP is not gated"] if config.get("model_type") in UNGATED else []
     if missing or odd:

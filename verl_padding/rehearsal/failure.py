@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import faulthandler
+import gc
 import linecache
+import os
 import re
+import sys
 import sysconfig
+import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from verl_padding.errors import PaddingError
 
 LONGEST = 400
 """Characters of an exception's message that are shown."""
-LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"])
+GRACE_S = 5
+"""Seconds after the time limit in which a process ends itself in words."""
 PACKAGE = str(Path(__file__).parent.parent) + "/"
-"""Files of others: all but the user's own."""
+LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"], PACKAGE)
+"""Parts of the names of all files but the user's own."""
 HINTS = {
     r"can't assign a (\w+) to a torch": "a reward is a {0}: return a number, or a dict with the key 'score'",
     r"KeyError: 'score'": "a reward function that returns a dict needs the key 'score' in it",
@@ -39,7 +49,7 @@ class Frame:
     @property
     def is_own(self) -> bool:
         """Whether it is the user's own code, and not a library's, verl's or the plug-in's."""
-        return not any(part in self.file for part in LIBRARIES) and not self.file.startswith(PACKAGE)
+        return not any(part in self.file for part in LIBRARIES)
 
     def __str__(self) -> str:
         text = linecache.getline(self.file, self.line).strip()
@@ -68,35 +78,27 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The innermost cause of an exception: verl, Hydra and Ray wrap it.
-
-        What was handled when the user's own code raised is no cause of it.
-        """
-        frames = frames_of(traceback.walk_tb(error.__traceback__))
+        """The innermost cause: verl, Hydra and Ray wrap it. What the user's own code handled when it raised is none."""
+        frames = _frames(traceback.walk_tb(error.__traceback__))
         while True:
             handled = error.__suppress_context__ or (frames and frames[-1].is_own)
             cause = error.__cause__ or (None if handled else error.__context__)
             if cause is None:
                 break
-            error, frames = cause, frames_of(traceback.walk_tb(cause.__traceback__))
+            error, frames = cause, _frames(traceback.walk_tb(cause.__traceback__))
         if isinstance(error, SyntaxError) and error.filename:
             frames.append(Frame(error.filename, error.lineno or 0, "the file"))
         return cls(type(error).__name__, " ".join(str(error).split()), frames)
 
     def lines(self, files: Mapping[str, str]) -> Iterator[str]:
-        """At most ten.
-
-        Args:
-            files: the user's files -> the setting that names them.
-        """
+        """At most ten; `files` has the setting that names each of the user's files."""
         told = f"{self.kind}: {self.message}"
         yield told if len(told) <= LONGEST else f"{told[: LONGEST // 2]} .. {told[-LONGEST // 2 :]}"
         for frame in self.own[-4:][::-1]:
             yield f"  {frame}"
         if self.frames and not self.frames[-1].is_own:
             yield f"  raised in {self.frames[-1]}"
-        settings = dict.fromkeys(files[frame.file] for frame in self.own if frame.file in files)
-        if settings:
+        if settings := dict.fromkeys(files[frame.file] for frame in self.own if frame.file in files):
             yield f"  set by {', '.join(settings)}"
         for pattern, hint in HINTS.items():
             if meant := re.search(pattern, told):
@@ -105,25 +107,18 @@ class Failure:
             yield f"  {self.count} times" + (f", in {self.process}" if self.process else "")
 
 
-def frames_of(walked: Iterable[tuple[FrameType, int]]) -> list[Frame]:
-    """What :mod:`traceback` walks over."""
-    return [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
-
-
 def count_failure(failure: Failure, found: dict[tuple[object, ...], Failure]) -> None:
     """Adds a failure to those of a kind, by their key."""
     known = found.setdefault(failure.key, failure)
     known.count += known is not failure
 
 
-class RehearsalError(PaddingError):
-    """A rehearsal has ended.
+def _frames(walked: Iterable[tuple[FrameType, int]]) -> list[Frame]:
+    return [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
 
-    Args:
-        message: what went wrong, in a line.
-        stage: what the job was doing.
-        failures: the exceptions that were seen, the first one first.
-    """
+
+class RehearsalError(PaddingError):
+    """A rehearsal has ended: what went wrong, what the job was doing, and the exceptions that were seen, in order."""
 
     def __init__(self, message: str, *, stage: str, failures: Iterable[Failure] = ()):
         super().__init__(message)
@@ -164,3 +159,38 @@ class FailuresOfLog:
     def failures(self) -> list[Failure]:
         """Those with a line of the user's own first, then in the order in which they were raised."""
         return sorted(self._found.values(), key=lambda failure: not failure.own)
+
+
+@contextmanager
+def time_limit(timeout_s: float, show: Callable[[RehearsalError], object]) -> Iterator[None]:
+    """Ends this process after this time, where the user's code hangs, once the error with its line has been shown."""
+
+    def end() -> None:
+        hung = Failure("Timeout", f"still running after {timeout_s:.0f} s", list(_running_frames()))
+        show(RehearsalError("the job's own code does not end", stage="sessions", failures=[hung]))
+        if not hung.own:
+            faulthandler.dump_traceback(file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(1)  # a thread that hangs would keep the process
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    # Code that never gives the interpreter's lock away, such as a regular expression, stops the timer, too.
+    faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True, file=2)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _running_frames() -> Iterator[Frame]:
+    """Frames of all threads, and of all tasks that wait, the user's own among them."""
+    for top in sys._current_frames().values():
+        yield from _frames(traceback.walk_stack(top))
+    for task in [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]:
+        waiting: Any = task.get_coro()
+        while (frame := getattr(waiting, "cr_frame", None)) is not None:
+            yield from _frames([(frame, frame.f_lineno)])
+            waiting = waiting.cr_await

@@ -1,7 +1,5 @@
 """The files of the user's own that a job loads, and the settings that name them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path

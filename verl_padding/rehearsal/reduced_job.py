@@ -1,7 +1,10 @@
-"""A job's config, reduced to what a CPU rehearses; all that is not named here or in configs/ stays the user's."""
+"""A job, reduced to what a CPU rehearses: its config, and a small model of its architecture.
 
-from __future__ import annotations
+What is not named here or in configs/ stays the user's.
+"""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,24 @@ SERVED = {
 NO_REWARD = "def compute_score(**_):\n    return 0.0\n"
 """A reward function in the place of the job's."""
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
+
+HEADS, HEAD = 2, 32
+SIZES = {
+    **dict.fromkeys(("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"), HEADS * HEAD),
+    "intermediate_size": 2 * HEADS * HEAD,
+    **dict.fromkeys(("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"), HEADS),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), HEAD),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD),
+    "qk_rope_head_dim": HEAD // 2,
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts"), 4),
+    **dict.fromkeys(("num_hidden_layers", "max_window_layers", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group"), 1),
+    "num_nextn_predict_layers": 0,
+}
+"""Largest size of each key of a text model's config."""
+VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_position_embeddings": 64}
+"""The same of a vision tower's."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 def validates(config: DictConfig) -> bool:
@@ -85,21 +106,23 @@ def reduced(
         left_out.append("tools")
     if not with_rewards:
         (folder / "no_reward.py").write_text(NO_REWARD)
-        changes |= {"reward.custom_reward_function.path": str(folder / "no_reward.py")}
-        changes |= {"reward.custom_reward_function.name": "compute_score"}
-        changes |= {"reward.reward_manager.source": "register", "reward.reward_manager.name": "naive"}
+        changes |= {
+            "reward.custom_reward_function.path": str(folder / "no_reward.py"),
+            "reward.custom_reward_function.name": "compute_score",
+            "reward.reward_manager.source": "register",
+            "reward.reward_manager.name": "naive",
+        }
         left_out.append("rewards: all are 0")
     with read_write(config), open_dict(config):
         if (strategy := config.actor_rollout_ref.actor.strategy) not in ("fsdp", "fsdp2"):
             _put_fsdp2(config)
             left_out.append(f"the engine {strategy}: FSDP2 takes its place")
-        val_files = config.data.val_files
+        changes["data.val_files"] = config.data.val_files
         for name in ON_A_CPU:
             on_a_cpu = OmegaConf.load(Path(configs.__file__).parent / name)
             assert isinstance(on_a_cpu, DictConfig)
             on_a_cpu.pop("defaults", None)
             config.merge_with(on_a_cpu)
-        config.data.val_files = val_files
         for setting, value in changes.items():
             OmegaConf.update(config, setting, value, force_add=True)
         config.ray_kwargs.ray_init.pop("address", None)
@@ -124,16 +147,17 @@ def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, An
     # Rows of another run are of other lengths; where none was seen, prompts may be as long as they are let be.
     budget = max(BUDGET, 2 * longest_row or config.data.max_prompt_length + SHORT_RESPONSE)
     for section in (ACTOR, REF, ROLLOUT, MODEL, "critic", "critic.fsdp", "critic.model"):
-        for name in OmegaConf.select(config, section) or {}:
-            value = OmegaConf.select(config, f"{section}.{name}")
-            if value is not None and name.endswith("max_token_len_per_gpu"):
-                changes[f"{section}.{name}"] = min(value, budget)
-            elif value is not None and name.endswith("micro_batch_size_per_gpu"):
-                changes[f"{section}.{name}"] = 1
-            elif value is not None and name.endswith(("use_dynamic_bsz", "use_remove_padding", "calculate_log_probs")):
-                changes[f"{section}.{name}"] = value  # which the config of a CPU would change
-    lora = (OmegaConf.select(config, f"{MODEL}.{rank}") for rank in ("lora_rank", "lora.rank"))
-    if any(rank and rank > 0 for rank in lora):
+        for setting in [f"{section}.{name}" for name in OmegaConf.select(config, section) or {}]:
+            value = OmegaConf.select(config, setting)
+            if value is None:
+                continue
+            if setting.endswith("max_token_len_per_gpu"):
+                changes[setting] = min(value, budget)
+            elif setting.endswith("micro_batch_size_per_gpu"):
+                changes[setting] = 1
+            elif setting.endswith(("use_dynamic_bsz", "use_remove_padding", "calculate_log_probs")):
+                changes[setting] = value  # which the config of a CPU would change
+    if any((OmegaConf.select(config, f"{MODEL}.{rank}") or 0) > 0 for rank in ("lora_rank", "lora.rank")):
         changes[f"{MODEL}.lora.merge"] = True
     if config.get("padding") is not None:
         changes |= {"padding.timing": False, "padding.timing_dir": None}
@@ -151,3 +175,83 @@ def _put_fsdp2(config: DictConfig) -> None:
             if "optim" in both:
                 fsdp2.optim.lr = mine.optim.lr
         OmegaConf.update(config, section, fsdp2, merge=False)
+
+
+def shrunk(config: dict[str, Any]) -> dict[str, Any]:
+    """A config of Hugging Face with small sizes in the place of large ones; no key is new."""
+    small = {key: value for key, value in config.items() if key != "quantization_config"}
+    for key, size in SIZES.items():
+        if isinstance(small.get(key), int) and not isinstance(small[key], bool):
+            small[key] = min(small[key], size)
+    if isinstance(small.get("head_dim"), int):
+        small["head_dim"] = HEAD
+    if heads := small.get("num_key_value_heads"):
+        small["num_key_value_heads"] = HEADS if heads == config.get("num_attention_heads") else 1
+    if kinds := small.get("layer_types"):  # one of each kind, if there are two
+        small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := small.get(key), dict):
+            factors = {name: rope[name][: HEAD // 2] for name in ("long_factor", "short_factor") if name in rope}
+            sections = {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]} if "mrope_section" in rope else {}
+            small[key] = rope | factors | sections
+    if "text_config" in small:
+        small["text_config"] = shrunk(small["text_config"])
+    if vision := small.get("vision_config"):
+        small["vision_config"] = _shrunk_tower(vision, small.get("text_config", small)["hidden_size"])
+    return small
+
+
+def _shrunk_tower(config: dict[str, Any], width_of_text: int) -> dict[str, Any]:
+    small = {key: min(value, VISION[key]) if key in VISION else value for key, value in config.items()}
+    if "out_hidden_size" in small:
+        small["out_hidden_size"] = width_of_text
+    if "embed_dim" in small:  # Qwen2-VL: embed_dim is the tower's, hidden_size what comes out of it
+        small["embed_dim"], small["hidden_size"] = VISION["hidden_size"], width_of_text
+    if "deepstack_visual_indexes" in small:
+        small["deepstack_visual_indexes"] = [0]
+    if "fullatt_block_indexes" in small:
+        small["fullatt_block_indexes"] = [1]
+    return small
+
+
+def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
+    """Writes config, random weights, and whatever of the model's folder is not weights.
+
+    Args:
+        section: ``actor_rollout_ref.model``, which names a folder or, on the hub, a model of which no weights are
+            fetched. Other configs and tokenizers that it names take the place of the model's own.
+
+    Returns: what it is, in words, and the attention that it has on a CPU.
+    """
+    import torch
+    import transformers
+
+    trust = section.trust_remote_code
+    place.mkdir(parents=True)
+    folder = Path(section.path)
+    if folder.is_dir():
+        for file in folder.iterdir():
+            if file.is_file() and not file.name.endswith(WEIGHTS):
+                shutil.copy(file, place / file.name)
+    else:
+        from transformers.utils import cached_file
+
+        transformers.AutoProcessor.from_pretrained(section.path, trust_remote_code=trust).save_pretrained(place)
+        shutil.copy(str(cached_file(section.path, "config.json")), place / "config.json")
+    if tokenizer := section.get("tokenizer_path"):
+        transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust).save_pretrained(place)
+    config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
+    hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        known = getattr(transformers, hf.architectures[0], None)
+        if known is None:  # of code that comes with the model
+            model = transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
+        else:
+            model = known(hf)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(place)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    attention = "sdpa" if model._supports_sdpa else "eager"
+    return f"{hf.architectures[0]}, shrunk to {parameters:,} parameters with random weights", attention

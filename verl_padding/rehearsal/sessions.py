@@ -1,30 +1,50 @@
-"""Act 1: sessions of the job in this process, by verl's own classes. No Ray, no model: replies are scripted.
+"""Act 1: sessions of the job in this process, by verl's own classes, and what their rows say.
 
-The user's own data set, chat template, agent loop, tools and rewards run, with the job's config; only numbers of
-prompts and sessions are cut. Rows come out as TransferQueue would get them.
+The user's own data set, chat template, agent loop, tools and rewards run, on a few prompts. No Ray, no model: replies
+are scripted.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from reprlib import Repr
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 from uuid import uuid4
 
+import numpy as np
+import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray import cloudpickle
+from torch.utils.data import DataLoader
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.trainer.ppo.utils import create_rl_dataset
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.dataset.rl_dataset import collate_fn
 
+from verl_padding.config import PaddingConfig
+from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
+from verl_padding.errors import PaddingError
 from verl_padding.local.scripted_replies import Replies
+from verl_padding.pads.template import PadTemplate, Schema
+from verl_padding.plan.row_keys import session_of_key
 from verl_padding.rehearsal.failure import Failure, RehearsalError, count_failure
 from verl_padding.rehearsal.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 
 TRAIN, VAL = "train", "val"
 ALREADY_SHOWN = "Error in _run_prompt"
 """What verl logs of a session that has failed."""
+SHORT = Repr()
+SHORT.maxstring = 160
+AROUND = 8
+"""Tokens that are shown on each side of the place where two rows part."""
+AS_LONG_AS_RESPONSES = ("response_mask", "rollout_log_probs", "rm_scores")
 
 
 @dataclass(frozen=True)
@@ -56,11 +76,7 @@ class Sessions:
 
 
 def play_sessions(
-    config: DictConfig,
-    *,
-    replies: Sequence[str] = (),
-    with_tools: bool = True,
-    with_rewards: bool = True,
+    config: DictConfig, *, replies: Sequence[str] = (), with_tools: bool = True, with_rewards: bool = True
 ) -> Sessions:
     """Plays sessions of the first prompts, and of validation if the job validates.
 
@@ -96,13 +112,7 @@ def play_sessions(
     return played
 
 
-async def _play(config: DictConfig, played: Sessions, replies: Sequence[str], *, with_rewards: bool) -> None:
-    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
-    from verl.trainer.ppo.v1 import agent_loop_tq
-    from verl.utils.config import omega_conf_to_dataclass
-
-    from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
-
+async def _play(config: DictConfig, played: Sessions, texts: Sequence[str], *, with_rewards: bool) -> None:
     class Worker(PaddedAgentLoopWorker):
         async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -115,15 +125,16 @@ async def _play(config: DictConfig, played: Sessions, replies: Sequence[str], *,
     played.tokenizer = model.tokenizer
     compute_score = RewardLoopWorker(config).compute_score if with_rewards else _no_reward
     rewards = SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))  # called as Ray's workers are
-    with mock.patch.object(agent_loop_tq, "tq", _Queue(played)):
-        server = _ScriptedServer(model, config, played, replies)
-        worker = Worker(config, server, None, [rewards])
+    replies = Replies(model.tokenizer, config.actor_rollout_ref.rollout, texts)
+    with mock.patch.object(agent_loop_tq, "tq", _Queue(played.rows)):
+        worker = Worker(config, _ScriptedServer(model, replies), None, [rewards])
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
             batch = _batch(config, model, setting, is_train=is_train)
             if batch is not None:
                 await worker.generate_sequences(batch)
                 await asyncio.gather(*worker.background_tasks)
-    played.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in server.replies.not_given]
+    played.replies = replies.given
+    played.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in replies.not_given]
     if not played.of(TRAIN) and played.of(VAL):
         raise RehearsalError(
             "data.train_files: verl takes a prompt with a column `validate` for one of a validation, and would wait "
@@ -134,17 +145,9 @@ async def _play(config: DictConfig, played: Sessions, replies: Sequence[str], *,
 
 def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> Any:
     """Prompts as verl's trainer hands them to its agent loop workers; None for a validation that the job has not."""
-    import numpy as np
-    from ray import cloudpickle
-    from torch.utils.data import DataLoader
-    from verl.trainer.ppo.utils import create_rl_dataset
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.dataset.rl_dataset import collate_fn
-
-    files = config.data.train_files if is_train else config.data.val_files
-    data = create_rl_dataset(
-        files, config.data, model.tokenizer, model.processor, is_train=is_train, max_samples=8 * PROMPTS
-    )
+    of_model = (model.tokenizer, model.processor)
+    files = OmegaConf.select(config, setting)
+    data = create_rl_dataset(files, config.data, *of_model, is_train=is_train, max_samples=8 * PROMPTS)
     if not len(data):
         message = f"{setting}: no prompt is left of the first {8 * PROMPTS}. Look at its filter."
         raise RehearsalError(message, stage="data")
@@ -153,9 +156,7 @@ def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> A
     columns = next(iter(DataLoader(data, batch_size=min(PROMPTS, len(data)), collate_fn=collate_fn)))
     columns["uid"] = np.array([str(uuid4()) for _ in columns["raw_prompt"]], dtype=object)
     batch = tu.get_tensordict(columns)
-    tu.assign_non_tensor_data(batch, "global_steps", 1)
-    if not is_train:
-        tu.assign_non_tensor_data(batch, "validate", True)
+    tu.assign_non_tensor(batch, global_steps=1, **({} if is_train else {"validate": True}))
     # As Ray hands it to another process: what cannot be pickled ends here too, and lazily opened images are read once.
     return cloudpickle.loads(cloudpickle.dumps(batch))
 
@@ -163,53 +164,36 @@ def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> A
 class _Queue:
     """In the place of TransferQueue: keeps what the worker puts."""
 
-    def __init__(self, played: Sessions):
-        self._played = played
+    def __init__(self, rows: list[PlayedRow]):
+        self._rows = rows
 
     def init(self, *_: Any, **__: Any) -> None: ...
 
     async def async_kv_put(self, **_: Any) -> None: ...
 
     async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
-        from verl.utils.tensordict_utils import unwrap_non_tensor_data
-
         for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            row = {name: unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
-            self._played.rows.append(PlayedRow(key, row, tag, partition_id))
+            row = {name: tu.unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
+            self._rows.append(PlayedRow(key, row, tag, partition_id))
 
 
 class _ScriptedServer:
     """In the place of verl's client of rollout servers."""
 
-    def __init__(self, model: Any, config: DictConfig, played: Sessions, texts: Sequence[str]):
-        rollout = config.actor_rollout_ref.rollout
+    def __init__(self, model: Any, replies: Replies):
         self.tokenizer = model.tokenizer
-        self._played = played
-        self._longest = rollout.prompt_length + rollout.response_length
-        self._response = rollout.response_length
         self._vocabulary = model.hf_config.get_text_config().vocab_size
-        self.replies = Replies(model.tokenizer, rollout, texts)
+        self._replies = replies
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> Any:
-        from verl.workers.rollout.replica import TokenOutput
-
         if not isinstance(prompt_ids, list) or not all(isinstance(token, int) for token in prompt_ids):
             raise TypeError(f"prompt_ids: a list of token ids is needed, not {type(prompt_ids).__name__}")
         if prompt_ids and max(prompt_ids) >= self._vocabulary:
             raise ValueError(f"prompt_ids: token {max(prompt_ids)}, but the model's vocab_size is {self._vocabulary}")
-        self._played.replies += 1
-        limit = min(sampling_params.get("max_tokens") or self._response, self._longest - len(prompt_ids))
-        ids = self.replies.draw(f"{request_id} {self._played.replies}", max(1, limit))
         steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
-        return TokenOutput(
-            token_ids=ids,
-            log_probs=[-1.0] * len(ids) if sampling_params.get("logprobs") else None,
-            stop_reason="completed",
-            num_preempted=0,
-            extra_fields=steps,
-        )
+        return self._replies.answer(request_id, len(prompt_ids), sampling_params, **steps)
 
 
 async def _no_reward(_: Any) -> dict[str, Any]:
@@ -227,3 +211,92 @@ class _Count(logging.Handler):
         message = " ".join(record.getMessage().split())
         if not message.startswith(ALREADY_SHOWN):
             self._logged[f"{record.name}: {message[:200]}"] += 1
+
+
+def description(played: Sessions) -> Iterator[str]:
+    """Lines that say what the sessions are like."""
+    rows = played.of(TRAIN)
+    sessions = Counter(session_of_key(row.key) for row in rows)
+    sizes = sorted(Counter(sessions.values()).items())
+    per_session = ", ".join(f"{size} ({count} sessions)" for size, count in sizes)
+    yield f"{len(rows)} rows of {len(sessions)} sessions ({played.replies} replies); rows a session: {per_session}"
+    if not rows:
+        return
+    prompts, responses = (sorted(len(row.fields[name]) for row in rows) for name in ("prompts", "responses"))
+    trained = sum(int(row.fields["response_mask"].sum()) for row in rows)
+    yield (
+        f"tokens: prompts {prompts[0]} to {prompts[-1]}, responses {responses[0]} to {responses[-1]}, "
+        f"{trained} of {sum(responses)} response tokens are trained"
+    )
+    rewards = Counter(round(float(row.fields["rm_scores"].sum()), 3) for row in rows if "rm_scores" in row.fields)
+    yield "rewards: " + ", ".join(f"{reward:g} ({count} rows)" for reward, count in sorted(rewards.items()))
+    if validated := played.of(VAL):
+        yield f"validation: {len(validated)} rows"
+    for name in ("prompts", "responses"):
+        yield f"first {name[:-1]}: {SHORT.repr(played.tokenizer.decode(rows[0].fields[name]))}"
+    yield from _partings(rows, played.tokenizer)
+
+
+def _partings(rows: Sequence[PlayedRow], tokenizer: Any) -> Iterator[str]:
+    """Where rows of a session that could go on from each other do not, once for each kind of place."""
+    examples: dict[str, list[str]] = {}
+    for one, other in pairwise(rows):
+        if session_of_key(one.key) != session_of_key(other.key):
+            continue
+        a, b = (row.fields["input_ids"].tolist() for row in (one, other))
+        shared = next((place for place, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None)
+        kind, example = "begins with all of the row before it", ""
+        if shared is not None:
+            where = "prompt" if shared < len(one.fields["prompts"]) else "response"
+            kind = f"parts from the row before it in that one's {where}"
+            texts = (repr(tokenizer.decode(ids[max(0, shared - AROUND) : shared + AROUND])) for ids in (a, b))
+            example = f" (row {other.key.rpartition('_')[2]}, token {shared}: {' / '.join(texts)})"
+        examples.setdefault(kind, []).append(example)
+    for kind, of_kind in examples.items():
+        yield f"{len(of_kind)} rows: a row {kind}{of_kind[0]}"
+
+
+def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
+    """What the rest of a job reads of rows and would not find, or would silently misread."""
+    rows = played.of(TRAIN)
+    found: Counter[str] = Counter()
+    needed = ["num_turns", "response_mask", "responses", "rm_scores"]
+    needed += ["rollout_log_probs"] if config.actor_rollout_ref.rollout.calculate_log_probs else []
+    for row in rows:
+        found.update(f"rows have no {name}, which verl's trainer reads" for name in needed if name not in row.fields)
+        if row.tag["min_global_steps"] is None:
+            found["rows have no extra_fields['min_global_steps'], by which verl's trainer tells their age"] += 1
+        length = len(row.fields["responses"])
+        for name in AS_LONG_AS_RESPONSES:
+            value = row.fields.get(name)
+            if isinstance(value, torch.Tensor) and len(value) != length:
+                found[f"rows have a {name} of {len(value)} tokens beside a response of {length}"] += 1
+    for message, count in found.items():
+        yield f"{count} of {len(rows)} {message}"
+    if _template_renders_nothing(rows, played.tokenizer):
+        yield "the chat template renders different messages to the same prompt: their content does not reach the model"
+    yield from _fields_without_role(rows, config, played.tokenizer)
+
+
+def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool:
+    """Whether the template makes the same of different messages, which nothing else would report."""
+    first = [row.fields for row in rows if row.key.endswith("_0")]
+    messages = {str(fields.get("raw_prompt")): fields.get("raw_prompt") for fields in first}
+    prompts = {tuple(fields["prompts"].tolist()) for fields in first}
+    if len(prompts) > 1 or len(messages) < 2 or not tokenizer.chat_template:
+        return False
+    options = {"tokenize": False, "add_generation_prompt": True}
+    return len({tokenizer.apply_chat_template(each, **options) for each in messages.values()}) == 1
+
+
+def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:
+    """What a padded job would refuse: a field that no pad can be made for."""
+    if config.get("padding") is None or not rows:
+        return
+    padding = PaddingConfig.from_section(config.padding)
+    template = PadTemplate(eos_token_id=tokenizer.eos_token_id or 0, length=8, schema=Schema(padding.fields))
+    for name in dict.fromkeys(name for row in rows for name in row.fields):
+        try:
+            template.fields([row.fields for row in rows if name in row.fields], [name])
+        except PaddingError as refusal:
+            yield str(refusal)

@@ -1,13 +1,10 @@
 """Act 2: a step of the job on this machine's CPU, by verl's trainer, Ray, TransferQueue and FSDP2, its model shrunk."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,8 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_padding.local.launch import run_command
 from verl_padding.local.scripted_replies import TEXTS
 from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError
-from verl_padding.rehearsal.reduced_job import STEPS, reduced
-from verl_padding.rehearsal.shrunk_model import write_shrunk_model
+from verl_padding.rehearsal.reduced_job import STEPS, reduced, write_shrunk_model
 from verl_padding.runs.report import LOG, METRICS
 
 STAGES = {
@@ -32,43 +28,16 @@ STAGES = {
 CALLBACK = {"_target_": "verl_padding.entry.hydra_callback.CheckJobBeforeStart"}
 SHOWN = ("padding/real_rows/total", "padding/pad_rows/total", "actor/grad_norm", "actor/pg_loss", "critic/score/mean")
 OF_THE_ROLLOUT = "training/rollout_"
-"""Names of verl's metrics of the rollout's log-probs begin with this."""
+"""verl compares the rollout with the trainer in metrics of these names. Of scripted replies they say nothing."""
 LAST = 12
 """Lines of the log that are shown where no exception is in it."""
 
 
-@dataclass
-class StepReport:
-    """What came of the steps."""
-
-    model: str
-    steps: list[dict[str, Any]]
-    seconds: float
-    left_out: Sequence[str] = ()
-
-    @property
-    def not_finite(self) -> list[str]:
-        """Metrics that are no finite number in a step; verl's logger writes null for those.
-
-        Without those by which verl compares the rollout with the trainer: of scripted replies they say nothing, and a
-        correlation of equal numbers is none.
-        """
-        return sorted(
-            {
-                name
-                for step in self.steps
-                for name, value in step.items()
-                if not name.startswith(OF_THE_ROLLOUT)
-                and (value is None or (isinstance(value, int | float) and not math.isfinite(value)))
-            }
-        )
-
-    def lines(self) -> Iterator[str]:
-        yield f"{self.model}; {len(self.steps)} step(s) in {self.seconds:.0f} s"
-        for step in self.steps:
-            yield ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None)
-        for each in self.left_out:
-            yield f"not rehearsed: {each}"
+def metrics_not_finite(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of metrics that are no finite number in a step; verl's logger writes null for those."""
+    metrics = [(name, math.nan if value is None else value) for step in steps for name, value in step.items()]
+    wrong = {name for name, value in metrics if isinstance(value, float) and not math.isfinite(value)}
+    return sorted(name for name in wrong if not name.startswith(OF_THE_ROLLOUT))
 
 
 def rehearse_step(
@@ -79,15 +48,14 @@ def rehearse_step(
     replies: Sequence[str] = (),
     on_stage: Callable[[str], object] = lambda _: None,
     **of_reduced: Any,
-) -> StepReport:
-    """Runs one step, and a validation if the job validates.
+) -> list[str]:
+    """Runs one step, and a validation if the job validates; returns lines that say what came of it.
 
     Args:
         config: of the job; it is not changed.
         folder: an empty folder, into which all is written.
         replies: texts that the model says, among others.
         on_stage: is called with each stage that the job reaches.
-        of_reduced: options of :func:`~verl_padding.rehearsal.reduced_job.reduced`.
 
     Raises:
         RehearsalError: the job has ended with an error, has not ended in time, or a metric is not finite.
@@ -95,13 +63,7 @@ def rehearse_step(
     started = time.monotonic()
     section = config.actor_rollout_ref.model
     try:
-        model, attention = write_shrunk_model(
-            section.path,
-            folder / "model",
-            hf_config=section.get("hf_config_path"),
-            tokenizer=section.get("tokenizer_path"),
-            trust=section.trust_remote_code,
-        )
+        model, attention = write_shrunk_model(section, folder / "model")
     except Exception as error:
         message = f"no small model can be made of {section.path}, so its step cannot be rehearsed"
         raise RehearsalError(message, stage="model", failures=[Failure.of(error)]) from error
@@ -132,12 +94,17 @@ def rehearse_step(
     metrics, failures = folder / METRICS, of_log.failures()
     steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     steps = [step["data"] for step in steps if step["step"] > 0]
-    report = StepReport(model=model, steps=steps, seconds=time.monotonic() - started, left_out=left_out)
+    not_finite = metrics_not_finite(steps)
     if not wrong and (code or len(steps) < STEPS):
         wrong = f"the job has ended (exit code {code}) at {reached[-1]}"
         wrong += "" if failures else ": " + " / ".join((folder / LOG).read_text().splitlines()[-LAST:])
-    elif not wrong and report.not_finite:
-        wrong = f"metrics are not finite: {', '.join(report.not_finite)}"
+    elif not wrong and not_finite:
+        wrong = f"metrics are not finite: {', '.join(not_finite)}"
     if wrong:
         raise RehearsalError(wrong, stage="step", failures=failures)
-    return report
+    shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None] for step in steps]
+    return [
+        f"{model}; {len(steps)} step(s) in {time.monotonic() - started:.0f} s",
+        *map(", ".join, shown),
+        *(f"not rehearsed: {each}" for each in left_out),
+    ]

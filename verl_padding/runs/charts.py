@@ -1,19 +1,15 @@
 """What all charts have in common: the colours of stock verl and of the plug-in, and how a chart is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 STOCK, STOCK_LIGHT = "tab:orange", "#ffbb78"
-"""Stock verl, and what has to differ from it beside it."""
 OURS, OURS_LIGHT = "tab:blue", "#aec7e8"
-"""The plug-in, and what has to differ from it beside it."""
+"""Stock verl and the plug-in, and what has to differ from each beside it."""
 PADS = "#333333"
 WAITING = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linewidth": 0}
-"""How the time is drawn that a rank waits."""
 
 
 def new_figure(**options: Any) -> tuple[Any, Any]:

@@ -1,14 +1,12 @@
 """Runs side by side: what they earned, and how many optimizer steps and pads that took."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import cast
+from typing import Self, cast
 
 from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
@@ -18,16 +16,13 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.metric_names import GRAD_NORM, OPTIMIZER_STEPS, PAD_ROWS_TOTAL
 from verl_padding.runs.charts import OURS, STOCK, new_figure, save_chart, start_at_zero
-from verl_padding.runs.learning import LAST
-from verl_padding.runs.report import METRICS, ROLLOUTS, read_metrics, read_rows
+from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, read_metrics, read_rows
 from verl_padding.stock.padding import StockRule
 
 CONFIG = Path("hydra", ".hydra", "config.yaml")
 """Where Hydra leaves a run's config with ``hydra.run.dir=<run>/hydra``, which the recipes' run scripts set."""
-
 LINES = ("-", "--", ":", "-.")
 """Of runs of one kind, which have one colour."""
-
 PANELS = {
     "mean reward\nof a session": "reward",
     "optimizer steps\nper batch": "optimizer_steps",
@@ -49,17 +44,12 @@ class RunCurves:
     optimizer_steps: list[int]
     """Those of the actor per epoch; in a stock run they follow from its rows and its config."""
     grad_norm: list[float]
-    """verl's ``actor/grad_norm``, the mean over the optimizer steps of the step."""
     pads: list[int]
     real_rows: list[int]
 
     @classmethod
-    def read(cls, folder: Path) -> RunCurves:
-        """Reads what a run has left: metrics and rollout dumps, and the config of a run of stock verl.
-
-        Raises:
-            PaddingDataError: no step has both metrics and a dump.
-        """
+    def read(cls, folder: Path) -> Self:
+        """Reads what a run has left: metrics and rollout dumps, and the config of a run of stock verl."""
         metrics, rows = dict(read_metrics(folder)), {rows.step: rows for rows in read_rows(folder)}
         steps = sorted(metrics.keys() & rows.keys())
         if not steps:
@@ -68,43 +58,38 @@ class RunCurves:
                 f"[console,file], VERL_FILE_LOGGER_PATH={folder / METRICS}, trainer.rollout_data_dir="
                 f"{folder / ROLLOUTS} and hydra.run.dir={folder / CONFIG.parts[0]}, as the recipes' run scripts do."
             )
-        real_rows = [rows[step].real for step in steps]
         is_stock = not any(PAD_ROWS_TOTAL in metrics[step] for step in steps)
-        if is_stock:
-            rule = stock_rule_of(folder)
-            optimizer_steps = [rule.optimizer_steps(real) for real in real_rows]
-            pads = [rows[step].dumped_pads for step in steps]
-        else:
-            # A step that trained only the critic has none of the actor.
-            optimizer_steps = [int(metrics[step].get(OPTIMIZER_STEPS.format(update=ACTOR), 0)) for step in steps]
-            pads = [int(metrics[step].get(PAD_ROWS_TOTAL, 0)) for step in steps]
-        return cls(
+        run = cls(
             name=str(folder),
             is_stock=is_stock,
             steps=steps,
             reward=[rows[step].reward for step in steps],
-            optimizer_steps=optimizer_steps,
+            # A step that trained only the critic has none of the actor.
+            optimizer_steps=[int(metrics[step].get(OPTIMIZER_STEPS.format(update=ACTOR), 0)) for step in steps],
             grad_norm=[metrics[step].get(GRAD_NORM, math.nan) for step in steps],
-            pads=pads,
-            real_rows=real_rows,
+            pads=[rows[step].dumped_pads if is_stock else int(metrics[step].get(PAD_ROWS_TOTAL, 0)) for step in steps],
+            real_rows=[rows[step].real for step in steps],
         )
+        return run.with_steps_of(stock_rule_of(folder)) if is_stock else run
 
-    def by_stock_rule(self, rule: StockRule) -> RunCurves:
+    def with_steps_of(self, rule: StockRule) -> Self:
+        """The same, with the optimizer steps that stock verl takes of its rows."""
+        return replace(self, optimizer_steps=[rule.optimizer_steps(real) for real in self.real_rows])
+
+    def by_stock_rule(self, rule: StockRule) -> Self:
         """What stock verl's rule makes of the same numbers of rows; what they would earn is not known."""
         unknown = [math.nan] * len(self.steps)
         return replace(
-            self,
+            self.with_steps_of(rule),
             name="verl's rule",
             is_stock=True,
             reward=unknown,
-            optimizer_steps=[rule.optimizer_steps(real) for real in self.real_rows],
             grad_norm=unknown,
             pads=[rule.padded_rows(real) - real for real in self.real_rows],
         )
 
 
 def stock_rule_of(folder: Path) -> StockRule:
-    """How stock verl pads the batches of a run."""
     return StockRule.of_config(cast("DictConfig", OmegaConf.load(folder / CONFIG)))
 
 

@@ -4,8 +4,6 @@ The command's whole output, Ray's and torch's too, goes to ``OUT/log``; if the c
 shown. The exit code is the command's. An error in here, such as a terminal that was closed, does not end the command.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -20,7 +18,6 @@ from verl_padding.runs.report import LOG, METRICS, ROLLOUTS, read_metrics
 
 LAST_LINES = 30
 """Lines of the log that are shown if the command fails."""
-
 COLUMNS = {
     "row reward": (metric_names.ROW_REWARD, ".3f"),
     "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
@@ -30,8 +27,7 @@ COLUMNS = {
     "grad norm": (metric_names.GRAD_NORM, ".3f"),
     "seconds": (metric_names.STEP_SECONDS, ".1f"),
 }
-"""Heading -> (metric, format) in the line of a step. Only real rows are counted; "fewest rows" are those of the
-smallest optimizer step."""
+"""Heading -> (metric, format) in the line of a step; "fewest rows" are those of the smallest optimizer step."""
 
 
 class StepLines:
@@ -39,15 +35,12 @@ class StepLines:
 
     Args:
         folder: where verl writes its ``metrics.jsonl``. One of an earlier job, which verl will empty, is not shown.
-
-    Attributes:
-        shown: number of steps so far.
     """
 
     def __init__(self, folder: Path):
         self.shown = 0
-        self._folder = folder
-        self._earlier = read_metrics(folder)
+        """Number of steps so far."""
+        self._folder, self._earlier = folder, read_metrics(folder)
 
     def new(self) -> Iterator[str]:
         """Lines of the steps that were logged since the last call; the heading comes before the first."""
@@ -67,13 +60,11 @@ class StepLines:
 
 
 def follow(out: Path, command: Sequence[str]) -> int:
-    """Runs a command to its end and shows the steps that it logs.
+    """Runs a command to its end and shows the steps that it logs; returns its exit code, 128 + n if signal n ended it.
 
     Args:
-        out: the job's folder, made if missing: verl's file logger is made to write its ``metrics.jsonl`` there, and the
-            rollouts are expected in ``rollouts`` there. The log is appended to: a resumed job goes on with it.
-
-    Returns: the command's exit code; 128 + n if signal n ended it.
+        out: the job's folder, made if missing: verl's file logger writes its ``metrics.jsonl`` there, and the rollouts
+            are expected in ``rollouts`` there. The log is appended to: a resumed job goes on with it.
     """
     out.mkdir(parents=True, exist_ok=True)
     steps = StepLines(out)

@@ -1,8 +1,7 @@
-"""What verl has written of a run: metrics and rollout dumps, step by step."""
-
-from __future__ import annotations
+"""What a run has left: metrics and rollout dumps as verl has written them, and whether its agent has learned."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +9,7 @@ from typing import Any
 
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.pads.tags import PAD_UID_PREFIX
+from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import session_of_key
 
 METRICS = "metrics.jsonl"
@@ -18,6 +18,8 @@ ROLLOUTS = "rollouts"
 """verl's ``trainer.rollout_data_dir``: ``<step>.jsonl`` with one line per row, whose ``uid`` is the row's key."""
 LOG = "log"
 """The output of the job."""
+LAST = 10
+"""Steps at the end of a run that count as its result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,6 @@ class StepRows:
     """Mean reward of the sessions. verl's ``critic/score/mean`` is over rows, so long sessions count more often."""
     real: int
     dumped_pads: int
-    """Pads among the dumped rows: none if only worker calls see pads."""
 
 
 def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -41,7 +42,15 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def read_rows(folder: Path) -> list[StepRows]:
     """Rows of each step, from the rollout dumps of a job that has ended."""
-    return [_read_step(path) for path in dumps_in(folder / ROLLOUTS)]
+    steps = []
+    for path in dumps_in(folder / ROLLOUTS):
+        rows = _objects(path)
+        real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
+        # verl gives every row of a session the session's reward.
+        reward = fmean({session_of_key(row["uid"]): row["score"] for row in real}.values())
+        pads = len(rows) - len(real)
+        steps.append(StepRows(step=int(path.stem), reward=reward, real=len(real), dumped_pads=pads))
+    return steps
 
 
 def dumps_in(folder: Path) -> list[Path]:
@@ -50,17 +59,54 @@ def dumps_in(folder: Path) -> list[Path]:
     return sorted(dumps, key=lambda path: int(path.stem))
 
 
-def _read_step(path: Path) -> StepRows:
-    rows = _objects(path)
-    real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
-    # verl gives every row of a session the session's reward.
-    rewards = {session_of_key(row["uid"]): row["score"] for row in real}
-    return StepRows(
-        step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=len(rows) - len(real)
-    )
-
-
 def _objects(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, one a line, without a last line that is half written."""
     # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a recipe is known to reach."""
+
+    reward: float
+    """Mean reward of a session that the mean over the last steps has to reach."""
+    floor: float
+    """No step may fall below it once a step has reached `reward`."""
+    steps: int
+    """Steps that the recipe is made for; a shorter run need not have learned."""
+
+
+class Learning:
+    """The mean reward of a session at each step of a run (one at least), against its recipe's goal.
+
+    Attributes:
+        first, last: at the first step, and the mean over the last `LAST` steps.
+        reached: the first step, counted from 1, that reaches the goal; None for none.
+        lowest: the lowest reward of a step from there on.
+        learned: whether the goal was reached and held; None if it was not, but the run was too short.
+    """
+
+    def __init__(self, rewards: Sequence[float], goal: Goal):
+        self._steps, self._goal = len(rewards), goal
+        self.first, self.last = rewards[0], fmean(rewards[-LAST:])
+        self.reached = next((step for step, reward in enumerate(rewards, start=1) if reward >= goal.reward), None)
+        self.lowest = None if self.reached is None else min(rewards[self.reached - 1 :])
+        held = self.last >= goal.reward and self.lowest is not None and self.lowest >= goal.floor
+        self.learned: bool | None = held or (None if len(rewards) < goal.steps else False)
+
+    def __str__(self) -> str:
+        goal, steps = self._goal, self._steps
+        verdict = {
+            True: "The agent has learned its task",
+            False: "The agent has not learned its task",
+            None: f"{counted(steps, 'step')} cannot show whether the agent learns; the recipe is made for {goal.steps}",
+        }[self.learned]
+        then = "no step reached it"
+        if self.reached is not None:
+            then = f"step {self.reached} was the first to reach it, the lowest reward since then is {self.lowest:.3f}"
+        return (
+            f"{verdict}: the mean reward of a session is {self.last:.3f} over the last {min(LAST, steps)} steps, after "
+            f"{self.first:.3f} at the first step. The goal is {goal.reward}, and never below {goal.floor} after that; "
+            f"{then}."
+        )

@@ -7,7 +7,7 @@ from typing import Self
 from omegaconf import DictConfig
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.roles_of_job import has_critic
+from verl_padding.job.role_engine import has_critic
 from verl_padding.plan import padded_rows
 
 VERL_PAD_TOKENS = 128

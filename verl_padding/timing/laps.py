@@ -1,6 +1,4 @@
-"""Laps: what each micro-batch took on each rank, and the file that keeps those of a step."""
-
-from __future__ import annotations
+"""Laps: what each micro-batch took on each rank. The file that keeps those of a step, their figures, their trace."""
 
 import json
 from collections import defaultdict
@@ -9,9 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_padding.errors import PaddingDataError
+import numpy as np
 
-SUFFIX = ".jsonl"
+from verl_padding.errors import PaddingDataError
+from verl_padding.plan.cost import CostModel
+from verl_padding.plan.measured_cost import Measurement, micro_batch_cost
+
+Measured = tuple[Measurement, float]
+"""A micro-batch that was measured, and its cost by a model: that of its costliest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,6 @@ class Lap:
     """
 
     call: str
-    """The worker call, as the plan names it."""
     rank: int
     """Data-parallel rank."""
     mini_batch: int
@@ -40,7 +42,6 @@ class Lap:
     rows: tuple[int, ...]
     """Numbers of its real rows in the batch."""
     pads: int
-    """Its pads."""
     computed_tokens: tuple[int, ...]
     """Tokens of each row that was computed, pads among them; of rows that share a prefix only the longest is."""
     reserved_bytes: int
@@ -52,6 +53,11 @@ class Lap:
     def tokens(self) -> int:
         """Tokens that were computed."""
         return sum(self.computed_tokens)
+
+    @property
+    def known_busy_s(self) -> float:
+        """``busy_s``, or all its seconds where that is not known."""
+        return self.seconds if self.busy_s is None else self.busy_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,30 +77,17 @@ class TimedStep:
         return found
 
 
-def by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
-    """The laps of a call, those of a micro-batch on all ranks together."""
-    found: dict[tuple[int, int], list[Lap]] = defaultdict(list)
-    for lap in laps:
-        found[lap.mini_batch, lap.micro_batch].append(lap)
-    return list(found.values())
-
-
 def write_step(timed: Iterable[TimedStep], path: Path) -> None:
     """Writes the updates of a step: of each a line with its step and keys, then a line for each lap."""
     lines: list[dict[str, Any]] = []
     for each in timed:
-        lines.append({"step": each.step, "keys": list(each.keys)})
-        lines.extend(map(vars, each.laps))
+        lines += [{"step": each.step, "keys": list(each.keys)}, *map(vars, each.laps)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
 def read_steps(path: Path) -> list[TimedStep]:
-    """The batches of a step's file, mostly one.
-
-    Raises:
-        PaddingDataError: it cannot be read, or holds something else.
-    """
+    """The updates of a step's file, mostly one; a PaddingDataError if it holds something else."""
     steps: list[TimedStep] = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -109,3 +102,66 @@ def read_steps(path: Path) -> list[TimedStep]:
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise PaddingDataError(f"{path}: no laps ({error!r}). Name a file of padding.timing_dir.") from error
     return steps
+
+
+def _by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
+    found: dict[tuple[int, int], list[Lap]] = defaultdict(list)
+    for lap in laps:
+        found[lap.mini_batch, lap.micro_batch].append(lap)
+    return list(found.values())
+
+
+def measurements(laps: Sequence[Lap], cost_model: CostModel) -> list[Measured]:
+    """Each lap by itself, or where waiting cannot be told apart, those of a micro-batch on all ranks as one."""
+    groups = [[lap] for lap in laps if lap.busy_s is not None]
+    groups += _by_micro_batch(lap for lap in laps if lap.busy_s is None)
+    found = []
+    for group in groups:
+        tokens_D = [lap.computed_tokens for lap in sorted(group, key=lambda lap: lap.rank)]
+        cost = max(micro_batch_cost(cost_model, tokens) for tokens in tokens_D)
+        found.append((Measurement.of(max(lap.known_busy_s for lap in group), tokens_D), float(cost)))
+    return found
+
+
+def imbalance_and_waiting(laps: Sequence[Lap]) -> tuple[float, float] | None:
+    """Seconds that the slowest rank of each micro-batch of a call computed, summed, over those of the mean rank; and
+    the seconds that the mean rank waited in the call. None where computing cannot be told from waiting."""
+    busy_KD = [[lap.busy_s for lap in level if lap.busy_s is not None] for level in _by_micro_batch(laps)]
+    ranks, busy_s = len({lap.rank for lap in laps}), sum(map(sum, busy_KD))
+    if not busy_s:
+        return None
+    return sum(map(max, busy_KD)) * ranks / busy_s, (sum(lap.seconds for lap in laps) - busy_s) / ranks
+
+
+def prediction_error(predicted: Sequence[Measured]) -> float:
+    """sum |cost - seconds| / sum seconds: costs are scaled to the same sum, and long micro-batches count more."""
+    cost = np.array([cost for _, cost in predicted])
+    seconds = np.array([measured.seconds for measured, _ in predicted])
+    return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())
+
+
+def chrome_trace(steps: Sequence[TimedStep]) -> dict[str, Any]:
+    """Laps in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+    A process for each worker call, and in it a thread for each rank; times are in microseconds since the first lap.
+    What a rank waited inside of a lap stands at the lap's end, in one piece. Source: "Trace Event Format", complete
+    events (``"ph": "X"``) and metadata events (``"ph": "M"``).
+    """
+    laps = [lap for step in steps for lap in step.laps]
+    calls = list(dict.fromkeys(call for step in steps for call in step.by_call()))
+    first = min((lap.start_s for lap in laps), default=0.0)
+    ranks = sorted({(calls.index(lap.call), lap.rank) for lap in laps})
+    events: list[dict[str, Any]] = [
+        *({"ph": "M", "name": "process_name", "pid": n, "args": {"name": call}} for n, call in enumerate(calls)),
+        *({"ph": "M", "name": "thread_name", "pid": n, "tid": r, "args": {"name": f"rank {r}"}} for n, r in ranks),
+    ]
+    shown = ("rows", "pads", "forward_s", "busy_s", "reserved_bytes", "allocated_bytes")
+    for lap in laps:
+        place = {"ph": "X", "cat": lap.call, "pid": calls.index(lap.call), "tid": lap.rank}
+        name = f"mini-batch {lap.mini_batch}, micro-batch {lap.micro_batch}"
+        about = {"computed_tokens": lap.tokens, **{each: getattr(lap, each) for each in shown}}
+        begin, seconds, busy = (s * 1e6 for s in (lap.start_s - first, lap.seconds, lap.known_busy_s))
+        events.append({**place, "name": name, "ts": begin, "dur": seconds, "args": about})
+        if busy < seconds:
+            events.append({**place, "name": "waiting", "ts": begin + busy, "dur": seconds - busy})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -1,12 +1,11 @@
 """Costs that a job learns from its own clock, call by call, and keeps with its checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.plan.measured_cost import FEW, MeasuredCost, Measurement, fit_cost
-from verl_padding.timing.figures import Measured, measurements, prediction_error
-from verl_padding.timing.laps import TimedStep
+from verl_padding.timing.laps import Measured, TimedStep, measurements, prediction_error
 
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
@@ -45,58 +43,44 @@ class _Learned:
     tried: int = 0
     """Number of the step after which the last such step was asked for; 0 for never."""
 
-    @property
-    def number(self) -> int:
-        """How many steps have been learned from."""
-        return max(self.steps, default=0)
-
     def add(self, seen: Sequence[Measured]) -> None:
         """Takes a step in, and drops those that are no longer looked at."""
-        number = self.number + 1
+        number = max(self.steps, default=0) + 1
         steps = {**self.steps, number: seen}
         newest = {_fullness(step): each for each, step in steps.items() if number - each < MEMORY}
         self.steps = {each: step for each, step in steps.items() if number - each < WINDOW or each in newest.values()}
 
     def seen(self) -> list[Measured]:
-        """The micro-batches that a fit takes, by what they hold.
-
-        Every second one, or tenth, is then an even share of the full and of the empty ones: in the order of a step,
-        levels may take turns.
-        """
+        """The micro-batches that a fit takes, by what they hold: every second one is then an even share of the full and
+        the empty ones. In the order of a step, levels may take turns."""
         seen = [each for step in self.steps.values() for each in step]
         seen.sort(key=lambda each: (each[0].fill, each[0].sums_D))
         return seen[:: -(-len(seen) // MOST)]
 
     def fill_to_try(self) -> int:
-        """Half the tokens of the fullest micro-batches, if all were about as full as they; else 0.
+        """Half the tokens of the fullest micro-batches, if all were about as full and none was tried lately; else 0.
 
-        What does not depend on a micro-batch's tokens, what grows with them and what grows with their square is then
-        all the same to a fit. A trial that happened to be slow, or a machine that has changed, does not count for ever.
+        To a fit, what does not depend on a micro-batch's tokens, grows with them or with their square is then the same.
         """
-        if self.tried and self.number - self.tried < MEMORY:
+        if self.tried and max(self.steps) - self.tried < MEMORY:
             return 0
         emptiest, fullest = np.quantile([measured.fill for measured, _ in self.seen()], [FEW, 1 - FEW])
         return int(fullest) // 2 if 2 * emptiest > fullest else 0
 
 
 class LearnedCosts:
-    """What micro-batches of each call cost, by the steps seen so far.
+    """What micro-batches of each call cost, by the steps seen so far; the same laps give the same costs.
 
     After each step a fit to the micro-batches of the steps so far, and the formula, are compared on micro-batches that
-    the fit has not seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`.
-    Where all micro-batches were about equally full, one step in `MEMORY` tries half as full ones. The same laps give
-    the same costs.
+    the fit has not seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`. Where
+    all micro-batches were about equally full, one step in `MEMORY` tries half as full ones.
     """
 
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = defaultdict(_Learned)
 
     def cost_of(self, call: str, cut_by_plan: bool) -> MeasuredCost | None:
-        """The cost that the plan of a call is to use; None for the formula.
-
-        Args:
-            cut_by_plan: whether micro-batches are as full as the plan says; else none can be tried.
-        """
+        """The cost that the plan of a call is to use, None for the formula; a trial only if the plan cuts the call."""
         known = self._learned.get(call)
         if known is None or known.fitted is None:
             return None
@@ -104,13 +88,11 @@ class LearnedCosts:
         return replace(known.fitted, trial_fill=trial_fill) if known.used or trial_fill else None
 
     def learn(self, timed: TimedStep, formulas: Mapping[str, CostModel], cut_by_plan: Collection[str]) -> list[str]:
-        """Learns from a step.
+        """Learns from a step; returns a sentence for each call whose plan changes over, or that is to try another fill.
 
         Args:
             formulas: of each call, what the plan uses while nothing better is known.
-            cut_by_plan: calls whose micro-batches are as full as the plan says.
-
-        Returns: a sentence for each call whose plan changes over, or that is to try another fill.
+            cut_by_plan: calls whose micro-batches are as full as the plan says: others can try none.
         """
         changes = []
         for call, laps in timed.by_call().items():
@@ -125,13 +107,13 @@ class LearnedCosts:
             in_use, other = (of_fits, of_formula) if known.used else (of_formula, of_fits)
             if other < SWITCH_MARGIN * in_use:
                 known.used = not known.used
+                by = "measured costs" if known.used else "the formula"
                 changes.append(
-                    f"from the next update on, {call} is planned by {'measured costs' if known.used else 'the formula'}"
-                    f": over {counted(len(known.steps), 'update')} measured costs were off by {of_fits:.3f}, the "
-                    f"formula by {of_formula:.3f}"
+                    f"from the next update on, {call} is planned by {by}: over {counted(len(known.steps), 'update')} "
+                    f"measured costs were off by {of_fits:.3f}, the formula by {of_formula:.3f}"
                 )
             if call in cut_by_plan and (fill := known.fill_to_try()):
-                known.trial_fill, known.tried = fill, known.number
+                known.trial_fill, known.tried = fill, max(known.steps)
                 changes.append(
                     f"the next update tries micro-batches of {fill} tokens in {call}, or as many as its rows need: all "
                     "were about twice as full, which hides what depends on how full they are"
@@ -139,12 +121,11 @@ class LearnedCosts:
         return changes
 
     def write(self, path: Path) -> None:
-        """Writes all that is known."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({call: asdict(known) for call, known in self._learned.items()}))
 
     @classmethod
-    def read(cls, path: Path) -> LearnedCosts:
+    def read(cls, path: Path) -> Self:
         """What :meth:`write` has written.
 
         Raises:
@@ -153,15 +134,9 @@ class LearnedCosts:
         costs = cls()
         try:
             for call, known in json.loads(path.read_text(encoding="utf-8")).items():
-                steps = {
-                    int(number): [
-                        (Measurement(seconds=m["seconds"], sums_D=tuple((t, q) for t, q in m["sums_D"])), cost)
-                        for m, cost in seen
-                    ]
-                    for number, seen in known["steps"].items()
-                }
-                fitted = known["fitted"] and MeasuredCost(**known["fitted"])
-                costs._learned[call] = _Learned(**known | {"steps": steps, "fitted": fitted})
+                known["steps"] = {int(number): list(map(_measured, seen)) for number, seen in known["steps"].items()}
+                known["fitted"] = known["fitted"] and MeasuredCost(**known["fitted"])
+                costs._learned[call] = _Learned(**known)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise PaddingDataError(
                 f"{path}: no costs of a job with padding.cost_model=measured ({error}). Name the {FILE} of one of its "
@@ -174,6 +149,11 @@ class LearnedCosts:
         return {call: known.fitted for call, known in self._learned.items() if known.fitted is not None}
 
 
+def _measured(read: Sequence[Any]) -> Measured:
+    measurement, cost = read
+    return Measurement(seconds=measurement["seconds"], sums_D=tuple(map(tuple, measurement["sums_D"]))), cost
+
+
 def _fullness(seen: Sequence[Measured]) -> int:
     """Which power of two the median of the fills has reached."""
     return int(np.median([measured.fill for measured, _ in seen])).bit_length()
@@ -182,18 +162,14 @@ def _fullness(seen: Sequence[Measured]) -> int:
 def _errors(seen: Sequence[Measured]) -> tuple[float, float] | None:
     """How wrong fits are, and the formula, as shares of the measured seconds; None where too little is known to fit.
 
-    One half of the measurements is predicted by a fit to the other, and the other way round. The formula knows no
-    seconds, and the fit leaves the paces of ranks out: both are granted one scale for all.
-
-    Args:
-        seen: by what they hold, so that both halves have full ones and empty ones.
+    One half of the measurements is predicted by a fit to the other, and the other way round; they come by what they
+    hold, so that both halves have full ones and empty ones.
     """
     halves = seen[::2], seen[1::2]
-    known: list[tuple[float, float, float]] = []
+    by_fit: list[Measured] = []
     for fitted_to, half in (halves, halves[::-1]):
         fit = fit_cost([measured for measured, _ in fitted_to])
         if fit is None:
             return None
-        known += [(measured.seconds, fit.predict(measured), by_formula) for measured, by_formula in half]
-    seconds, by_fit, by_formula = np.array(known).T
-    return prediction_error(by_fit, seconds), prediction_error(by_formula, seconds)
+        by_fit += [(measured, fit.predict(measured)) for measured, _ in half]
+    return prediction_error(by_fit), prediction_error(seen)

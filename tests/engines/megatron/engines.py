@@ -1,25 +1,30 @@
-"""verl's Megatron engines for device "cpu". Nothing is changed in a process before it builds one.
+"""verl's Megatron engines for device "cpu", and what Megatron-Core asks of ``torch.cuda``, answered by the CPU.
 
-Registered when verl imports its Megatron engine, which it does wherever Megatron-Core is installed.
+verl imports its Megatron engine wherever Megatron-Core is installed, so nothing is changed in a process before it
+builds one. Megatron-Core places its buffers, its random states and its streams on a CUDA device without asking for one.
+Each answer below says "the CPU" to such a question; none computes anything.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from tests.engines.megatron.cuda_calls import answer_for_cuda
+import torch
+from torch import nn
+
+from verl_padding.local.verl_patches import register_on_cpu
+
+CPU = torch.device("cpu")
+FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn")
+"""Functions of torch that Megatron-Core calls with a CUDA device."""
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
-    """Registers verl's Megatron engine classes for device "cpu" (verl registers them for cuda and npu)."""
-    registry = transformer_impl.EngineRegistry
-    for model_type, engine in {
-        "language_model": transformer_impl.MegatronEngineWithLMHead,
-        "value_model": transformer_impl.MegatronEngineWithValueHead,
-    }.items():
-        on_cpu = type(f"{engine.__name__}OnCpu", (_OnCpu, engine), {})
-        registry.register(model_type=model_type, backend="megatron", device="cpu")(on_cpu)
+    register_on_cpu(transformer_impl, "MegatronEngine", _OnCpu, "megatron")
 
 
 class _OnCpu:
@@ -42,3 +47,60 @@ class _OnCpu:
         if not hasattr(config, "rope_theta"):  # transformers 5 has it in here, and mbridge asks for it there
             config.rope_theta = config.rope_parameters["rope_theta"]
         super()._build_tf_config()  # type: ignore[misc]
+
+
+class NoStream:
+    """A stream or an event of a device that runs everything in order: whatever it is told is done already."""
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., NoStream]:
+        return NoStream
+
+
+def answer_for_cuda() -> None:
+    """Changes ``torch.cuda`` and what leads there, in this process, once and for good."""
+    if isinstance(torch.cuda.Stream, type) and issubclass(torch.cuda.Stream, NoStream):
+        return
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: CPU
+    cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = _nothing
+    cuda.Stream = cuda.Event = NoStream
+    cuda.current_stream = cuda.default_stream = NoStream
+    cuda.stream = lambda *_, **__: nullcontext()
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    cuda.manual_seed = torch.manual_seed
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = _nothing
+    for name in FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    tensor: Any = torch.Tensor
+    tensor.cuda = lambda self, *_, **__: self
+    module: Any = nn.Module
+    module.cuda = lambda self, *_, **__: self
+    tensor.type = _with_types_of_cuda(tensor.type)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def on_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = CPU
+        return factory(*args, **kwargs)
+
+    return on_cpu
+
+
+def _with_types_of_cuda(type_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Megatron-Core's optimizers know parameters by names such as ``torch.cuda.FloatTensor``."""
+
+    def with_cuda(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            return str(type_of(self)).replace("torch.", "torch.cuda.")
+        return type_of(self, dtype, *args, **kwargs)
+
+    return with_cuda

@@ -1,7 +1,5 @@
 """The ways to fill cells with rows and pads. To add one, write it in a module of its own and register it below."""
 
-from __future__ import annotations
-
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout

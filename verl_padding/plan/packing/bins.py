@@ -4,8 +4,6 @@ Items that are packed by tokens are numbered by falling cost, the costliest is i
 are numbered by falling tokens as well.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence

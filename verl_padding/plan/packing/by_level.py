@@ -7,8 +7,6 @@ first, whatever rank they will be on, then ranks get a bin of each level, and th
 (:mod:`~verl_padding.plan.packing.pads`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf

@@ -6,8 +6,6 @@ cost and pads level the counts. Where micro-batches are cut by rows, each takes 
 pads alone, so cells are as small as they can be and the ranks are balanced under that cap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

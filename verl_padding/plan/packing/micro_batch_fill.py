@@ -9,8 +9,6 @@ longer than T is alone in its micro-batch: while rows are packed it counts as T 
 A cost that does not know yet what depends on the fill may ask for one: then that fill alone is planned.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

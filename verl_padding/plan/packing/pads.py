@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count, islice
 
 import numpy as np
 
@@ -52,20 +52,16 @@ def numbered(cells_M: Sequence[FilledCells], n_rows: int, *, with_micro_batches:
         with_micro_batches: False where the workers cut them.
     """
     next_pad = count(n_rows)
-    cells, micro_batch_rows = [], []
-    for filled in cells_M:
-        cells_D, n_rows_DK = [], []
-        for rows_K, pads_K in zip(filled.rows_DK, filled.pads_DK, strict=True):
-            micro_batches = [
-                sorted(rows) + [next(next_pad) for _ in range(pads)] for rows, pads in zip(rows_K, pads_K, strict=True)
-            ]
-            cells_D.append(tuple(row for rows in micro_batches for row in rows))
-            n_rows_DK.append(tuple(map(len, micro_batches)))
-        cells.append(tuple(cells_D))
-        micro_batch_rows.append(tuple(n_rows_DK))
-    return Layout(
-        n_rows=n_rows, cells=tuple(cells), micro_batch_rows=tuple(micro_batch_rows) if with_micro_batches else None
-    )
+    held_MDK = [
+        [
+            [sorted(rows) + list(islice(next_pad, pads)) for rows, pads in zip(rows_K, pads_K, strict=True)]
+            for rows_K, pads_K in zip(filled.rows_DK, filled.pads_DK, strict=True)
+        ]
+        for filled in cells_M
+    ]
+    cells = tuple(tuple(tuple(chain.from_iterable(held_K)) for held_K in held_DK) for held_DK in held_MDK)
+    n_rows_MDK = tuple(tuple(tuple(map(len, held_K)) for held_K in held_DK) for held_DK in held_MDK)
+    return Layout(n_rows=n_rows, cells=cells, micro_batch_rows=n_rows_MDK if with_micro_batches else None)
 
 
 def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) -> list[list[int]]:
@@ -73,15 +69,13 @@ def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) 
 
     With ``spread_pads``, no block holds only pads while there are rows for all.
     """
-    pads = n_blocks * size - len(rows)
-    most = size - 1 if spread_pads else size
-    pads_B = [0] * n_blocks
-    for block in reversed(range(n_blocks)):
-        # With fewer rows than blocks, those that are left without one hold pads alone.
-        pads_B[block] = min(pads, size if block >= len(rows) else most)
-        pads -= pads_B[block]
-    ends = np.cumsum([size - pads for pads in pads_B]).tolist()
-    return [list(rows[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    found, begin = [], 0
+    for later_blocks in reversed(range(n_blocks)):
+        left = len(rows) - begin
+        end = begin + min(size, max(left - later_blocks, min(left, 1)) if spread_pads else left)
+        found.append(list(rows[begin:end]))
+        begin = end
+    return found
 
 
 def least_rows(rows_DK: RowsDK) -> int:

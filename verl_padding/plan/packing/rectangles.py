@@ -8,8 +8,6 @@ which is where block k of the same sizes begins if neighbours are put together. 
 higher than its level by sorting, whatever the sizes are; what is left to choose is the sizes.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

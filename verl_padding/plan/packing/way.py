@@ -1,7 +1,5 @@
 """What a way to fill the cells of a call must provide."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """A mini-batch is ppo_mini_batch_size x rollout.n rows, pads among them, and there are as many as verl makes."""
 
-from __future__ import annotations
-
 from math import lcm
 
 from verl_padding.plan.calls import StepShape, Update

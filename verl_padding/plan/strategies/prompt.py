@@ -1,7 +1,5 @@
 """A mini-batch is ppo_mini_batch_size prompts, with all their rows."""
 
-from __future__ import annotations
-
 from verl_padding.plan.calls import StepShape
 from verl_padding.plan.mini_batches import MiniBatches, even_groups, ordered, rows_of_prompts
 from verl_padding.plan.rows import Rows

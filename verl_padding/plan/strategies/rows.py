@@ -1,7 +1,5 @@
 """A mini-batch is an even share of the rows, without regard to prompts."""
 
-from __future__ import annotations
-
 from verl_padding.plan.calls import StepShape
 from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered
 from verl_padding.plan.rows import Rows

@@ -1,7 +1,5 @@
 """What a strategy must provide."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from verl_padding.plan.calls import StepShape, Update

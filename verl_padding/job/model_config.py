@@ -1,6 +1,4 @@
-"""The model of a role, by the role's section in a verl config: its config, and what rows cost it."""
-
-from __future__ import annotations
+"""The model of a role: its Hugging Face config, and what that says of it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,32 +6,24 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.plan import PlanError, TransformerCost
 from verl_padding.plan.transformer_cost import EXPERTS
 
 
 def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
-    """The Hugging Face config of the model of a section (``actor_rollout_ref.model`` or ``critic.model``), with its
-    overrides.
-
-    Raises:
-        PaddingConfigError: it cannot be read.
-    """
+    """The config of a section's model (``actor_rollout_ref.model`` or ``critic.model``), with its overrides; refused
+    where it cannot be read."""
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config
 
     model = OmegaConf.select(config, section)
     setting = "hf_config_path" if model.get("hf_config_path") else "path"
-    path = model[setting]
+    path, remote = model[setting], bool(model.get("trust_remote_code", False))
     try:
-        of_model = AutoConfig.from_pretrained(
-            copy_to_local(path), trust_remote_code=bool(model.get("trust_remote_code", False))
-        )
+        of_model = AutoConfig.from_pretrained(copy_to_local(path), trust_remote_code=remote)
     except (OSError, ValueError, AssertionError) as error:  # the last one is verl's, at a / at the end
-        raise PaddingConfigError(
-            f"the config of {section}.{setting}={path} cannot be read ({error}). Correct the path."
-        ) from error
+        message = f"the config of {section}.{setting}={path} cannot be read ({error}). Correct the path."
+        raise PaddingConfigError(message) from error
     override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
     assert isinstance(override, dict)
     update_model_config(of_model, override.get("model_config", override))
@@ -79,18 +69,3 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for name, value in config.items():
         if isinstance(value, Mapping) and not any(tower in str(name) for tower in TOWERS):
             yield from _parts(value)
-
-
-def read_model_cost(config: DictConfig, section: str) -> TransformerCost:
-    """What rows cost the model of a section.
-
-    Raises:
-        PaddingConfigError: the model's config cannot be read, or its operations are not known.
-    """
-    try:
-        return TransformerCost.from_config(read_model_config(config, section), lm_head=section != "critic.model")
-    except (PaddingConfigError, PlanError) as refusal:
-        raise PaddingConfigError(
-            f"padding.cost_model='model': {refusal} ({section}.path={OmegaConf.select(config, section).path}). Or set "
-            "padding.cost_model=attention."
-        ) from refusal

@@ -1,0 +1,150 @@
+"""The trainer that a job gets: the padded one of its mode with a padding section, verl's without, or none.
+
+verl's constructors run whole: they end before the first worker starts.
+"""
+
+import logging
+from contextlib import contextmanager
+from inspect import getsource
+
+import omegaconf
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import UnsupportedInterpolationType
+from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSeparateAsync, get_trainer_cls, register_trainer
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+from tests.support.trainer_without_workers import make_trainer
+from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
+from verl_padding import __version__
+from verl_padding.driver import stock_guard
+from verl_padding.driver.mixin import PaddedTrainer
+from verl_padding.driver.trainers import PaddedTrainerSeparateAsync, padded_trainer
+from verl_padding.entry import import_hooks
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.modes import STOCK_MODES
+from verl_padding.plan import STRATEGIES
+
+NAMES = [*STOCK_MODES, *(f"padded_{mode}" for mode in STOCK_MODES)]
+ONE_EACH = dict.fromkeys(("actor", "log_prob", "ref", "critic", "values"), 1)
+
+
+def job(mode, *overrides, padding=None):
+    """A config; with a section as a program may put it there, which no callback of Hydra's has seen."""
+    config = compose_job(*DYNAMIC, *SEPARATE, f"trainer.v1.trainer_mode={mode}", *overrides)
+    if padding is not None:
+        OmegaConf.set_struct(config, False)
+        config.padding = padding
+    return config
+
+
+@contextmanager
+def registered_as(name, base):
+    """A trainer of one's own."""
+    mine = register_trainer(name)(type(name.title(), (base,), {}))
+    try:
+        yield mine
+    finally:
+        del TRAINER_REGISTRY[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trainer_is_the_padded_one_of_the_mode(name):
+    mode = name.removeprefix("padded_")
+    for config in (job(name, "+padding=rows"), job(name, padding={"strategy": "rows"})):
+        for trainer in (get_trainer_cls(name)(config=config), get_trainer_cls(mode)(config)):
+            assert type(trainer) is get_trainer_cls(f"padded_{mode}")
+            assert trainer._padding.strategy == "rows"
+            assert trainer.parameter_sync_step == (4 if mode == "separate_async" else 1)
+            assert trainer._job_reader.step_job(dp_sizes=ONE_EACH).prompts == (16 if mode == "separate_async" else 64)
+            assert trainer.trainer_mode == config.trainer.v1.trainer_mode == mode
+
+
+@pytest.mark.parametrize("mode", STOCK_MODES)
+def test_a_plain_string_in_place_of_the_section_is_refused(mode):
+    # What Hydra makes of +padding=prompt where it has not found the group.
+    with pytest.raises(
+        PaddingConfigError, match=r"^padding='prompt': not a mapping, so the config group was not found"
+    ):
+        get_trainer_cls(mode)(config=job(mode, padding="prompt"))
+
+
+@pytest.mark.parametrize("mode", STOCK_MODES)
+def test_without_a_section_verls_trainers_are_verls(mode):
+    trainer = make_trainer(job(mode))
+    assert type(trainer) is get_trainer_cls(mode)
+    assert type(trainer).__module__.startswith("verl.")
+
+
+@pytest.mark.parametrize("mode", STOCK_MODES)
+def test_where_the_padded_trainers_could_not_be_registered_a_section_is_refused(mode, monkeypatch):
+    monkeypatch.setattr(stock_guard, "COUNTERPARTS", {})
+    name = get_trainer_cls(mode).__name__
+    with pytest.raises(PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"):
+        make_trainer(job(mode, "+padding=prompt"))
+
+
+def test_a_trainer_of_ones_own_may_extend_the_mixin_and_verls_trainer():
+    stock = get_trainer_cls("sync")
+    with registered_as("mine", type("Own", (PaddedTrainer, stock), {"extends": "sync"})) as mine:
+        assert type(mine(config=job("mine", "+padding=prompt"))) is mine
+
+
+def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section_and_made_without():
+    with registered_as("mine", get_trainer_cls("sync")) as mine:
+        with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer .*PaddedTrainerSync"):
+            mine(config=job("mine", "+padding=prompt"))
+        with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer"):
+            padded_trainer("mine")
+        assert type(mine(config=job("mine"))) is mine
+
+
+def test_a_padded_trainer_under_a_name_of_its_own_extends_the_mode_of_its_base():
+    with registered_as("mine", PaddedTrainerSeparateAsync) as mine:
+        assert padded_trainer("mine").extends == "separate_async"
+        config = job("mine", "+padding=prompt")
+        trainer = mine(config=config)
+        assert type(trainer) is mine
+        assert trainer.trainer_mode == config.trainer.v1.trainer_mode == "separate_async"
+
+
+def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():
+    # Where the trainer is made, that is: on whichever node Ray puts it. verl resolves the config there first of all.
+    for group in STRATEGIES:
+        config = compose_job(f"+padding={group}")
+        assert config.padding.version == __version__
+        sent = OmegaConf.create(OmegaConf.to_yaml(config))
+        OmegaConf.clear_resolver("verl_padding.version")
+        try:
+            with pytest.raises(UnsupportedInterpolationType, match=r"interpolation type verl_padding\.version"):
+                OmegaConf.resolve(sent)
+        finally:
+            import_hooks._register_resolver(omegaconf)
+
+
+def test_a_model_whose_vision_is_not_known_is_refused_when_it_is_at_hand_and_before_any_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: None)  # where verl fetches the model
+    (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
+    trainers = [make_trainer(job("sync", "+padding=prompt", f"padding.multimodal={how}")) for how in ("auto", "empty")]
+    for trainer in trainers:
+        trainer.config.actor_rollout_ref.model.path = str(tmp_path)
+    with pytest.raises(PaddingConfigError, match=r"^padding.multimodal='auto': .* type 'mllama' must .*=empty"):
+        trainers[0]._init_tokenizer()
+    trainers[1]._init_tokenizer()
+
+
+def test_a_line_of_verls_log_that_python_refuses_is_not_written_where_no_replica_shares_the_trainers_devices(
+    monkeypatch,
+):
+    log = logging.getLogger(PPOTrainerSeparateAsync.__module__)
+    assert "flush=True" in getsource(PPOTrainerSeparateAsync._setup), (
+        "verl has mended it: PaddedTrainerSeparateAsync._setup and the doctor's line can go"
+    )
+    monkeypatch.setattr(log, "level", log.level)  # given back at the end
+    log.setLevel(logging.INFO)
+    config = job("separate_async", "+padding=prompt")
+    config.actor_rollout_ref.hybrid_engine = False
+    trainer = make_trainer(config)
+    monkeypatch.setattr(PaddedTrainer, "_setup", lambda self: log.info("one line", flush=True))
+    trainer._setup()
+    assert log.level == logging.WARNING
