@@ -37,8 +37,8 @@ class Job(StepShape):
         check_choice("sharing", self.sharing, get_args(Sharing))
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
-                f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows that share in one micro-batch; choose "
-                "packer='plan'"
+                f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows that share in one "
+                "micro-batch; choose packer='plan'"
             )
         check_choice("cost_model", self.cost_model, COST_MODELS)
         if self.seed < 0:
