@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import ALL_TERMS, BUDGETS, BUDGETS_OF_CRITICS, CUTS, pad_tokens_of
+from tests.equivalence.updates import BUDGET, CUTS, pad_tokens_of
 from tests.support.fsdp2_workers import give_same_head, start_actor, start_critic, stop
 from verl_padding.local.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
@@ -24,7 +24,19 @@ LAYERS = 4
 """One for each part of a virtual pipeline, of two parts on each of two ranks."""
 EXPERTS = 4
 ROLES = {"actor": "actor_rollout_ref.actor", "critic": "critic"}
-TERMS = {"actor": ALL_TERMS[:-1], "critic": ("critic.cliprange_value=0.5",)}
+TERMS = {
+    "actor": [
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.1",
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        "actor_rollout_ref.actor.loss_scale_factor=16",
+    ],
+    "critic": ["critic.cliprange_value=0.5"],
+}
+BUDGETS = (
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+)
 LORA_RANK = 4
 
 
@@ -92,8 +104,10 @@ class Shape:
 
     @property
     def cuts(self) -> list[dict[str, Any]]:
-        """Where its ranks share every row, none of them holds pads alone."""
-        return [cut for cut in CUTS.values() if self.dp_size > 1 or "few" not in cut]
+        """Where its ranks share every row, none of them holds pads alone; FSDP2's alone share prefixes."""
+        without = {"few"} if self.dp_size == 1 else set()
+        without |= {"sharing"} if self.engine != "fsdp" else set()
+        return [cut for cut in CUTS.values() if not without & cut.keys()]
 
     @property
     def reference(self) -> "Shape":
@@ -109,10 +123,10 @@ def overrides_of(shape: Shape) -> list[str]:
     found = [f"+{role}.optim.override_optimizer_config.{name}=1e-5" for name in eps]
     found += [*TERMS[shape.update], f"{role}.optim.weight_decay=0"]  # Megatron leaves norms and biases out of it
     if shape.update == "critic":
-        found += BUDGETS_OF_CRITICS["plain" if shape.ranks == 1 else "padded"]
+        found.append(f"+critic.ppo_infer_max_token_len_per_gpu={4096 if shape.ranks == 1 else BUDGET}")
         found.append("critic.optim.lr=3e-4")  # a mean of values that is nearly zero shows how rounding grows
     elif shape.ranks > 1:
-        found += BUDGETS
+        found += [f"{setting}={BUDGET}" for setting in BUDGETS]
     if shape.engine != "fsdp":
         found.append(f"+local=cpu_{shape.engine}")
     if shape.engine == "veomni":

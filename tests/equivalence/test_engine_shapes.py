@@ -10,7 +10,6 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
-from tests.equivalence.test_shared_prefixes import assert_sharing_agrees, batch_and_plan
 from tests.equivalence.updates import (
     BUDGET,
     EACH_CUT,
@@ -56,18 +55,8 @@ def shape_and_both(request, model_of, one_rank_of) -> Iterator[tuple[Shape, RayW
 def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_and_both):
     shape, *both = shape_and_both
     if cut not in shape.cuts:
-        pytest.skip("its ranks share every row")
+        pytest.skip("its ranks share every row, or it refuses to share prefixes")
     assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=after_start_over(shape))
-
-
-def test_so_do_ranks_of_fsdp2_that_share_prefixes(shape_and_both):
-    shape, *both = shape_and_both
-    if shape.engine != "fsdp":
-        pytest.skip("refused")
-    for workers in both:
-        start_over(workers, "token-mean")
-    sizes = {"dp_size": shape.dp_size, "token_budget": BUDGET * shape.ranks_of_row}
-    assert_sharing_agrees(*both, *batch_and_plan(shape.update, **sizes), shape.update)
 
 
 def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):

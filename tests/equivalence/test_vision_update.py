@@ -10,9 +10,9 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 
+from tests.equivalence.engine_shapes import Shape, started
 from tests.equivalence.updates import assert_packed_as_planned, update_both, with_trained_fields
-from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
-from tests.support.tolerance import ADAM_EPS
+from tests.support.fsdp2_workers import start_over
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_grown_vision_rows, put_vision_rows
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.source import find_images
@@ -33,12 +33,11 @@ NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
     """Family, config, two ranks that get pads, and one that does not."""
     model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
-    overrides = [f"+actor_rollout_ref.actor.optim.{ADAM_EPS}"]
-    if request.param in NEED_FLASH_ATTENTION_TO_PACK:
-        overrides.append("actor_rollout_ref.model.use_remove_padding=false")
-    config = json.loads((model / "config.json").read_text())
+    packs = f"actor_rollout_ref.model.use_remove_padding={request.param not in NEED_FLASH_ATTENTION_TO_PACK}"
     budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
-    with padded_and_plain(start_actor, model, *overrides, padded=[budget]) as both:
+    config = json.loads((model / "config.json").read_text())
+    with started(Shape(), model, packs, budget) as padded_ranks, started(Shape(ranks=1), model, packs) as one_rank:
+        both = padded_ranks, one_rank
         both[0].execute_with_func_generator(plan_packer.install("chains"))  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
             workers.execute_with_func_generator(vision_fixes.install_in_worker)

@@ -2,8 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,9 +20,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from tests.support.rows_in_queue import empty_queue
 from tests.support.verl_config import compose_job
-from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.plan_packer import PATCHED
 
 
@@ -140,32 +137,6 @@ def give_same_head(workers: RayWorkerGroup) -> None:
         return DataProto()
 
     workers.execute_with_func_generator(give)
-
-
-@contextmanager
-def padded_and_plain(
-    start: Callable[..., RayWorkerGroup],
-    model: Path,
-    *overrides: str,
-    padded: Sequence[str] = (),
-    plain: Sequence[str] = (),
-    ranks: int = 2,
-) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Ranks that get pads and see real rows, and one that does not; ends them and empties the queue.
-
-    Args:
-        start: :func:`start_actor` or :func:`start_critic`.
-        padded: overrides of the padded ranks, ``plain`` of the one.
-        ranks: how many are padded.
-    """
-    with ExitStack() as started:
-        started.callback(empty_queue)
-        padded_ranks = start(model, ranks, *overrides, *padded)
-        started.callback(stop, padded_ranks)
-        one_rank = start(model, 1, *overrides, *plain)
-        started.callback(stop, one_rank)
-        padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-        yield padded_ranks, one_rank
 
 
 def stop(workers: RayWorkerGroup) -> None:
