@@ -6,9 +6,10 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from unittest import mock
 
 import pandas as pd
@@ -76,9 +77,7 @@ def run_job(
     folder: Path,
     *overrides: str,
     steps: int,
-    kill: str | None = None,
-    kill_actor: str | None = None,
-    levels: bool = False,
+    probed: Mapping[str, str] = MappingProxyType({}),
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
     local: str = "cpu",
@@ -86,11 +85,9 @@ def run_job(
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
     Args:
-        kill: where the trainer's process is to be killed, as :mod:`tests.end_to_end.probe` has it.
-        kill_actor: which actor's process is to be killed, and when.
-        levels: whether to note what each step leaves behind.
-        local: choice of the config group ``local``.
+        probed: variables of :mod:`tests.end_to_end.probe`: what is to be killed or noted.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
+        local: choice of the config group ``local``.
     """
     facts = folder / PROBE
     facts.mkdir(parents=True)
@@ -117,9 +114,7 @@ def run_job(
         "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.end_to_end.probe"]),
         "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
         "PYTHONPATH": str(ROOT),
-        **({probe.KILL: kill} if kill else {}),
-        **({probe.KILL_ACTOR: kill_actor} if kill_actor else {}),
-        **({probe.LEVELS: "1"} if levels else {}),
+        **probed,
     }
     with mock.patch.dict(os.environ, environment):
         code = run_command(
@@ -149,13 +144,13 @@ def run_job(
             timeout_s=3000,
         )
     log = (folder / LOG).read_text()
-    assert (code == 0) == (kill is None and kill_actor is None), log[-5000:]
+    assert (code == 0) == (not probed.keys() & {probe.KILL, probe.KILL_ACTOR}), log[-5000:]
     return JobFacts(
         folder=folder,
         metrics=dict(read_metrics(folder)),
         rows={rows.step: rows for rows in read_rows(folder)},
         log=log,
-        **read_probe(facts, torn=kill_actor is not None),
+        **read_probe(facts, torn=probe.KILL_ACTOR in probed),
     )
 
 

@@ -17,22 +17,19 @@ from wrapt import register_post_import_hook
 
 import tests.engines  # noqa: F401  (jobs on these engines have no other module to load it)
 
+# Environment variables.
 FOLDER = "VERL_PADDING_PROBE"
-"""Environment variable: where the notes go."""
+"""Where the notes go."""
 LEVELS = "VERL_PADDING_PROBE_LEVELS"
-"""Environment variable: if it is there, what each step leaves behind is noted."""
+"""If it is there, what each step leaves behind is noted."""
 KILL = "VERL_PADDING_PROBE_KILL"
-"""Environment variable: ``update:4`` kills the trainer's process after the update of step 4, before anything is saved;
-``save:4`` while its checkpoint is being written, the weights done."""
-
-
+"""``update:4`` kills the trainer's process after the update of step 4, before anything is saved; ``save:4`` while its
+checkpoint is being written, the weights done."""
 KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
-"""Environment variable: ``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts
-of step 2 are being generated."""
-
+"""``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts of step 2 are being
+generated."""
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
-"""Environment variable: if it is there, the trainer's log-probs of each row are noted, and how far the rollout's are
-from them."""
+"""If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from them."""
 
 
 def text_of(message: dict) -> str:

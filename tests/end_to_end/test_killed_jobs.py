@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import transfer_queue as tq
 
+from tests.end_to_end import probe
 from tests.end_to_end.jobs import JobFacts, run_job
 from tests.support.rows_in_queue import empty_queue, queue_content
 from verl_padding.timing.learned_costs import FILE as COSTS
@@ -39,7 +40,7 @@ def run_killed_and_resumed(folder: Path, place: str, *overrides: str) -> tuple[J
         f"trainer.save_freq={SAVED}",
         *overrides,
     ]
-    killed = run_job(folder / "killed", *common, steps=LAST, kill=f"{place}:{KILLED}")
+    killed = run_job(folder / "killed", *common, steps=LAST, probed={probe.KILL: f"{place}:{KILLED}"})
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
     resumed = run_job(folder / "resumed", *common, steps=LAST)
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(LAST)
@@ -128,7 +129,7 @@ STEPS = 85
 # The watch is the same in all modes, and for all kinds of actors (tests/driver/test_actor_watch.py).
 @pytest.mark.timeout(600)
 def test_a_job_whose_storage_is_killed_ends_soon_and_names_it(tmp_path):
-    facts = run_job(tmp_path, "+padding=prompt", steps=STEPS, kill_actor="SimpleStorageUnit:2")
+    facts = run_job(tmp_path, "+padding=prompt", steps=STEPS, probed={probe.KILL_ACTOR: "SimpleStorageUnit:2"})
     ended = time.time()
     assert 1 <= max(facts.metrics) < STEPS
     assert "LostActorError: TransferQueue's storage: " in facts.log

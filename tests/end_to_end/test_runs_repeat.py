@@ -126,12 +126,12 @@ def run_growing(folder: Path, sharing: str, *overrides: str) -> JobFacts:
         "padding.advantages=session",
         *overrides,
         steps=STEPS,
+        probed={LOG_PROBS: "1"},
     )
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path, monkeypatch):
-    monkeypatch.setenv(LOG_PROBS, "1")
+def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
     overrides = []
     if estimator == "gae":
         # verl draws the head of a critic anew in each run where the model has none.

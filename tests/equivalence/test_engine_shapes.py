@@ -11,7 +11,6 @@ from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
 from tests.equivalence.updates import (
-    BUDGET,
     EACH_CUT,
     PAD_TOKENS,
     assert_metrics_agree,
@@ -22,7 +21,6 @@ from tests.equivalence.updates import (
 )
 from tests.support.fsdp2_workers import start_over
 from tests.support.rows_in_queue import put_columns
-from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.worker.plan_packer import install
 
 pytestmark = [
@@ -61,18 +59,13 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_a
 
 def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):
     shape = Shape()
-    update = Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=2, padded_to="micro_batch")
-    job = Job(
-        strategy="prompt", prompts=6, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer="plan"
-    )
     with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
         padded_ranks.execute_with_func_generator(install())
         both = padded_ranks, one_rank_of(shape)
         for workers in both:
             start_over(workers, "token-mean")
         batch = put_trained_rows()
-        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-        assert_metrics_agree(update_both(*both, batch, plan))
+        assert_metrics_agree(update_both(*both, batch, plan_of(batch, "plan", padded_to="micro_batch")))
 
 
 TOP_K = 5

@@ -23,8 +23,8 @@ from verl_padding.worker import plan_packer, vision_fixes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
-
 BUDGET = 64
+POLICY_LOSS_ALONE = ("actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.actor.entropy_coeff=0")
 NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 """Families whose packed attention verl 0.9.1 has for flash-attn alone (models/transformers/qwen2_vl.py)."""
 
@@ -34,9 +34,10 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
     """Family, config, two ranks that get pads, and one that does not."""
     model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
     packs = f"actor_rollout_ref.model.use_remove_padding={request.param not in NEED_FLASH_ATTENTION_TO_PACK}"
+    job = (*POLICY_LOSS_ALONE, packs)
     budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
     config = json.loads((model / "config.json").read_text())
-    with started(Shape(), model, packs, budget) as padded_ranks, started(Shape(ranks=1), model, packs) as one_rank:
+    with started(Shape(), model, *job, budget) as padded_ranks, started(Shape(ranks=1), model, *job) as one_rank:
         both = padded_ranks, one_rank
         both[0].execute_with_func_generator(plan_packer.install("chains"))  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length

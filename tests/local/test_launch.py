@@ -12,8 +12,8 @@ import pytest
 
 from verl_padding.local.launch import LOG, job_environment, run_command
 
-# A job that does what Ray does: daemons in sessions of their own, orphaned at once, and one that will not
-# listen to SIGTERM. They write their process ids to a file in the working directory.
+# A job that does what Ray does: daemons in sessions of their own, orphaned at once. They write their process ids to a
+# file in the working directory.
 JOB = """
 import os, signal, subprocess, sys, time
 code = "import signal, time; {}; time.sleep(600)"
@@ -25,7 +25,7 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         spawn("pass")
-        spawn("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+        spawn("pass")
         os._exit(0)
     os._exit(0)
 os.wait()
@@ -34,6 +34,8 @@ while sum(1 for _ in open("pids")) < 3:
     time.sleep(0.01)
 print("spawned", os.environ["TMPDIR"], flush=True)
 """
+# One of its daemons will not listen to SIGTERM, and is killed after a grace period.
+STUBBORN_JOB = JOB.replace('spawn("pass")', 'spawn("signal.signal(signal.SIGTERM, signal.SIG_IGN)")', 1)
 
 
 @pytest.fixture
@@ -55,12 +57,13 @@ def assert_all_gone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("sys.exit(0)", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
+    ("job", "end", "code"),
+    [(JOB, "sys.exit(0)", 0), (STUBBORN_JOB, "sys.exit(3)", 3), (JOB, "os.kill(os.getpid(), signal.SIGKILL)", 137)],
 )
 @pytest.mark.usefixtures("bystander")
-def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, end: str, code: int) -> None:
+def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, job: str, end: str, code: int) -> None:
     lines: list[str] = []
-    command = [sys.executable, "-c", f"{JOB}\n{end}"]
+    command = [sys.executable, "-c", f"{job}\n{end}"]
     assert run_command(command, folder=tmp_path / "job", on_line=lines.append) == code
     assert len(lines) == 1
     assert_all_gone(tmp_path / "job")
@@ -69,7 +72,7 @@ def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, end: str, cod
 @pytest.mark.usefixtures("bystander")
 def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="log"):
-        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=15)
+        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=8)
 
     assert_all_gone(tmp_path)
 
@@ -85,9 +88,11 @@ def test_an_exception_while_reading_ends_the_job(tmp_path: Path) -> None:
     assert_all_gone(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("job", "number"), [(JOB, signal.SIGINT), (JOB, signal.SIGTERM), (STUBBORN_JOB, signal.SIGKILL)]
+)
 @pytest.mark.usefixtures("bystander")
-def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, job: str, number: signal.Signals) -> None:
     launcher = subprocess.Popen(
         [
             sys.executable,
@@ -96,7 +101,7 @@ def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: s
             "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
             "import sys; from pathlib import Path; from verl_padding.local.launch import run_command; "
             "run_command([sys.executable, '-c', sys.argv[1]], folder=Path(sys.argv[2]))",
-            f"{JOB}\ntime.sleep(600)",
+            f"{job}\ntime.sleep(600)",
             str(tmp_path),
         ],
         stderr=subprocess.DEVNULL,
