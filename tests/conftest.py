@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import tests.support.composed_once  # noqa: F401
+import tests.support.composed_once
 import tests.support.plain_output  # noqa: F401  (first of all)
 from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
-from tests.support.own_recipe import make_own_recipe
+from tests.support.pages import make_own_recipe
 
 # How long an example takes says more of what else the cores do than of the code.
 settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])

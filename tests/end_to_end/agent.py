@@ -52,8 +52,7 @@ class VaryingTurns(AgentLoopBase):
 
     def __init__(self, *args: Any, mishaps: bool, routes: tuple[int, int, int] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.mishaps = mishaps
-        self.routes = routes
+        self.mishaps, self.routes = mishaps, routes
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -126,14 +125,12 @@ class ManyRows(AgentLoopBase):
 
     Args:
         most: largest number of rows of a step.
-        fewest: rows that a session has at least, whatever its step has. With 0, a step whose prompts come from
-            several steps may meet none but empty sessions.
+        fewest: of a session. With 0, a step whose prompts come from several steps may meet only empty sessions.
     """
 
     def __init__(self, *args: Any, most: int = 500, fewest: int = 0, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.most = most
-        self.fewest = fewest
+        self.most, self.fewest = most, fewest
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]

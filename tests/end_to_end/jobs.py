@@ -30,8 +30,9 @@ ON_A_CPU = "verl_padding.local.registration"
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStep:
+    """Over all ranks."""
+
     rows: int
-    """Rows of the mini-batch, over all ranks."""
     real_rows: int
     """Those that had a token with a loss."""
     moved: bool
@@ -51,9 +52,8 @@ class JobFacts:
     folder: Path
     """Where it ran."""
     metrics: dict[int, dict]
-    """By step."""
+    """By step; so are the rows, from the rollout dump."""
     rows: dict[int, StepRows]
-    """By step, from the rollout dump."""
     optimizer_steps: dict[str, list[OptimizerStep]]
     """By model, in order."""
     batches: list[dict]
@@ -158,10 +158,9 @@ def _picture(seed: int) -> bytes:
     """64 x 64 pixels, or twice as many: 4 or 8 tokens."""
     from PIL import Image
 
-    draw = random.Random(seed)
-    width, height = 64 * draw.randint(1, 2), 64
-    file = io.BytesIO()
-    Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height)).save(file, "PNG")
+    draw, file = random.Random(seed), io.BytesIO()
+    size = 64 * draw.randint(1, 2), 64
+    Image.frombytes("RGB", size, draw.randbytes(3 * size[0] * size[1])).save(file, "PNG")
     return file.getvalue()
 
 
@@ -173,23 +172,19 @@ def read_probe(folder: Path, *, torn: bool) -> dict:
     for note in notes:
         if note["kind"] == "optimizer_step":
             by_rank[note["model"], note["rank"]].append(note)
-    by_model = {
-        model: list(zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn))
-        for model in {model for model, _ in by_rank}
-    }
     steps = {
         model: [
             OptimizerStep(
-                rows=sum(note["rows"] for note in notes_of_step),
-                real_rows=sum(note["real_rows"] for note in notes_of_step),
-                moved=any(note["moved"] for note in notes_of_step),
-                pad_routes=[slots for note in notes_of_step for slots in note["routes"]],
-                images=[image for note in notes_of_step for image in note["images"]],
-                nodes=[note["node"] for note in notes_of_step],
+                rows=sum(note["rows"] for note in of_ranks),
+                real_rows=sum(note["real_rows"] for note in of_ranks),
+                moved=any(note["moved"] for note in of_ranks),
+                pad_routes=[slots for note in of_ranks for slots in note["routes"]],
+                images=[image for note in of_ranks for image in note["images"]],
+                nodes=[note["node"] for note in of_ranks],
             )
-            for notes_of_step in of_model
+            for of_ranks in zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn)
         ]
-        for model, of_model in by_model.items()
+        for model in {model for model, _ in by_rank}
     }
     kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "levels": "level"}
     return {

@@ -44,15 +44,14 @@ def _note(**facts) -> None:
 
 
 def _watch_optimizer_steps(module) -> None:
+    import ray
+    import torch
+
     train_batch = module.TrainingWorker.train_batch
 
     @functools.wraps(train_batch)
     def watched(self, data, *args, **kwargs):
-        import ray
-        import torch
-
         rows_with_loss = sum(bool(mask.sum() > 0) for mask in data["loss_mask"].unbind())
-        model = self.config.model_type
         before = [local.detach().clone() for local in _local_parameters(self.engine)]
         output = train_batch(self, data, *args, **kwargs)
         moved = any(not torch.equal(a, b) for a, b in zip(before, _local_parameters(self.engine), strict=True))
@@ -60,7 +59,7 @@ def _watch_optimizer_steps(module) -> None:
             return output
         _note(
             kind="optimizer_step",
-            model=model,
+            model=self.config.model_type,
             rank=self.engine.get_data_parallel_rank(),
             node=ray.get_runtime_context().get_node_id(),
             rows=len(data),
@@ -114,8 +113,6 @@ def _watch_steps(module) -> None:
         )
         return batch
 
-    module.PPOTrainer._step_once = watched
-
     step = module.PPOTrainer.step
 
     def watched_step(self, *args, **kwargs):
@@ -132,18 +129,18 @@ def _watch_steps(module) -> None:
         )
         return batch
 
-    module.PPOTrainer.step = watched_step
-
     save_checkpoint = module.PPOTrainer._save_checkpoint
 
     def watched_save(self):
         place, _, step = os.environ.get(KILL, "").partition(":")
         if step == str(self.global_steps):
+            kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
             if place == "update":
-                _kill()
-            module.tq.save_checkpoint = lambda *args, **kwargs: _kill()
+                kill()
+            module.tq.save_checkpoint = lambda *args, **kwargs: kill()
         return save_checkpoint(self)
 
+    module.PPOTrainer._step_once, module.PPOTrainer.step = watched, watched_step
     module.PPOTrainer._save_checkpoint = watched_save
 
 
@@ -173,10 +170,6 @@ def _log_probs(keys) -> dict:
         "log_probs": [trainer[mask.bool()].tolist() for _, trainer, mask in rows],
         "log_prob_gap": max(float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows),
     }
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _questions(keys) -> list[str]:

@@ -12,10 +12,11 @@ from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.pads.upsampling import strip
+from verl_padding.plan.row_keys import session_of_key
 
 LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (8, 4), (2, 5)]
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_1_0", "b_1_1", "c_0_0", "c_1_0"]
-COLUMNS = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+COLUMNS = ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
 RESULTS = ("advantages", "returns", "token_level_rewards", "response_mask", "rollout_is_weights")
 
 
@@ -33,15 +34,21 @@ class Outcome:
 
 
 def put_scored_rows() -> KVBatchMeta:
-    generator = torch.Generator().manual_seed(0)
+    """Rows as the trainer has them before advantages: each ends with the reward of its session."""
+    draw = torch.Generator().manual_seed(0)
+    reward = {session: float(torch.randn((), generator=draw)) for session in dict.fromkeys(map(session_of_key, KEYS))}
     batch = put_rows(LENGTHS, KEYS)
-    columns = {name: [torch.randn(n, generator=generator) for _, n in LENGTHS] for name in COLUMNS}
-    return put_columns(batch, **columns)
+    rows = [(n, session_of_key(key)) for (_, n), key in zip(LENGTHS, KEYS, strict=True)]
+    scores = [torch.tensor([0.0] * (n - 1) + [reward[session]]) for n, session in rows]
+    columns = {name: [torch.randn(n, generator=draw) for n, _ in rows] for name in COLUMNS}
+    return put_columns(batch, rm_scores=scores, **columns)
 
 
-def without_and_with_pads(estimator: str, *overrides: str) -> tuple[Outcome, Outcome]:
+def without_and_with_pads(estimator: str, *overrides: str, kl_in_reward: bool = True) -> tuple[Outcome, Outcome]:
     """The same rows twice."""
-    trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", "algorithm.use_kl_in_reward=true", *overrides)
+    critic = ["critic.ppo_mini_batch_size=2"] if estimator == "gae" else []
+    settings = (f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={kl_in_reward}", *critic)
+    trainer = padded_trainer(*settings, *overrides)
     trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), 2)
     without = _computed(trainer, put_scored_rows())
     batch = trainer._balance_batch(put_scored_rows(), {})

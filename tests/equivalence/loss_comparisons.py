@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils.metric import Metric
 
@@ -14,6 +15,12 @@ from verl_padding.worker.losses import MICRO_BATCHES, RealRowsLoss
 from verl_padding.worker.row_means import PREFIX
 
 POLICY_LOSSES = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX))
+DISTILLING = [
+    (name, policy_gradient)
+    for name in sorted(DISTILLATION_LOSS_REGISTRY)
+    for policy_gradient in (True, False)
+    if (name, policy_gradient) != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
+]
 NOT_ADDITIVE = ("_std", "_eff_sample_size")
 """Ends of the names of metrics that those of micro-batches do not add up to."""
 PACKING_MATTERS = ("clip_cov", "kl_cov")

@@ -9,21 +9,19 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tests.equivalence.advantages_in_queue import put_scored_rows, without_and_with_pads
-from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, put_rows, read_columns
-from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.equivalence.advantages_in_queue import KEYS, Outcome, put_scored_rows, without_and_with_pads
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows, read_columns
+from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor.job import _plan
 from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job import calls
-from verl_padding.pads.upsampling import strip
 from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -42,7 +40,7 @@ VERLS_LIMITS = {
 
 @pytest.mark.parametrize("name", sorted(ADV_ESTIMATOR_REGISTRY))
 def test_an_estimator_gives_with_pads_in_the_queue_what_it_gives_without(name):
-    without, with_pads = without_and_with_pads(name, *(CRITIC if name == "gae" else []))
+    without, with_pads = without_and_with_pads(name)
     assert with_pads == without
     assert (without.error is not None) == (name in VERLS_LIMITS), without.error
     assert without.kl_coefficient != 0.2, "the controller was meant to move"
@@ -101,50 +99,27 @@ def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_t
     assert refused.message.startswith("algorithm.use_pf_ppo=True: ")
 
 
-TURNS = [3, 1, 2, 1, 4, 1]
-"""Rows of each session; two sessions of each of three prompts."""
-
-
-def computed(advantages: str, estimator: str, *overrides: str) -> tuple[dict[str, list[float]], dict]:
-    """Advantages of each row by its key, and the metrics."""
+def by_row_and_by_session(estimator: str, *, kl_in_reward: bool) -> tuple[Outcome, Outcome]:
+    """What rows get as samples, and with padding.advantages=session; while pads wait in the queue."""
     discount = ("algorithm.gamma=0.9", "algorithm.lam=0.8")
-    settings = (f"algorithm.adv_estimator={estimator}", f"padding.advantages={advantages}", *discount, *overrides)
-    trainer = padded_trainer(*settings, *(CRITIC if estimator == "gae" else []))
-    trainer._dp_sizes = lambda: dict.fromkeys((calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2)
-    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
-    rows, metrics = grown_sessions(TURNS, prompts=3), {}
-    draw = torch.Generator().manual_seed(0)
-    rewards = {session: float(torch.randn((), generator=draw)) for session in sorted(set(map(session_of_key, rows)))}
-    torch.manual_seed(0)  # of whatever else rows have
-    batch = put_grown_sessions(rows)
-    responses = [len(response) for _, response in rows.values()]
-    scores = [torch.zeros(response) for response in responses]
-    for key, score in zip(rows, scores, strict=True):
-        score[-1] = rewards[session_of_key(key)]
-    columns = {
-        name: [torch.randn(n, generator=draw) for n in responses]
-        for name in ("old_log_probs", "ref_log_prob", "values")
-    }
-    put_columns(batch, rm_scores=scores, **columns)
-    batch = trainer._balance_batch(batch, {})
-    assert trainer._padded_batch.plan.n_pads > 0
-    trainer._compute_advantage(batch, metrics)
-    strip(trainer._padded_batch.pads)
-    (found,) = read_columns(batch, "advantages")
-    return dict(zip(batch.keys, [row.tolist() for row in found], strict=True)), metrics
+    of_rows, of_sessions = (
+        without_and_with_pads(estimator, f"padding.advantages={samples}", *discount, kl_in_reward=kl_in_reward)
+        for samples in ("row", "session")
+    )
+    assert of_sessions[0] == of_sessions[1]
+    return of_rows[1], of_sessions[1]
 
 
 @pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys()))
 def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estimator):
-    by_row, _ = computed("row", estimator)
-    by_session, _ = computed("session", estimator)
-    pairs = [zip(row, by_row[key], strict=True) for key, row in by_session.items()]
-    differ = max(abs(a - b) for pair in pairs for a, b in pair)
+    by_row, by_session = (found.rows["advantages"] for found in by_row_and_by_session(estimator, kl_in_reward=False))
+    pairs = [pair for rows in zip(by_row, by_session, strict=True) for pair in zip(*rows, strict=True)]
+    differ = max(abs(a - b) for a, b in pairs)
     # verl takes sessions for samples itself, or weighs samples by their tokens, however these are shared out to rows.
     assert differ < 1e-6 if estimator in ("grpo", "opo") else differ > 0.05
     if estimator not in ("gae", "reinforce_plus_plus"):  # whose advantages differ from token to token
-        for session in {session_of_key(key) for key in by_session}:
-            rows = [row for key, row in by_session.items() if session_of_key(key) == session]
+        for session in set(map(session_of_key, KEYS)):
+            rows = [row for key, row in zip(KEYS, by_session, strict=True) if session_of_key(key) == session]
             assert len({round(value, 5) for row in rows for value in row}) == 1
 
 
@@ -217,10 +192,9 @@ def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compar
 
 
 def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
-    overrides = ("algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=64")
-    (by_row, row_metrics), (by_session, metrics) = (computed(kind, "rloo", *overrides) for kind in ("row", "session"))
-    assert by_row != by_session
-    assert metrics == row_metrics
+    by_row, by_session = by_row_and_by_session("rloo", kl_in_reward=True)
+    assert by_row.rows != by_session.rows
+    assert (by_row.metrics, by_row.kl_coefficient) == (by_session.metrics, by_session.kl_coefficient)
 
 
 REWARDS = {"a_0_0": 1.0, "a_1_0": 0.0, "b_0_0": 1.0, "b_1_0": 1.0, "c_0_0": 0.5, "c_0_1": 0.5, "c_1_0": 0.2}

@@ -6,9 +6,9 @@ micro-batches with the pads taken out. Rows without a trained token count in den
 """
 
 import pytest
-from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 
 from tests.equivalence.loss_comparisons import (
+    DISTILLING,
     PACKING_MATTERS,
     POLICY_LOSSES,
     MaskedRows,
@@ -40,12 +40,6 @@ LAYOUTS = {
 }
 EACH_LAYOUT = pytest.mark.parametrize("name_of_layout", LAYOUTS)
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
-DISTILLING = [
-    (name, policy_gradient)
-    for name in sorted(DISTILLATION_LOSS_REGISTRY)
-    for policy_gradient in (True, False)
-    if (name, policy_gradient) != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
-]
 
 
 def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packing_matters=False, rejected=False):

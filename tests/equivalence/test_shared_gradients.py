@@ -14,10 +14,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
-from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, Seeded
+from tests.equivalence.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, Seeded
 from tests.support.engine_in_process import (
     Actor,
     Critic,
@@ -309,14 +308,8 @@ def taught() -> dict[bool, tuple[dict[str, Row], BatchPlan]]:
 
 
 DISTILLING_LOSSES = further(
-    [
-        (name, mode, policy_gradient)
-        for name in sorted(DISTILLATION_LOSS_REGISTRY)
-        for mode in MODES
-        for policy_gradient in (True, False)
-        if (name, policy_gradient) != ("k1", False)  # which verl refuses
-    ],
-    quick=[(name, "token-mean", name == "k1") for name in DISTILLATION_LOSS_REGISTRY],
+    [(name, mode, policy_gradient) for name, policy_gradient in DISTILLING for mode in MODES],
+    quick=[(name, "token-mean", name == "k1") for name, _ in DISTILLING],
 )
 
 

@@ -13,7 +13,7 @@ from verl.single_controller.ray import RayWorkerGroup
 from tests.equivalence.engine_shapes import Shape, started
 from tests.equivalence.updates import assert_packed_as_planned, update_both, with_trained_fields
 from tests.support.fsdp2_workers import start_over
-from tests.support.vision_rows import FAMILIES, make_vision_model, put_grown_vision_rows, put_vision_rows
+from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.source import find_images
 from verl_padding.pads.template import PadTemplate
@@ -60,14 +60,14 @@ def plan_for(batch: KVBatchMeta, extends_R: Any = None, *, prompts_per_mini_batc
 
 def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
-    patterns = [[True, True, True]]
+    patterns = [[(True,), (True,), (True,)]]
     if family != "gemma3":  # which leaves its tower out of a micro-batch without an image, pads or not
-        patterns.append([True, False, True])
-    for with_image, packer in product(patterns, ("verl", "plan")):
+        patterns.append([(True,), (False,), (True,)])
+    for images, packer in product(patterns, ("verl", "plan")):
         for workers in (padded_ranks, one_rank):
             start_over(workers, "token-mean")
         torch.manual_seed(0)
-        batch = with_trained_fields(put_vision_rows(family, config, with_image))
+        batch = with_trained_fields(put_vision_rows(family, config, images))
         template = template_for(config, batch)
         assert (template.length == 2) == (family in RUNS_WITHOUT_IMAGES)
         plan = plan_for(batch, prompts=3, packer=packer, pad_tokens=template.length)
@@ -83,7 +83,7 @@ def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
         for workers in (padded_ranks, one_rank):
             start_over(workers, "token-mean")
         torch.manual_seed(0)
-        batch = with_trained_fields(put_grown_vision_rows(family, config, [(True, False, False), (True,)]))
+        batch = with_trained_fields(put_vision_rows(family, config, [(True, False, False), (True,)]))
         plan = plan_for(batch, prompts=2, packer=packer)
         cells = [cell for ranks in plan.layouts["actor"].cells for cell in ranks]
         assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], "one rank was meant to have two pads"
@@ -98,7 +98,7 @@ def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     for workers in (sharing, one_rank):
         start_over(workers, "seq-mean-token-mean")
     torch.manual_seed(0)
-    rows = put_grown_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
+    rows = put_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
     batch = with_trained_fields(rows)
     extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags])
     assert extends_R == [None, 0, 1, None, 3, None, None, 6, 7]
