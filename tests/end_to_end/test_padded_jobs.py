@@ -214,6 +214,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
     assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
 
 
+@pytest.mark.slow
 def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_over_them(tmp_path):
     """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on disk, if it can."""
     prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"

@@ -156,17 +156,15 @@ def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, model_of):
     shape = SHAPES[f"Megatron: experts, {name}"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode={replay}") as both:
         for packer in PACKERS:
-            update = assert_updates_agree(*both, packer, put=put_routed_rows, **shape.planned)
+            update = assert_updates_agree(
+                *both, packer, put=lambda: with_drawn_routes(put_trained_rows()), **shape.planned
+            )
         for layer in (0, LAYERS - 1):
-            batch = put_routed_rows()
+            batch = with_drawn_routes(put_trained_rows())
             assert_other_experts_give_another_update(layer, *both, shape, update, batch, plan_for(batch, "plan", shape))
         if shape.dp_size > 1:
             few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
             assert_updates_agree(*both, "plan", **few, **shape.planned)
-
-
-def put_routed_rows() -> KVBatchMeta:
-    return with_drawn_routes(put_trained_rows())
 
 
 @pytest.mark.parametrize("name", ["ep2", "pp2 x dp2", "pp2 vpp2"])

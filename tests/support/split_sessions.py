@@ -68,7 +68,7 @@ class Session:
         return Sample(self.name.split("_")[0], self.reward, **of)
 
     def in_one_row(self) -> Row:
-        """All contexts one after the other; the prompts of all but the first are as if they were observed."""
+        """Contexts one after the other; prompts of all but the first are as if they were observed."""
         row, number = Row(f"{self.name}_0", self.contexts[0].prompt), 0
         for context in self.contexts:
             if number:
