@@ -13,10 +13,8 @@ from verl.workers.rollout.replica import TokenOutput
 from tests.end_to_end.probe import text_of
 
 MOST_TURNS = 4
-LONELY_STEP = 2
-"""Step in which a single session of a single prompt yields a single row."""
-FAILING_STEP = 3
-"""Step in which some sessions raise."""
+LONELY_STEP = 2  # step in which a single session of a single prompt yields a single row
+FAILING_STEP = 3  # step in which some sessions raise
 
 
 def _hash(*parts: object) -> int:
@@ -160,8 +158,6 @@ class ManyRows(AgentLoopBase):
 
 
 class WeightedOutput(AgentLoopOutput):
-    """A row that says what it weighs."""
-
     loss_weight: float
 
 

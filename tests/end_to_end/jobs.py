@@ -22,10 +22,8 @@ from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ACTOR, CRITIC = "language_model", "value_model"
-PROBE = "probe"
-"""Folder of the probe's notes, in that of a job."""
-ON_A_CPU = "verl_padding.local.registration"
-"""What the plug-in loads with VERL_PLATFORM=cpu."""
+PROBE = "probe"  # folder of the probe's notes, in that of a job
+ON_A_CPU = "verl_padding.local.registration"  # what the plug-in loads with VERL_PLATFORM=cpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +31,11 @@ class OptimizerStep:
     """Over all ranks."""
 
     rows: int
-    real_rows: int
-    """Those that had a token with a loss."""
-    moved: bool
-    """Whether the weights changed, on any rank."""
-    pad_routes: list[list[int]]
-    """Experts of each token and layer of rows without a loss, where routes are recorded."""
-    images: list[bool]
-    """Whether each real row holds an image, where rows can."""
-    nodes: list[str] = field(compare=False)
-    """Ray's node of each rank: another one in each job."""
+    real_rows: int  # those that had a token with a loss
+    moved: bool  # whether the weights changed, on any rank
+    pad_routes: list[list[int]]  # experts of each token and layer of rows without a loss, where routes are recorded
+    images: list[bool]  # whether each real row holds an image, where rows can
+    nodes: list[str] = field(compare=False)  # Ray's node of each rank: another one in each job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +43,15 @@ class JobFacts:
     """What a job did, all from files it left."""
 
     folder: Path
-    """Where it ran."""
-    metrics: dict[int, dict]
-    """By step; so are the rows, from the rollout dump."""
+    metrics: dict[int, dict]  # by step; so are the rows, from the rollout dump
     rows: dict[int, StepRows]
-    optimizer_steps: dict[str, list[OptimizerStep]]
-    """By model, in order."""
-    batches: list[dict]
-    """The batch after each local update."""
-    queue: list[dict]
-    """TransferQueue after each step, before its rows are cleared."""
+    optimizer_steps: dict[str, list[OptimizerStep]]  # by model, in order
+    batches: list[dict]  # the batch after each local update
+    queue: list[dict]  # TransferQueue after each step, before its rows are cleared
     sampled: list[dict]
     """Each batch as it was sampled, validation included: its rows in the order in which their sessions ended."""
-    levels: list[dict]
-    """What was left after each step, if that was asked for."""
-    killed_at: float | None
-    """When an actor was killed, in seconds since the epoch."""
+    levels: list[dict]  # what was left after each step, if that was asked for
+    killed_at: float | None  # when an actor was killed, in seconds since the epoch
     log: str
 
     def trained_questions(self, steps: Iterable[int]) -> list[str]:

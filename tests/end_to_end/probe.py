@@ -18,10 +18,8 @@ from wrapt import register_post_import_hook
 import tests.engines  # noqa: F401  (jobs on these engines have no other module to load it)
 
 # Environment variables.
-FOLDER = "VERL_PADDING_PROBE"
-"""Where the notes go."""
-LEVELS = "VERL_PADDING_PROBE_LEVELS"
-"""If it is there, what each step leaves behind is noted."""
+FOLDER = "VERL_PADDING_PROBE"  # where the notes go
+LEVELS = "VERL_PADDING_PROBE_LEVELS"  # if it is there, what each step leaves behind is noted
 KILL = "VERL_PADDING_PROBE_KILL"
 """``update:4`` kills the trainer's process after the update of step 4, before anything is saved; ``save:4`` while its
 checkpoint is being written, the weights done."""
@@ -74,7 +72,6 @@ def _watch_optimizer_steps(module) -> None:
 
 
 def _local_parameters(engine) -> list:
-    """This rank's part of each parameter."""
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]

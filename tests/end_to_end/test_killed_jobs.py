@@ -120,10 +120,8 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
     assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0
 
 
-LIMIT_S = 60
-"""Seconds that a job may take to end, with all its processes; without the watch, 150 at the least."""
-STEPS = 85
-"""All that one epoch of the data has: no machine is through them before the watch has looked twice."""
+LIMIT_S = 60  # seconds that a job may take to end, with all its processes; without the watch, 150 at the least
+STEPS = 85  # all that one epoch of the data has: no machine is through them before the watch has looked twice
 
 
 # The watch is the same in all modes, and for all kinds of actors (tests/driver/test_actor_watch.py).

@@ -21,8 +21,7 @@ from verl_padding.recipes.subagents.job import tiny_job
 from verl_padding.runs.report import ROLLOUTS, read_metrics, read_rows
 
 STEPS = 3
-ENGINE_AGREEMENT = 1e-4
-"""Of vLLM's log-probs and the trainer's, in float32: two implementations of one model."""
+ENGINE_AGREEMENT = 1e-4  # of vLLM's log-probs and the trainer's, in float32: two implementations of one model
 
 VLLM = pytest.param(
     "cpu_vllm",

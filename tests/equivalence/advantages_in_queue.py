@@ -24,13 +24,10 @@ RESULTS = ("advantages", "returns", "token_level_rewards", "response_mask", "rol
 class Outcome:
     """What verl's method left behind."""
 
-    rows: dict[str, list[list[float]]]
-    """By field of the queue."""
-    kl_coefficient: float
-    """Of the adaptive controller."""
+    rows: dict[str, list[list[float]]]  # by field of the queue
+    kl_coefficient: float  # of the adaptive controller
     metrics: dict[str, Any]
-    error: tuple[type, str] | None
-    """What it ended with, if it raised."""
+    error: tuple[type, str] | None  # what it ended with, if it raised
 
 
 def put_scored_rows() -> KVBatchMeta:
@@ -45,7 +42,6 @@ def put_scored_rows() -> KVBatchMeta:
 
 
 def without_and_with_pads(estimator: str, *overrides: str, kl_in_reward: bool = True) -> tuple[Outcome, Outcome]:
-    """The same rows twice."""
     critic = ["critic.ppo_mini_batch_size=2"] if estimator == "gae" else []
     settings = (f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={kl_in_reward}", *critic)
     trainer = padded_trainer(*settings, *overrides)

@@ -20,8 +20,7 @@ from verl_padding.local.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker.losses import wrap_worker_loss
 
-LAYERS = 4
-"""One for each part of a virtual pipeline, of two parts on each of two ranks."""
+LAYERS = 4  # one for each part of a virtual pipeline, of two parts on each of two ranks
 EXPERTS = 4
 ROLES = {"actor": "actor_rollout_ref.actor", "critic": "critic"}
 TERMS = {
@@ -48,8 +47,7 @@ class Shape:
     kind: TinyModelKind = "qwen2"
     update: str = "actor"
     ranks: int = 2
-    ranks_of_row: int = 1
-    """By Ulysses or context parallelism."""
+    ranks_of_row: int = 1  # by Ulysses or context parallelism
     pipeline: int = 1
     virtual_pipeline: int = 1
     tensor: int = 1
@@ -66,7 +64,6 @@ class Shape:
 
     @property
     def settings(self) -> list[str]:
-        """Overrides that give the engine this shape."""
         role = ROLES[self.update]
         match self.engine:
             case "fsdp":
@@ -151,17 +148,13 @@ def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
         stop(workers)
 
 
-def after_start_over(shape: Shape) -> Any:
-    """What :func:`assert_updates_agree` does with both sides before it trains them."""
-
-    def prepare(padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup) -> None:
-        if shape.engine == "veomni":
-            padded_ranks.execute_with_func_generator(set_adam_eps)
-        if shape.engine == "megatron" and shape.update == "critic":
-            for workers in (padded_ranks, one_rank):
-                give_same_head(workers)
-
-    return prepare
+def after_start_over(shape: Shape, padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup) -> None:
+    """What both are given before :func:`assert_updates_agree` trains them."""
+    if shape.engine == "veomni":
+        padded_ranks.execute_with_func_generator(set_adam_eps)
+    if shape.engine == "megatron" and shape.update == "critic":
+        for workers in (padded_ranks, one_rank):
+            give_same_head(workers)
 
 
 def set_adam_eps(worker: Any) -> DataProto:

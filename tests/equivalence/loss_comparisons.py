@@ -21,8 +21,7 @@ DISTILLING = [
     for policy_gradient in (True, False)
     if (name, policy_gradient) != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
 ]
-NOT_ADDITIVE = ("_std", "_eff_sample_size")
-"""Ends of the names of metrics that those of micro-batches do not add up to."""
+NOT_ADDITIVE = ("_std", "_eff_sample_size")  # ends of the names of metrics that those of micro-batches do not add up to
 PACKING_MATTERS = ("clip_cov", "kl_cov")
 """Losses of verl that choose tokens inside a micro-batch, and so depend on how rows are packed."""
 

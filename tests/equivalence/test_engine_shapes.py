@@ -1,6 +1,7 @@
 """Zero effect on each engine in each shape: padded ranks end with the weights of one rank that never saw a pad."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_a
     shape, *both = shape_and_both
     if cut not in shape.cuts:
         pytest.skip("its ranks share every row, or it refuses to share prefixes")
-    assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=after_start_over(shape))
+    assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape))
 
 
 def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):

@@ -30,7 +30,6 @@ EOS = 3
 
 
 def assert_still(fault: bool, what: str) -> None:
-    """Fails the day verl mends a fault."""
     assert fault, (
         f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
         "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."

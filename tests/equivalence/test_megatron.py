@@ -49,8 +49,7 @@ pytestmark = [
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
 PER_TOKEN = f"+{MEGATRON}.override_transformer_config.calculate_per_token_loss=true"
-ODD_VOCABULARY = 261
-"""A vocabulary that two tensor parallel ranks cannot share as it is."""
+ODD_VOCABULARY = 261  # a vocabulary that two tensor parallel ranks cannot share as it is
 BY_SIZE = [cut for cut in CUTS.values() if not {"few", "sharing"} & cut.keys()]
 BUCKET = 16
 ROUND_UP = (f"{MEGATRON}.pad_to_length=true", f"{MEGATRON}.pad_to_length_bucket={BUCKET}")

@@ -32,10 +32,8 @@ policy_loss, distilling_loss, critic_loss = map(
 )
 
 WEIGHTS = [2.0, 0.5, 0.0, 1.0, 0.75]
-KEYS = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "b_0_0"]
-"""Three sessions: one of three rows, two of one."""
-ALONE = Layout(n_rows=5, cells=(((0, 1, 2, 3, 4),),))
-"""The mini-batch, whatever its ranks and micro-batches."""
+KEYS = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "b_0_0"]  # three sessions: one of three rows, two of one
+ALONE = Layout(n_rows=5, cells=(((0, 1, 2, 3, 4),),))  # the mini-batch, whatever its ranks and micro-batches
 NOMINAL = 7
 SETTINGS = [*[(mode, "rows") for mode in MODES], *[(mode, "nominal") for mode in MODES if mode not in TOKEN_MODES]]
 SETTING = pytest.mark.parametrize(("mode", "denominator"), SETTINGS)

@@ -44,8 +44,7 @@ from verl_padding.worker.row_means import normalize_over_mini_batch
 
 BUDGET = 48
 SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
-NOMINAL = 7
-"""Rows of a mini-batch as a configuration would say it: not those that are there."""
+NOMINAL = 7  # rows of a mini-batch as a configuration would say it: not those that are there
 TOP_K = 4
 CALL = "actor"
 
@@ -109,8 +108,7 @@ def engines(models) -> tuple[Whole, Whole]:
     return start_engine(Actor, model, sharing=True), start_engine(Actor, model, sharing=False)
 
 
-Gradients = Iterator[torch.Tensor]
-"""Of each mini-batch, (N,), at the weights that are there when it is asked for."""
+Gradients = Iterator[torch.Tensor]  # of each mini-batch, (N,), at the weights that are there when it is asked for
 
 
 def blind_to_the_last(loss):
@@ -271,8 +269,7 @@ CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
     "a temperature": (lambda models: models("qwen2"), {}, {"temperature": 0.7}),
 }
 """The model, settings of the engine, and what each micro-batch says, of what an engine computes in another way."""
-THROUGH_FLOAT32 = ("experts", "fused kernels")
-"""Routers and kernels of transformers and verl."""
+THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transformers and verl
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -37,11 +37,9 @@ from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.worker.plan_packer import install
 
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
-TURNS = [3, 2, 5, 4, 5, 2, 1, 3, 1, 2, 3, 2]
-"""Rows of each session that grows; two sessions of each of six prompts."""
+TURNS = [3, 2, 5, 4, 5, 2, 1, 3, 1, 2, 3, 2]  # rows of each session that grows; two sessions of each of six prompts
 EPOCHS = 2
-PAD_TOKENS = 2
-"""What engines ask for that round no row up; see :func:`pad_tokens_of`."""
+PAD_TOKENS = 2  # what engines ask for that round no row up; see :func:`pad_tokens_of`
 TEMPLATE = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
 MODES = ("token-mean", "seq-mean-token-mean")
 """Ranks and workers do not know what a loss computes of their rows: test_registered_losses.py and
@@ -174,10 +172,8 @@ METHODS = {call.name: call.method for call in CALLS if call.trains}
 class BothUpdates:
     layout: Layout
     plan: BatchPlan
-    padded: dict[str, Any]
-    """Metrics of the padded update, as verl's workers answer."""
-    plain: list[dict[str, Any]]
-    """Metrics of each optimizer step of the reference."""
+    padded: dict[str, Any]  # metrics of the padded update, as verl's workers answer
+    plain: list[dict[str, Any]]  # metrics of each optimizer step of the reference
 
 
 def assert_updates_agree(

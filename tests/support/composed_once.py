@@ -13,8 +13,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigSource
 
-ROOTS = (sysconfig.get_path("purelib"), str(Path(__file__).parent.parent))
-"""Folders whose configs no test changes."""
+ROOTS = (sysconfig.get_path("purelib"), str(Path(__file__).parent.parent))  # folders whose configs no test changes
 _load, _compose = ConfigRepository.load_config, ConfigLoaderImpl._compose_config_from_defaults_list
 _loaded, _composed = {}, {}
 

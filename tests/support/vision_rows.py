@@ -13,8 +13,7 @@ from tests.support.rows_in_queue import put_rows
 from verl_padding.local.tiny_models import make_byte_tokenizer
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")
-IMAGE_SIDE = 28
-"""Pixels of a side, for the family that takes whole images."""
+IMAGE_SIDE = 28  # pixels of a side, for the family that takes whole images
 
 
 def make_vision_model(family: str, folder: Path) -> Path:
