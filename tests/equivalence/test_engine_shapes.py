@@ -24,12 +24,7 @@ from tests.support.fsdp2_workers import start_over
 from tests.support.rows_in_queue import put_columns
 from verl_padding.worker.plan_packer import install
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.usefixtures("transfer_queue"),
-]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("transfer_queue")]
 
 
 @pytest.mark.megatron

@@ -146,10 +146,7 @@ def with_routes(batch: KVBatchMeta, routes: Sequence[torch.Tensor]) -> KVBatchMe
 
 @pytest.mark.parametrize(
     ("replay", "name"),
-    [
-        ("R2", "ep2"),
-        *(("R3", name) for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice")),
-    ],
+    [("R2", "ep2"), *(("R3", name) for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice"))],
 )
 def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, model_of):
     shape = SHAPES[f"Megatron: experts, {name}"]

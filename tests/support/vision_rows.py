@@ -22,11 +22,7 @@ def make_vision_model(family: str, folder: Path) -> Path:
     names = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
     tokenizer.add_tokens(names, special_tokens=True)
     start, image, end, video = tokenizer.convert_tokens_to_ids(names)
-    special = {
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     text: dict[str, Any] = special | {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
