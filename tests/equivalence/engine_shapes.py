@@ -14,8 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import BUDGET, CUTS, pad_tokens_of
+from tests.equivalence.updates import BUDGET, CUTS
 from tests.support.fsdp2_workers import give_same_head, start_actor, start_critic, stop
+from tests.support.verl_config import compose_job
+from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.local.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker.losses import wrap_worker_loss
@@ -88,12 +91,13 @@ class Shape:
         """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of its parts."""
         of_actor = replace(self, update="actor")
         local = "cpu" if self.engine == "fsdp" else f"cpu_{self.engine}"
+        engine = worker_engine(compose_job(f"+local={local}", *of_actor.settings), ACTOR_SECTION)
         return {
             "dp_size": self.dp_size,
             "ranks_of_row": self.ranks_of_row,
             "micro_batch_multiple": self.pipeline if self.virtual_pipeline > 1 else 1,
             "template": PadTemplate(
-                eos_token_id=3, length=pad_tokens_of(f"+local={local}", *of_actor.settings), n_experts=lambda: EXPERTS
+                eos_token_id=3, length=max(MIN_PAD_LENGTH, engine.row_multiple), n_experts=lambda: EXPERTS
             ),
         }
 

@@ -125,25 +125,21 @@ def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estim
 
 @pytest.mark.parametrize(("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)])
 def test_two_equal_turns_are_two_actions_unless_the_agent_loop_says_that_one_continues_the_other(said, actions):
-    found = returns_of(["a_0_0", "a_0_1", "a_0_2", "a_0_3"], [([1], [2]), ([3], [4]), ([1], [2]), ([1], [2])], said)
-    want = [0.9 ** (actions - 1 - action) for action in range(actions)]
-    assert found == pytest.approx(want if actions == 4 else [want[0], want[1], want[0], want[0]])
-
-
-def returns_of(keys, rows, said) -> list[float]:
-    """Of all tokens, for a reward of 1."""
     trainer = padded_trainer(
         "algorithm.adv_estimator=reinforce_plus_plus", "padding.advantages=session", "algorithm.gamma=0.9"
     )
-    extra = [{} if said is None else {"extends": extends} for extends in said or keys]
-    scores = [torch.tensor([0.0] * (len(response) - 1) + [1.0]) for _, response in rows]
-    before = [torch.zeros(len(response)) for _, response in rows]
+    keys, rows = ["a_0_0", "a_0_1", "a_0_2", "a_0_3"], [([1], [2]), ([3], [4]), ([1], [2]), ([1], [2])]
     batch = put_grown_sessions(
-        dict(zip(keys, rows, strict=True)), extra_fields=extra, rm_scores=scores, old_log_probs=before
+        dict(zip(keys, rows, strict=True)),
+        extra_fields=[{} if said is None else {"extends": extends} for extends in said or keys],
+        rm_scores=[torch.ones(1)] * 4,
+        old_log_probs=[torch.zeros(1)] * 4,
     )
     trainer._compute_advantage(batch, {})
     (returns,) = read_columns(batch, "returns")
-    return torch.cat(returns).tolist()
+    want = [0.9 ** (actions - 1 - action) for action in range(actions)]
+    want = want if actions == 4 else [want[0], want[1], want[0], want[0]]
+    assert torch.cat(returns).tolist() == pytest.approx(want)
 
 
 def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:

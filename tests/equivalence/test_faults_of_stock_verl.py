@@ -26,7 +26,6 @@ from verl_padding.pads.tags import PAD_UID_PREFIX
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 STOCK = get_trainer_cls("sync")
-EOS = 3
 
 
 def assert_still(fault: bool, what: str) -> None:

@@ -11,10 +11,9 @@ from tests.equivalence.loss_comparisons import (
     DISTILLING,
     PACKING_MATTERS,
     POLICY_LOSSES,
-    MaskedRows,
-    Seeded,
     assert_metrics_are_those_of_the_rows_that_train,
     metrics_where_gradients_agree,
+    seeded,
 )
 from tests.support.losses_on_rows import (
     IDLE_RANK,
@@ -44,8 +43,8 @@ EACH_MODE = pytest.mark.parametrize("mode", MODES)
 
 def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packing_matters=False, rejected=False):
     masked = (1, 3) if "untrained" in name_of_layout else ()
-    rows = MaskedRows(*masked, rejected=rejected)
-    loss = Seeded(loss) if packing_matters else loss
+    rows = Rows(*masked, rejected=rejected)
+    loss = seeded(loss) if packing_matters else loss
     metrics = metrics_where_gradients_agree(
         loss, LAYOUTS[name_of_layout], output_name, rows=rows, packing_matters=packing_matters
     )
@@ -93,7 +92,7 @@ def test_a_mini_batch_without_a_trained_token_has_losses_and_gradients_of_zero(n
     output_name = "values" if name == "critic" else "log_probs"
     loss = RealRowsLoss(critic_loss(mode) if name == "critic" else LOSSES[name](mode, name), "rows")
     layout = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]]
-    rows = MaskedRows(*range(5))
+    rows = Rows(*range(5))
     for known in (set(), {f"{output_name} loss", "other"}):
         loss._losses = known
         gradients, metrics = run_as_verl_does(loss, rows, layout, output_name)

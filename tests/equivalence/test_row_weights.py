@@ -14,7 +14,7 @@ import verl
 from omegaconf import open_dict
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import DISTILLING, POLICY_LOSSES, Seeded
+from tests.equivalence.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support import losses_on_rows
 from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT64
@@ -173,7 +173,7 @@ def test_each_session_counts_once(mode, denominator, layout):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
-    loss = RealRowsLoss(Seeded(policy_loss(mode, name)), "rows")
+    loss = RealRowsLoss(seeded(policy_loss(mode, name)), "rows")
     got, metrics = run_as_verl_does(loss, WeightedRows(weighting(mode), [1.0] * 5), SPREAD, "log_probs")
     want, unweighted = run_as_verl_does(loss, Rows(), SPREAD, "log_probs")
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

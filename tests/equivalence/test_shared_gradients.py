@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, Seeded
+from tests.equivalence.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.support.engine_in_process import (
     Actor,
     Critic,
@@ -193,7 +193,7 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
         verls = loss if denominator == "rows" else normalize_over_mini_batch(loss)
         want = plain_gradients(plain, rows, plan, verls, denominator)
     else:
-        loss = Seeded(loss)
+        loss = seeded(loss)
         verls = by_real_rows(loss) if denominator == "rows" else loss
         same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
         want = train_as_planned(plain, rows, plan, CALL, verls, **same)

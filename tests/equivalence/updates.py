@@ -23,11 +23,8 @@ from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
-from tests.support.verl_config import compose_job
-from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.job.calls import CALLS
-from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
@@ -39,7 +36,7 @@ from verl_padding.worker.plan_packer import install
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
 TURNS = [3, 2, 5, 4, 5, 2, 1, 3, 1, 2, 3, 2]  # rows of each session that grows; two sessions of each of six prompts
 EPOCHS = 2
-PAD_TOKENS = 2  # what engines ask for that round no row up; see :func:`pad_tokens_of`
+PAD_TOKENS = 2  # what engines ask for that round no row up
 TEMPLATE = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
 MODES = ("token-mean", "seq-mean-token-mean")
 """Ranks and workers do not know what a loss computes of their rows: test_registered_losses.py and
@@ -95,11 +92,6 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
     """Of the responses, as verl's trainer cuts them out of what a pass has written."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"])
     return [*response_from_nested(data["log_probs"], data["response_mask"]).unbind()]
-
-
-def pad_tokens_of(*overrides: str) -> int:
-    """Tokens of a pad as the engine of an actor asks for them."""
-    return max(MIN_PAD_LENGTH, worker_engine(compose_job(*overrides), ACTOR_SECTION).row_multiple)
 
 
 def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:

@@ -1,12 +1,11 @@
 """verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
 import importlib.metadata as metadata
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.fresh_processes import Fresh, run_fresh
+from tests.support.fresh_processes import run_fresh
 from verl_padding.local.registration import VllmCpuFinder
 
 SHOW = """
@@ -51,23 +50,19 @@ importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(na
 """
 
 
-def run(code: str, platform: str | None) -> subprocess.CompletedProcess[str]:
-    return run_fresh(Fresh(code, environment={"VERL_PLATFORM": platform}))
-
-
 @pytest.mark.parametrize(("platform", "expected"), [(None, "0 0"), ("nvidia", "0 0"), ("cpu", "1 1")])
 def test_the_platform_is_there_only_when_asked_for(platform: str | None, expected: str) -> None:
-    assert run(SHOW, platform).stdout.strip() == expected
+    assert run_fresh(SHOW, platform=platform).stdout.strip() == expected
 
 
 @pytest.mark.parametrize("first", ["verl", "verl_padding.local.cpu_platform", "verl_padding.local.rollout_replica"])
 def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
-    result = run(USE.format(first=first), "cpu")
+    result = run_fresh(USE.format(first=first), platform="cpu")
     assert result.returncode == 0, result.stderr
 
 
 def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
-    result = run(ANOTHER_VERSION + SHOW, "cpu")
+    result = run_fresh(ANOTHER_VERSION + SHOW, platform="cpu")
     assert result.stdout.strip() == "1 0"
     assert "found 1.0.0" in result.stderr
 
