@@ -37,6 +37,14 @@ LAYOUTS = {
     "an untrained rank": [[[1], [3, PAD]], [[0, 2], [4]]],
     "an untrained part of a micro-batch": [[[0, 1], [2, PAD]], [[3, 4], [PAD]]],
 }
+PADS_AND_UNTRAINED = ("a rank holds pads alone", "an untrained part of a micro-batch")
+# Rows are left out before a loss sees them: all layouts of one loss, of one that has no value without a trained token, and
+# of those that depend on how rows are packed.
+LOSSES_ON_LAYOUTS = [
+    (name, layout)
+    for name in POLICY_LOSSES
+    for layout in (LAYOUTS if name in ("vanilla", "bypass_mode", *PACKING_MATTERS) else PADS_AND_UNTRAINED)
+]
 EACH_LAYOUT = pytest.mark.parametrize("name_of_layout", LAYOUTS)
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
 
@@ -52,15 +60,15 @@ def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packin
     assert_metrics_are_those_of_the_rows_that_train(loss, metrics, output_name, rows=rows, but=but)
 
 
-@EACH_LAYOUT
 @EACH_MODE
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize(("name", "name_of_layout"), LOSSES_ON_LAYOUTS)
 def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, name_of_layout):
     assert_trains_alike(policy_loss(mode, name), name_of_layout, packing_matters=name in PACKING_MATTERS)
 
 
-@pytest.mark.parametrize("task_rewards", [True, False], ids=["with rewards", "alone"])
-@pytest.mark.parametrize("name_of_layout", list(LAYOUTS)[1:5:3])
+@pytest.mark.parametrize(
+    ("name_of_layout", "task_rewards"), [("a rank holds pads alone", True), ("an untrained rank", False)]
+)
 @EACH_MODE
 @pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
 def test_a_registered_distillation_loss_does_too(name, policy_gradient, mode, name_of_layout, task_rewards):
