@@ -38,8 +38,8 @@ LAYOUTS = {
     "an untrained part of a micro-batch": [[[0, 1], [2, PAD]], [[3, 4], [PAD]]],
 }
 PADS_AND_UNTRAINED = ("a rank holds pads alone", "an untrained part of a micro-batch")
-# Rows are left out before a loss sees them: all layouts of one loss, of one that has no value without a trained token, and
-# of those that depend on how rows are packed.
+# Rows are left out before a loss sees them: all layouts of one loss, of one that has no value without a trained token,
+# and of those that depend on how rows are packed.
 LOSSES_ON_LAYOUTS = [
     (name, layout)
     for name in POLICY_LOSSES
