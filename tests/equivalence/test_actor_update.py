@@ -87,8 +87,7 @@ def test_so_do_ranks_that_compute_shared_prefixes_once(mode, strategy, actors):
 @EACH_PACKER
 def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_has_them(packer, actors):
     """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""
-    for workers in actors:
-        start_over(workers, "seq-mean-token-mean")
+    start_over(actors, "seq-mean-token-mean")
     follow(actors[0], packer)
     batch = put_trained_rows()
     plan = plan_of(batch, packer)
@@ -122,7 +121,7 @@ def hold_half_a_gib_for_a_moment(worker):
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system's peaks cannot be reset")
 def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(actors):
     padded_ranks, _ = actors
-    start_over(padded_ranks, "token-mean")
+    start_over([padded_ranks], "token-mean")
     batch = put_trained_rows()
     padded = upsample(batch, plan_of(batch, "verl"), TEMPLATE)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
@@ -144,8 +143,7 @@ def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(act
 @pytest.mark.parametrize("cut", [*PACKERS, "shared prefixes"])
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, actors):
     padded_ranks, one_rank = actors
-    for workers in actors:
-        start_over(workers, "token-mean")
+    start_over(actors, "token-mean")
     if cut == "shared prefixes":
         padded_ranks.execute_with_func_generator(install("chains"))
         batch = put_grown_rows()
@@ -190,8 +188,7 @@ def put_copies(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, list[str]]]:
 @pytest.mark.slow
 @EACH_MODE
 def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
-    for workers in actors:
-        start_over(workers, mode)
+    start_over(actors, mode)
     follow(actors[0], "plan")
     batch = put_trained_rows()
     copies = put_copies(batch)
@@ -221,7 +218,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
         # Engines that once share go on to share whatever the plan says is a chain: "off" has none.
         ranks.execute_with_func_generator(install("chains"))
         for sharing in ("off", "chains"):
-            start_over(ranks, "token-mean")
+            start_over([ranks], "token-mean")
             batch = put_grown_rows()
             plan = plan_of(batch, "plan", sharing=sharing, ranks_meet=meet)
             assert plan.layouts["log_prob"].order == plan.layouts["actor"].order

@@ -58,8 +58,7 @@ def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packe
     with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
         padded_ranks.execute_with_func_generator(install())
         both = padded_ranks, one_rank_of(shape)
-        for workers in both:
-            start_over(workers, "token-mean")
+        start_over(both, "token-mean")
         batch = put_trained_rows()
         assert_metrics_agree(update_both(*both, batch, plan_of(batch, "plan", padded_to="micro_batch")))
 

@@ -175,8 +175,7 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(name, tran
 def assert_replays_what_was_recorded(
     padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, layer: int
 ) -> None:
-    for workers in (padded_ranks, one_rank):
-        start_over(workers, "token-mean")
+    start_over((padded_ranks, one_rank), "token-mean")
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install())
     want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
@@ -214,8 +213,7 @@ def assert_other_experts_give_another_update(
     (others,) = read_columns(batch, "routed_experts")
     for of_row in others:
         of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
-    for workers in (padded_ranks, one_rank):
-        start_over(workers, "token-mean")
+    start_over((padded_ranks, one_rank), "token-mean")
     other = update_both(padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.planned["template"])
     assert_metrics_agree(other)
     first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))

@@ -64,8 +64,7 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
     if family != "gemma3":  # which leaves its tower out of a micro-batch without an image, pads or not
         patterns.append([(True,), (False,), (True,)])
     for images, packer in product(patterns, ("verl", "plan")):
-        for workers in (padded_ranks, one_rank):
-            start_over(workers, "token-mean")
+        start_over((padded_ranks, one_rank), "token-mean")
         torch.manual_seed(0)
         batch = with_trained_fields(put_vision_rows(family, config, images))
         template = template_for(config, batch)
@@ -80,8 +79,7 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
 def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
     for packer in ("verl", "plan"):
-        for workers in (padded_ranks, one_rank):
-            start_over(workers, "token-mean")
+        start_over((padded_ranks, one_rank), "token-mean")
         torch.manual_seed(0)
         batch = with_trained_fields(put_vision_rows(family, config, [(True, False, False), (True,)]))
         plan = plan_for(batch, prompts=2, packer=packer)
@@ -95,8 +93,7 @@ def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
 @pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
 def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     family, config, sharing, one_rank = actors
-    for workers in (sharing, one_rank):
-        start_over(workers, "seq-mean-token-mean")
+    start_over((sharing, one_rank), "seq-mean-token-mean")
     torch.manual_seed(0)
     rows = put_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
     batch = with_trained_fields(rows)

@@ -195,8 +195,8 @@ def assert_updates_agree(
     if mode is None:
         by_rows = micro_batch_rows is not None or (few and update == "actor")
         mode = ("seq-mean-token-mean" if update == "actor" else "seq-mean-token-sum") if by_rows else "token-mean"
-    start_over(one_rank, mode, policy_loss=policy_loss)
-    start_over(padded_ranks, mode, micro_batch_rows, policy_loss)
+    start_over([one_rank], mode, policy_loss=policy_loss)
+    start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
     started(padded_ranks, one_rank)
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install(sharing))

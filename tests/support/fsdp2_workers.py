@@ -91,9 +91,12 @@ def make_value_model(language_model: Path, folder: Path) -> Path:
 
 
 def start_over(
-    workers: RayWorkerGroup, loss_agg_mode: str, micro_batch_rows: int | None = None, policy_loss: str = "vanilla"
+    groups: Sequence[RayWorkerGroup],
+    loss_agg_mode: str,
+    micro_batch_rows: int | None = None,
+    policy_loss: str = "vanilla",
 ) -> None:
-    """Gives the workers the model's weights and a new optimizer again, and verl's loss with other modes.
+    """Gives workers the model's weights and a new optimizer again, and verl's loss with other modes.
 
     What was wrapped around verl's loss is made anew around it.
 
@@ -116,7 +119,8 @@ def start_over(
         object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", micro_batch_rows)
         return DataProto()
 
-    workers.execute_with_func_generator(reset)
+    for workers in groups:
+        workers.execute_with_func_generator(reset)
 
 
 def follow_no_plan(worker: Any) -> DataProto:
