@@ -1,20 +1,26 @@
-"""Advantages and group filtering, by verl's own methods on the real TransferQueue: pads in the queue change nothing.
+"""Advantages, rollout corrections and group filtering, by verl's own methods: pads in the real TransferQueue change nothing.
 
 verl's ``_compute_advantage`` runs twice on the same rows, before a pad is made and while pads wait in TransferQueue:
 advantages, returns, rewards, the controller of the in-reward KL and the metrics must be the same to the last bit.
 """
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from transfer_queue import KVBatchMeta
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
+from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tests.equivalence.advantages_in_queue import KEYS, Outcome, put_scored_rows, without_and_with_pads
-from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows, read_columns
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, put_rows, queue_content, read_columns
 from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
@@ -22,11 +28,72 @@ from verl_padding.doctor.job import _plan
 from verl_padding.driver.mispaired_advantages import check_advantages_stay_with_rows
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job import calls
+from verl_padding.pads.upsampling import strip
 from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
-CRITIC = ["critic.ppo_mini_batch_size=2"]
+CRITIC = {"gae": ["critic.ppo_mini_batch_size=2"]}
+LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (8, 4), (2, 5)]
+KEYS = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_1_0", "b_1_1", "c_0_0", "c_1_0"]
+COLUMNS = ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+RESULTS = ("advantages", "returns", "token_level_rewards", "response_mask", "rollout_is_weights")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What verl's method left behind."""
+
+    rows: dict[str, list[list[float]]]  # by field of the queue
+    kl_coefficient: float  # of the adaptive controller
+    metrics: dict[str, Any]
+    error: tuple[type, str] | None  # what it ended with, if it raised
+
+
+def put_scored_rows() -> KVBatchMeta:
+    """Rows as the trainer has them before advantages: each ends with the reward of its session."""
+    draw = torch.Generator().manual_seed(0)
+    reward = {session: float(torch.randn((), generator=draw)) for session in dict.fromkeys(map(session_of_key, KEYS))}
+    batch = put_rows(LENGTHS, KEYS)
+    rows = [(n, session_of_key(key)) for (_, n), key in zip(LENGTHS, KEYS, strict=True)]
+    scores = [torch.tensor([0.0] * (n - 1) + [reward[session]]) for n, session in rows]
+    columns = {name: [torch.randn(n, generator=draw) for n, _ in rows] for name in COLUMNS}
+    return put_columns(batch, rm_scores=scores, **columns)
+
+
+def without_and_with_pads(estimator: str, *overrides: str, kl_in_reward: bool = True) -> tuple[Outcome, Outcome]:
+    """What verl's method does with the same rows, before a pad is made and while pads wait in the queue."""
+    settings = (f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={kl_in_reward}")
+    trainer = padded_trainer(*settings, *CRITIC.get(estimator, []), *overrides)
+    trainer._dp_sizes = lambda: dict.fromkeys((calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2)
+    without = _computed(trainer, put_scored_rows())
+    batch = trainer._balance_batch(put_scored_rows(), {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    assert len(queue_content()) > len(LENGTHS)
+    with_pads = _computed(trainer, batch)
+    strip(trainer._padded_batch.pads)
+    return without, with_pads
+
+
+def _computed(trainer, batch: KVBatchMeta) -> Outcome:
+    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
+    metrics: dict[str, Any] = {}
+    error = None
+    torch.manual_seed(0)
+    try:
+        trainer._compute_advantage(batch, metrics)
+    except Exception as raised:  # whatever verl raises, the same must come with pads
+        error = type(raised), str(raised)
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
+    rows = {
+        name: [row.tolist() for row in data[name].unbind()]
+        for name in RESULTS
+        if name in data.keys()  # noqa: SIM118  (a TensorDict)
+    }
+    return Outcome(rows, trainer.kl_ctrl_in_reward.value, metrics, error)
+
+
 PF_PPO = ("pow", "max_min", "max_random")
 
 VERLS_LIMITS = {
@@ -51,7 +118,7 @@ def test_an_estimator_gives_with_pads_in_the_queue_what_it_gives_without(name):
 
 def verls_advantages(estimator, **switches):
     """What verl's own method puts under the keys of the rows; its generator is seeded, so draws repeat."""
-    trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", *(CRITIC if estimator == "gae" else []))
+    trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", *CRITIC.get(estimator, []))
     trainer.config.algorithm.update(switches)
     batch = put_scored_rows()
     torch.manual_seed(0)
@@ -88,7 +155,7 @@ def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_r
 
 
 def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_trainer_is_made():
-    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC)
+    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC["gae"])
     job = compose_job("+padding=prompt", *DYNAMIC, *gae)
     message = r"algorithm\.use_pf_ppo=True: "
     with pytest.raises(SystemExit, match=message):
@@ -191,6 +258,40 @@ def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
     by_row, by_session = by_row_and_by_session("rloo", kl_in_reward=True)
     assert by_row.rows != by_session.rows
     assert (by_row.metrics, by_row.kl_coefficient) == (by_session.metrics, by_session.kl_coefficient)
+
+
+PRESETS = {
+    name: make()
+    for name, make in inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
+    if name.startswith("decoupled_")
+}
+assert len(PRESETS) >= 5
+
+
+def overrides(preset: RolloutCorrectionConfig) -> list[str]:
+    fields = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
+    values = {name: "null" if getattr(preset, name) is None else getattr(preset, name) for name in fields}
+    return [f"algorithm.rollout_correction.{name}={value}" for name, value in values.items()]
+
+
+@pytest.mark.parametrize("normalize", [False, True], ids=["", "normalized"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_decoupled_correction_computes_from_real_rows(name, normalize):
+    settings = [*overrides(PRESETS[name]), f"algorithm.rollout_correction.rollout_is_batch_normalize={normalize}"]
+    without, with_pads = without_and_with_pads("grpo", *settings)
+    assert with_pads == without
+    assert without.error is None
+    assert len([name for name in without.metrics if name.startswith("rollout_corr/")]) > 5
+
+
+@pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
+def test_every_rejection_rejects_what_it_rejects_without_pads(option):
+    two_sided = "0.5_1.5" if option.endswith("k1") else "0.5"
+    preset = RolloutCorrectionConfig(rollout_is=None, rollout_rs=option, rollout_rs_threshold=two_sided)
+    without, with_pads = without_and_with_pads("grpo", *overrides(preset))
+    assert with_pads == without
+    rejected = [token for row in without.rows["response_mask"] for token in row if not token]
+    assert rejected, "nothing was rejected"
 
 
 REWARDS = {"a_0_0": 1.0, "a_1_0": 0.0, "b_0_0": 1.0, "b_1_0": 1.0, "c_0_0": 0.5, "c_0_1": 0.5, "c_1_0": 0.2}

@@ -5,7 +5,11 @@ The reference is verl's own loss, on one rank, in one call for all real rows, wi
 micro-batches with the pads taken out. Rows without a trained token count in denominators, and change nothing else.
 """
 
+import inspect
+
 import pytest
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
 from tests.equivalence.loss_comparisons import (
     DISTILLING,
@@ -113,3 +117,40 @@ def test_a_mini_batch_without_a_trained_token_has_losses_and_gradients_of_zero(n
         name for name in trained if name.endswith(("pg_loss", "vf_loss", "kl_loss", "entropy_loss", "/loss"))
     }
     assert set(metrics.values()) <= {0.0, 2.0}
+
+
+BYPASS = {
+    name: make()
+    for name, make in inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
+    if name.startswith("bypass_")
+}
+assert len(BYPASS) >= 5
+PADDED_LAYOUT = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spread", "idle_rank"])
+
+
+@PADDED_LAYOUT
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", BYPASS)
+def test_a_bypass_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
+    loss = policy_loss(mode, "bypass_mode", rollout_correction=BYPASS[name])
+    metrics_where_gradients_agree(loss, layout)
+
+
+@PADDED_LAYOUT
+@pytest.mark.parametrize("rollout_is", ["token", "sequence"])
+@pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
+def test_what_a_bypass_tells_of_its_correction_is_that_of_all_real_rows_at_once(option, rollout_is, layout):
+    correction = RolloutCorrectionConfig(
+        bypass_mode=True,
+        loss_type="reinforce",
+        rollout_is=rollout_is,
+        rollout_rs=option,
+        rollout_rs_threshold="0.9_1.1" if option.endswith("k1") else "0.05",
+    )
+    # The mask of what is left after the rejection is known inside the loss only, so its tokens cannot weigh.
+    of_the_rest = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower", "clipfrac")
+    # Of rows with one way of weighting and of tokens with the other, under one name.
+    ambiguous = ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low") if rollout_is == "sequence" else ()
+    loss = policy_loss("token-mean", "bypass_mode", rollout_correction=correction)
+    metrics = metrics_where_gradients_agree(loss, layout)
+    assert_metrics_are_those_of_the_rows_that_train(loss, metrics, but=(*of_the_rest, *ambiguous))
