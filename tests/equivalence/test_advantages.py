@@ -1,4 +1,4 @@
-"""Advantages, rollout corrections and group filtering, by verl's own methods: pads in the real TransferQueue change nothing.
+"""Advantages, rollout corrections and group filtering, by verl's own methods: pads in the queue change nothing.
 
 verl's ``_compute_advantage`` runs twice on the same rows, before a pad is made and while pads wait in TransferQueue:
 advantages, returns, rewards, the controller of the in-reward KL and the metrics must be the same to the last bit.
