@@ -188,7 +188,7 @@ def start_side(workers: Any, side: Side) -> None:
         object.__setattr__(worker.actor.model_config, "use_remove_padding", side.packs)
         return DataProto()
 
-    start_over(workers, "token-mean", side.micro_batch_rows)
+    start_over([workers], "token-mean", side.micro_batch_rows)
     workers.execute_with_func_generator(pack)
 
 

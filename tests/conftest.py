@@ -5,14 +5,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, settings
 
+import tests.support.composed_once
 import tests.support.plain_output  # noqa: F401  (first of all)
 from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
-from tests.support.own_recipe import make_own_recipe
+from tests.support.pages import make_own_recipe
 
-yaml.SafeLoader = yaml.CSafeLoader  # verl's config is composed a thousand times, and its YAML parsed each time
 # How long an example takes says more of what else the cores do than of the code.
 settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared cores")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tests.support.own_recipe import PAGE, make_own_recipe
-from tests.support.pages import DOCS, commands_of
+from tests.support.pages import DOCS, commands_of, make_own_recipe
 from tests.support.verl_config import compose_job
 from verl_padding.job.job_reader import check_job
 from verl_padding.local.launch import LOG, run_command
@@ -69,7 +68,7 @@ def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
 @pytest.mark.timeout(1200)
 def test_the_recipe_runs_as_it_is_printed(tmp_path):
     folder = make_own_recipe(tmp_path)
-    _, _, try_it, run_it, _ = commands_of(PAGE)
+    _, _, try_it, run_it, _ = commands_of(DOCS / "own_recipe.md")
     # The page's own exports only: what `run_command` adds must not stand in for one that is missing.
     script = 'exec env -i HOME="$HOME" PATH="$1:$PATH" TMPDIR="$TMPDIR" RAY_TMPDIR="$RAY_TMPDIR" /bin/bash -c "$2"'
     command = ["/bin/bash", "-c", script, "bash", str(Path(sys.executable).parent), try_it]

@@ -13,10 +13,8 @@ from verl.workers.rollout.replica import TokenOutput
 from tests.end_to_end.probe import text_of
 
 MOST_TURNS = 4
-LONELY_STEP = 2
-"""Step in which a single session of a single prompt yields a single row."""
-FAILING_STEP = 3
-"""Step in which some sessions raise."""
+LONELY_STEP = 2  # step in which a single session of a single prompt yields a single row
+FAILING_STEP = 3  # step in which some sessions raise
 
 
 def _hash(*parts: object) -> int:
@@ -52,8 +50,7 @@ class VaryingTurns(AgentLoopBase):
 
     def __init__(self, *args: Any, mishaps: bool, routes: tuple[int, int, int] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.mishaps = mishaps
-        self.routes = routes
+        self.mishaps, self.routes = mishaps, routes
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -126,14 +123,12 @@ class ManyRows(AgentLoopBase):
 
     Args:
         most: largest number of rows of a step.
-        fewest: rows that a session has at least, whatever its step has. With 0, a step whose prompts come from
-            several steps may meet none but empty sessions.
+        fewest: of a session. With 0, a step whose prompts come from several steps may meet only empty sessions.
     """
 
     def __init__(self, *args: Any, most: int = 500, fewest: int = 0, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.most = most
-        self.fewest = fewest
+        self.most, self.fewest = most, fewest
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -163,8 +158,6 @@ class ManyRows(AgentLoopBase):
 
 
 class WeightedOutput(AgentLoopOutput):
-    """A row that says what it weighs."""
-
     loss_weight: float
 
 

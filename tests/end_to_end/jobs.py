@@ -6,9 +6,10 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from unittest import mock
 
 import pandas as pd
@@ -21,26 +22,20 @@ from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ACTOR, CRITIC = "language_model", "value_model"
-PROBE = "probe"
-"""Folder of the probe's notes, in that of a job."""
-ON_A_CPU = "verl_padding.local.verl_patches"
-"""What the plug-in loads with VERL_PLATFORM=cpu."""
+PROBE = "probe"  # folder of the probe's notes, in that of a job
+ON_A_CPU = "verl_padding.local.verl_patches"  # what the plug-in loads with VERL_PLATFORM=cpu
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStep:
+    """Over all ranks."""
+
     rows: int
-    """Rows of the mini-batch, over all ranks."""
-    real_rows: int
-    """Those that had a token with a loss."""
-    moved: bool
-    """Whether the weights changed, on any rank."""
-    pad_routes: list[list[int]]
-    """Experts of each token and layer of rows without a loss, where routes are recorded."""
-    images: list[bool]
-    """Whether each real row holds an image, where rows can."""
-    nodes: list[str] = field(compare=False)
-    """Ray's node of each rank: another one in each job."""
+    real_rows: int  # those that had a token with a loss
+    moved: bool  # whether the weights changed, on any rank
+    pad_routes: list[list[int]]  # experts of each token and layer of rows without a loss, where routes are recorded
+    images: list[bool]  # whether each real row holds an image, where rows can
+    nodes: list[str] = field(compare=False)  # Ray's node of each rank: another one in each job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +43,15 @@ class JobFacts:
     """What a job did, all from files it left."""
 
     folder: Path
-    """Where it ran."""
-    metrics: dict[int, dict]
-    """By step."""
+    metrics: dict[int, dict]  # by step; so are the rows, from the rollout dump
     rows: dict[int, StepRows]
-    """By step, from the rollout dump."""
-    optimizer_steps: dict[str, list[OptimizerStep]]
-    """By model, in order."""
-    batches: list[dict]
-    """The batch after each local update."""
-    queue: list[dict]
-    """TransferQueue after each step, before its rows are cleared."""
+    optimizer_steps: dict[str, list[OptimizerStep]]  # by model, in order
+    batches: list[dict]  # the batch after each local update
+    queue: list[dict]  # TransferQueue after each step, before its rows are cleared
     sampled: list[dict]
     """Each batch as it was sampled, validation included: its rows in the order in which their sessions ended."""
-    levels: list[dict]
-    """What was left after each step, if that was asked for."""
-    killed_at: float | None
-    """When an actor was killed, in seconds since the epoch."""
+    levels: list[dict]  # what was left after each step, if that was asked for
+    killed_at: float | None  # when an actor was killed, in seconds since the epoch
     log: str
 
     def trained_questions(self, steps: Iterable[int]) -> list[str]:
@@ -76,9 +63,7 @@ def run_job(
     folder: Path,
     *overrides: str,
     steps: int,
-    kill: str | None = None,
-    kill_actor: str | None = None,
-    levels: bool = False,
+    probed: Mapping[str, str] = MappingProxyType({}),
     model_kind: TinyModelKind = "qwen2",
     plugin: bool = True,
     local: str = "cpu",
@@ -86,11 +71,9 @@ def run_job(
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
     Args:
-        kill: where the trainer's process is to be killed, as :mod:`tests.end_to_end.probe` has it.
-        kill_actor: which actor's process is to be killed, and when.
-        levels: whether to note what each step leaves behind.
-        local: choice of the config group ``local``.
+        probed: variables of :mod:`tests.end_to_end.probe`: what is to be killed or noted.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
+        local: choice of the config group ``local``.
     """
     facts = folder / PROBE
     facts.mkdir(parents=True)
@@ -117,9 +100,7 @@ def run_job(
         "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.end_to_end.probe"]),
         "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
         "PYTHONPATH": str(ROOT),
-        **({probe.KILL: kill} if kill else {}),
-        **({probe.KILL_ACTOR: kill_actor} if kill_actor else {}),
-        **({probe.LEVELS: "1"} if levels else {}),
+        **probed,
     }
     with mock.patch.dict(os.environ, environment):
         code = run_command(
@@ -149,13 +130,13 @@ def run_job(
             timeout_s=3000,
         )
     log = (folder / LOG).read_text()
-    assert (code == 0) == (kill is None and kill_actor is None), log[-5000:]
+    assert (code == 0) == (not probed.keys() & {probe.KILL, probe.KILL_ACTOR}), log[-5000:]
     return JobFacts(
         folder=folder,
         metrics=dict(read_metrics(folder)),
         rows={rows.step: rows for rows in read_rows(folder)},
         log=log,
-        **read_probe(facts, torn=kill_actor is not None),
+        **read_probe(facts, torn=probe.KILL_ACTOR in probed),
     )
 
 
@@ -163,10 +144,9 @@ def _picture(seed: int) -> bytes:
     """64 x 64 pixels, or twice as many: 4 or 8 tokens."""
     from PIL import Image
 
-    draw = random.Random(seed)
-    width, height = 64 * draw.randint(1, 2), 64
-    file = io.BytesIO()
-    Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height)).save(file, "PNG")
+    draw, file = random.Random(seed), io.BytesIO()
+    size = 64 * draw.randint(1, 2), 64
+    Image.frombytes("RGB", size, draw.randbytes(3 * size[0] * size[1])).save(file, "PNG")
     return file.getvalue()
 
 
@@ -178,23 +158,19 @@ def read_probe(folder: Path, *, torn: bool) -> dict:
     for note in notes:
         if note["kind"] == "optimizer_step":
             by_rank[note["model"], note["rank"]].append(note)
-    by_model = {
-        model: list(zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn))
-        for model in {model for model, _ in by_rank}
-    }
     steps = {
         model: [
             OptimizerStep(
-                rows=sum(note["rows"] for note in notes_of_step),
-                real_rows=sum(note["real_rows"] for note in notes_of_step),
-                moved=any(note["moved"] for note in notes_of_step),
-                pad_routes=[slots for note in notes_of_step for slots in note["routes"]],
-                images=[image for note in notes_of_step for image in note["images"]],
-                nodes=[note["node"] for note in notes_of_step],
+                rows=sum(note["rows"] for note in of_ranks),
+                real_rows=sum(note["real_rows"] for note in of_ranks),
+                moved=any(note["moved"] for note in of_ranks),
+                pad_routes=[slots for note in of_ranks for slots in note["routes"]],
+                images=[image for note in of_ranks for image in note["images"]],
+                nodes=[note["node"] for note in of_ranks],
             )
-            for notes_of_step in of_model
+            for of_ranks in zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn)
         ]
-        for model, of_model in by_model.items()
+        for model in {model for model, _ in by_rank}
     }
     kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "levels": "level"}
     return {

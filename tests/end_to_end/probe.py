@@ -17,22 +17,17 @@ from wrapt import register_post_import_hook
 
 import tests.engines  # noqa: F401  (jobs on these engines have no other module to load it)
 
-FOLDER = "VERL_PADDING_PROBE"
-"""Environment variable: where the notes go."""
-LEVELS = "VERL_PADDING_PROBE_LEVELS"
-"""Environment variable: if it is there, what each step leaves behind is noted."""
+# Environment variables.
+FOLDER = "VERL_PADDING_PROBE"  # where the notes go
+LEVELS = "VERL_PADDING_PROBE_LEVELS"  # if it is there, what each step leaves behind is noted
 KILL = "VERL_PADDING_PROBE_KILL"
-"""Environment variable: ``update:4`` kills the trainer's process after the update of step 4, before anything is saved;
-``save:4`` while its checkpoint is being written, the weights done."""
-
-
+"""``update:4`` kills the trainer's process after the update of step 4, before anything is saved; ``save:4`` while its
+checkpoint is being written, the weights done."""
 KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
-"""Environment variable: ``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts
-of step 2 are being generated."""
-
+"""``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts of step 2 are being
+generated."""
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
-"""Environment variable: if it is there, the trainer's log-probs of each row are noted, and how far the rollout's are
-from them."""
+"""If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from them."""
 
 
 def text_of(message: dict) -> str:
@@ -47,15 +42,14 @@ def _note(**facts) -> None:
 
 
 def _watch_optimizer_steps(module) -> None:
+    import ray
+    import torch
+
     train_batch = module.TrainingWorker.train_batch
 
     @functools.wraps(train_batch)
     def watched(self, data, *args, **kwargs):
-        import ray
-        import torch
-
         rows_with_loss = sum(bool(mask.sum() > 0) for mask in data["loss_mask"].unbind())
-        model = self.config.model_type
         before = [local.detach().clone() for local in _local_parameters(self.engine)]
         output = train_batch(self, data, *args, **kwargs)
         moved = any(not torch.equal(a, b) for a, b in zip(before, _local_parameters(self.engine), strict=True))
@@ -63,7 +57,7 @@ def _watch_optimizer_steps(module) -> None:
             return output
         _note(
             kind="optimizer_step",
-            model=model,
+            model=self.config.model_type,
             rank=self.engine.get_data_parallel_rank(),
             node=ray.get_runtime_context().get_node_id(),
             rows=len(data),
@@ -78,7 +72,6 @@ def _watch_optimizer_steps(module) -> None:
 
 
 def _local_parameters(engine) -> list:
-    """This rank's part of each parameter."""
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
@@ -117,8 +110,6 @@ def _watch_steps(module) -> None:
         )
         return batch
 
-    module.PPOTrainer._step_once = watched
-
     step = module.PPOTrainer.step
 
     def watched_step(self, *args, **kwargs):
@@ -135,18 +126,18 @@ def _watch_steps(module) -> None:
         )
         return batch
 
-    module.PPOTrainer.step = watched_step
-
     save_checkpoint = module.PPOTrainer._save_checkpoint
 
     def watched_save(self):
         place, _, step = os.environ.get(KILL, "").partition(":")
         if step == str(self.global_steps):
+            kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
             if place == "update":
-                _kill()
-            module.tq.save_checkpoint = lambda *args, **kwargs: _kill()
+                kill()
+            module.tq.save_checkpoint = lambda *args, **kwargs: kill()
         return save_checkpoint(self)
 
+    module.PPOTrainer._step_once, module.PPOTrainer.step = watched, watched_step
     module.PPOTrainer._save_checkpoint = watched_save
 
 
@@ -176,10 +167,6 @@ def _log_probs(keys) -> dict:
         "log_probs": [trainer[mask.bool()].tolist() for _, trainer, mask in rows],
         "log_prob_gap": max(float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows),
     }
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _questions(keys) -> list[str]:

@@ -15,8 +15,7 @@ STEPS = 3
 CHANGES_EVERY_TIME = ("timing", "perf/", "actor/perf/", "critic/perf/", "global_seqlen/")
 """Metrics of seconds and memory; and of how verl deals rows to ranks, which follows the order that sessions end in."""
 FLOAT32 = 1e-5
-FEW = 30
-"""Rows of a step at most, as agent.yaml has it."""
+FEW = 30  # rows of a step at most, as agent.yaml has it
 
 
 def few_rows(folder: Path) -> list[str]:

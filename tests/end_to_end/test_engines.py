@@ -16,8 +16,7 @@ SAVED, LAST = 2, 3
 WITH_CRITIC = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3")
 ACTOR_AND_REF = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
 ROLES = (*ACTOR_AND_REF, "critic")
-CONSTANT = "{}.optim.lr_scheduler_type=constant"
-"""verl has a cosine for VeOmni, down to 0."""
+CONSTANT = "{}.optim.lr_scheduler_type=constant"  # verl has a cosine for VeOmni, down to 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,6 @@ class JobOnEngine:
     engine: str = "fsdp"
     ranks: int = 4
     shape: list[str]
-    """Overrides."""
     critic: bool = False
     experts: bool = False
     """Whether it has a mixture, whose update replays the routes that the pass before it has recorded."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from itertools import pairwise
+from itertools import islice
 
 import pytest
 
@@ -85,23 +85,20 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     )
 
 
-TIMED = ["grpo", pytest.param("gae", marks=pytest.mark.slow)]
-EPOCHS = {"grpo": {}, "gae": {ACTOR_CALL: 2}}
-"""Of the jobs' updates, where it is not one."""
-JOBS = ["grpo", *[pytest.param(job, marks=pytest.mark.slow) for job in ("gae", "vision")]]
+SLOW_GAE, SLOW_VISION = (pytest.param(job, marks=pytest.mark.slow) for job in ("gae", "vision"))
+EACH_JOB = pytest.mark.parametrize("job", ["grpo", SLOW_GAE, SLOW_VISION])
 
 
 def split(steps, per_batch):
     assert sum(per_batch) == len(steps)
-    bounds = [sum(per_batch[:i]) for i in range(len(per_batch) + 1)]
-    return [steps[a:b] for a, b in pairwise(bounds)]
+    steps = iter(steps)
+    return [list(islice(steps, n)) for n in per_batch]
 
 
 def assert_no_pad_outside_worker_calls(facts: JobFacts) -> None:
     assert facts.batches
     assert facts.queue
-    assert all(batch["pads"] == 0 for batch in facts.batches)
-    assert all(queue["pads"] == 0 for queue in facts.queue)
+    assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
     assert all(rows.dumped_pads == 0 for rows in facts.rows.values())
     for step, metrics in facts.metrics.items():
         assert metrics["padding/real_rows/total"] == facts.rows[step].real
@@ -138,12 +135,12 @@ def test_failed_sessions_cost_rows_and_nothing_else(grpo):
     assert grpo.metrics[FAILING_STEP]["padding/actor/optimizer_steps/total"] == PROMPTS // MINI
 
 
-@pytest.mark.parametrize("job", JOBS)
+@EACH_JOB
 def test_nothing_but_a_worker_call_sees_a_pad(job, request):
     assert_no_pad_outside_worker_calls(request.getfixturevalue(job))
 
 
-@pytest.mark.parametrize("job", JOBS)
+@EACH_JOB
 def test_no_metric_is_nan_and_rollout_and_trainer_agree(job, request):
     assert_finite_and_agreeing(request.getfixturevalue(job))
 
@@ -217,6 +214,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
     assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
 
 
+@pytest.mark.slow
 def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_over_them(tmp_path):
     """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on disk, if it can."""
     prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"
@@ -244,7 +242,7 @@ def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_
     assert all(step.moved for step in steps)
 
 
-@pytest.mark.parametrize("job", TIMED)
+@pytest.mark.parametrize("job", ["grpo", SLOW_GAE])
 def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, request):
     facts: JobFacts = request.getfixturevalue(job)
     keys = {note["step"]: note["keys"] for note in facts.batches}
@@ -253,7 +251,7 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
         assert (timed.step, list(timed.keys)) == (step, keys[step])
         assert {LOG_PROB, ACTOR_CALL} <= set(timed.by_call())
         for call, laps in timed.by_call().items():
-            epochs = EPOCHS[job].get(call, 1)
+            epochs = 2 if (job, call) == ("gae", ACTOR_CALL) else 1
             assert Counter(row for lap in laps for row in lap.rows) == dict.fromkeys(range(len(timed.keys)), epochs)
             assert set(Counter((lap.mini_batch, lap.micro_batch) for lap in laps).values()) == {2}, "of both ranks"
             assert all(0 < lap.forward_s < lap.seconds and lap.reserved_bytes > 1e8 for lap in laps)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.jobs import ACTOR, run_job
+from tests.end_to_end.probe import LEVELS
 
 STEPS, WARM, LOOK = 40, 15, 10
 
@@ -26,7 +27,7 @@ def test_queue_and_objects_come_back_to_their_level_though_the_queue_is_saved_at
         "actor_rollout_ref.actor.ppo_mini_batch_size=5",
         "actor_rollout_ref.rollout.n=5",
         steps=STEPS,
-        levels=True,
+        probed={LEVELS: "1"},
     )
     levels = {level["step"]: level for level in facts.levels}
     assert sorted(levels) == list(range(1, STEPS + 1))

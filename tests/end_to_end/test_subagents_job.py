@@ -3,7 +3,6 @@
 vLLM is where recipes/subagents/install_vllm_cpu.sh has put it, in an environment of its own.
 """
 
-import json
 import math
 import os
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from unittest import mock
 import pytest
 
 from tests.end_to_end import probe
-from tests.end_to_end.jobs import ROOT
+from tests.end_to_end.jobs import ROOT, read_probe
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
@@ -21,8 +20,7 @@ from verl_padding.recipes.subagents.job import tiny_job
 from verl_padding.runs.report import ROLLOUTS, read_metrics, read_rows
 
 STEPS = 3
-ENGINE_AGREEMENT = 1e-4
-"""Of vLLM's log-probs and the trainer's, in float32: two implementations of one model."""
+ENGINE_AGREEMENT = 1e-4  # of vLLM's log-probs and the trainer's, in float32: two implementations of one model
 
 VLLM = pytest.param(
     "cpu_vllm",
@@ -72,8 +70,7 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local
         assert (step["padding/real_rows/total"], rows.dumped_pads) == (rows.real, 0)
         assert step["padding/actor/optimizer_steps/total"] == 4
         assert step["subagents/rows_per_session"] == step["padding/session/rows/mean"] >= 1
-    batches = [json.loads(line) for path in notes.glob("*.jsonl") for line in path.read_text().splitlines()]
-    gaps = [note["log_prob_gap"] for note in batches if note["kind"] == "batch"]
+    gaps = [note["log_prob_gap"] for note in read_probe(notes, torn=False)["batches"]]
     assert len(gaps) == STEPS
     # From step 2 on they are of weights that the rollout was sent: older ones would be off by what these have moved.
     assert max(gaps) < agreement

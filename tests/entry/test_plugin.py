@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.fresh_processes import Fresh, run_fresh
+from tests.support.fresh_processes import run_fresh
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.entry import import_hooks
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
@@ -77,8 +77,7 @@ def ended(tmp_path_factory) -> dict[str, subprocess.CompletedProcess[str]]:
     mode = "trainer:\n  v1:\n    trainer_mode: separate_async\n"
     (folder / "mine.yaml").write_text(f"defaults:\n  - ppo_trainer\n  - _self_\n{mode}")
     return {
-        name: run_fresh(Fresh(code, arguments, {"VERL_PLATFORM": None}, str(folder)))
-        for name, (code, arguments) in CASES.items()
+        name: run_fresh(code, *arguments, platform=None, folder=folder) for name, (code, arguments) in CASES.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""Workers that several files train."""
+"""Models and workers that several files train."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,8 +8,7 @@ import pytest
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import Shape, started, with_shared_heads
-from tests.equivalence.updates import ALL_TERMS, BUDGETS
-from tests.support.fsdp2_workers import follow_no_plan, make_value_model, padded_and_plain, start_actor
+from tests.support.fsdp2_workers import make_value_model
 from tests.support.rows_in_queue import empty_queue
 from verl_padding.local.tiny_models import make_tiny_model
 
@@ -20,25 +19,6 @@ def _empty_queue(request) -> Iterator[None]:
     yield
     if "transfer_queue" in request.fixturenames:
         empty_queue()
-
-
-@pytest.fixture(scope="session")
-def qwen2(tmp_path_factory) -> Path:
-    """A model's folder; nobody writes into it."""
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="package")
-def started_actors(transfer_queue, qwen2) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    with padded_and_plain(start_actor, qwen2, *ALL_TERMS, padded=BUDGETS) as both:
-        yield both
-
-
-@pytest.fixture(scope="module")
-def actors(started_actors) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Two ranks that get pads, and one that does not; they begin with verl's packer."""
-    yield started_actors
-    started_actors[0].execute_with_func_generator(follow_no_plan)
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,31 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import ALL_TERMS, BUDGETS, BUDGETS_OF_CRITICS, CUTS, pad_tokens_of
+from tests.equivalence.updates import BUDGET, CUTS
 from tests.support.fsdp2_workers import give_same_head, start_actor, start_critic, stop
+from tests.support.verl_config import compose_job
+from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.local.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker.losses import wrap_worker_loss
 
-LAYERS = 4
-"""One for each part of a virtual pipeline, of two parts on each of two ranks."""
+LAYERS = 4  # one for each part of a virtual pipeline, of two parts on each of two ranks
 EXPERTS = 4
 ROLES = {"actor": "actor_rollout_ref.actor", "critic": "critic"}
-TERMS = {"actor": ALL_TERMS[:-1], "critic": ("critic.cliprange_value=0.5",)}
+TERMS = {
+    "actor": [
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.1",
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        "actor_rollout_ref.actor.loss_scale_factor=16",
+    ],
+    "critic": ["critic.cliprange_value=0.5"],
+}
+BUDGETS = (
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+)
 LORA_RANK = 4
 
 
@@ -36,8 +50,7 @@ class Shape:
     kind: TinyModelKind = "qwen2"
     update: str = "actor"
     ranks: int = 2
-    ranks_of_row: int = 1
-    """By Ulysses or context parallelism."""
+    ranks_of_row: int = 1  # by Ulysses or context parallelism
     pipeline: int = 1
     virtual_pipeline: int = 1
     tensor: int = 1
@@ -54,7 +67,6 @@ class Shape:
 
     @property
     def settings(self) -> list[str]:
-        """Overrides that give the engine this shape."""
         role = ROLES[self.update]
         match self.engine:
             case "fsdp":
@@ -79,21 +91,22 @@ class Shape:
         """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of its parts."""
         of_actor = replace(self, update="actor")
         local = "cpu" if self.engine == "fsdp" else f"cpu_{self.engine}"
+        engine = worker_engine(compose_job(f"+local={local}", *of_actor.settings), ACTOR_SECTION)
         return {
             "dp_size": self.dp_size,
             "ranks_of_row": self.ranks_of_row,
             "micro_batch_multiple": self.pipeline if self.virtual_pipeline > 1 else 1,
             "template": PadTemplate(
-                eos_token_id=3,
-                length=pad_tokens_of(f"+local={local}", *of_actor.settings),
-                n_experts=lambda: EXPERTS,
+                eos_token_id=3, length=max(MIN_PAD_LENGTH, engine.row_multiple), n_experts=lambda: EXPERTS
             ),
         }
 
     @property
     def cuts(self) -> list[dict[str, Any]]:
-        """Where its ranks share every row, none of them holds pads alone."""
-        return [cut for cut in CUTS.values() if self.dp_size > 1 or "few" not in cut]
+        """Where its ranks share every row, none of them holds pads alone; FSDP2's alone share prefixes."""
+        without = {"few"} if self.dp_size == 1 else set()
+        without |= {"sharing"} if self.engine != "fsdp" else set()
+        return [cut for cut in CUTS.values() if not without & cut.keys()]
 
     @property
     def reference(self) -> "Shape":
@@ -109,10 +122,10 @@ def overrides_of(shape: Shape) -> list[str]:
     found = [f"+{role}.optim.override_optimizer_config.{name}=1e-5" for name in eps]
     found += [*TERMS[shape.update], f"{role}.optim.weight_decay=0"]  # Megatron leaves norms and biases out of it
     if shape.update == "critic":
-        found += BUDGETS_OF_CRITICS["plain" if shape.ranks == 1 else "padded"]
+        found.append(f"+critic.ppo_infer_max_token_len_per_gpu={4096 if shape.ranks == 1 else BUDGET}")
         found.append("critic.optim.lr=3e-4")  # a mean of values that is nearly zero shows how rounding grows
     elif shape.ranks > 1:
-        found += BUDGETS
+        found += [f"{setting}={BUDGET}" for setting in BUDGETS]
     if shape.engine != "fsdp":
         found.append(f"+local=cpu_{shape.engine}")
     if shape.engine == "veomni":
@@ -137,17 +150,13 @@ def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
         stop(workers)
 
 
-def after_start_over(shape: Shape) -> Any:
-    """What :func:`assert_updates_agree` does with both sides before it trains them."""
-
-    def prepare(padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup) -> None:
-        if shape.engine == "veomni":
-            padded_ranks.execute_with_func_generator(set_adam_eps)
-        if shape.engine == "megatron" and shape.update == "critic":
-            for workers in (padded_ranks, one_rank):
-                give_same_head(workers)
-
-    return prepare
+def after_start_over(shape: Shape, padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup) -> None:
+    """What both are given before :func:`assert_updates_agree` trains them."""
+    if shape.engine == "veomni":
+        padded_ranks.execute_with_func_generator(set_adam_eps)
+    if shape.engine == "megatron" and shape.update == "critic":
+        for workers in (padded_ranks, one_rank):
+            give_same_head(workers)
 
 
 def set_adam_eps(worker: Any) -> DataProto:

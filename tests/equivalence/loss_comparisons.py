@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils.metric import Metric
 
@@ -12,32 +13,25 @@ from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.worker.losses import MICRO_BATCHES, PREFIX, RealRowsLoss, names_of_sums
 
 POLICY_LOSSES = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX))
-NOT_ADDITIVE = ("_std", "_eff_sample_size")
-"""Ends of the names of metrics that those of micro-batches do not add up to."""
+DISTILLING = [
+    (name, policy_gradient)
+    for name in sorted(DISTILLATION_LOSS_REGISTRY)
+    for policy_gradient in (True, False)
+    if (name, policy_gradient) != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
+]
+NOT_ADDITIVE = ("_std", "_eff_sample_size")  # ends of the names of metrics that those of micro-batches do not add up to
 PACKING_MATTERS = ("clip_cov", "kl_cov")
 """Losses of verl that choose tokens inside a micro-batch, and so depend on how rows are packed."""
 
 
-class Seeded:
-    """A loss whose random choices are the same whenever it meets the same rows."""
+def seeded(loss):
+    """The loss, whose random choices are the same whenever it meets the same rows."""
 
-    def __init__(self, loss):
-        self.loss = loss
-
-    def __call__(self, model_output, data, dp_group=None):
+    def told(model_output, data, dp_group=None):
         torch.manual_seed(int(data["advantages"].values().sum().abs() * 1e6))
-        return self.loss(model_output=model_output, data=data, dp_group=dp_group)
+        return loss(model_output=model_output, data=data, dp_group=dp_group)
 
-
-class MaskedRows(Rows):
-    """Rows of which some have no trained token, as an agent loop gives them, or as rejection leaves them."""
-
-    def __init__(self, *masked, rejected=False):
-        super().__init__()
-        for row in masked:
-            zeros = torch.zeros_like(self.fields[row]["response_mask"])
-            self.fields[row] |= {"response_mask": zeros} | ({} if rejected else {"loss_mask": zeros})
-        self.masked = masked
+    return told
 
 
 def metrics_where_gradients_agree(loss, layout, output_name="log_probs", *, rows=None, packing_matters=False) -> dict:
@@ -46,7 +40,7 @@ def metrics_where_gradients_agree(loss, layout, output_name="log_probs", *, rows
     verl's loss is called once for all rows, on one rank; or, if their packing matters to it, for the micro-batches of
     the layout, without pads and rows that have no trained token.
     """
-    rows = rows or MaskedRows()
+    rows = rows or Rows()
     at_once = [[list(range(rows.n_real))]]
     if packing_matters:
         ranks = [[[row for row in micro if rows.trains(row)] for micro in rank] for rank in layout]
@@ -69,7 +63,7 @@ def metrics_where_gradients_agree(loss, layout, output_name="log_probs", *, rows
 
 def assert_metrics_are_those_of_the_rows_that_train(loss, metrics, output_name="log_probs", *, rows=None, but=()):
     """Means are verl's over the rows that train alone; sums are divided by all rows."""
-    rows = rows or MaskedRows()
+    rows = rows or Rows()
 
     def of_verl(some) -> dict[str, Any]:
         shape = {"dp_size": 1, "real_rows": rows.n_real, "reporting_ranks": 1, "nominal": rows.n_real}

@@ -1,13 +1,22 @@
-"""Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a pad."""
+"""Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a pad.
+
+test_engine_shapes.py has other shapes: four ranks, Ulysses, critics, adapters, experts.
+"""
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
+from verl.single_controller.ray import RayWorkerGroup
+from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.test_shared_prefixes import batch_and_plan
+from tests.equivalence.engine_shapes import Shape, started
 from tests.equivalence.updates import (
     EPOCHS,
     MODES,
@@ -17,14 +26,18 @@ from tests.equivalence.updates import (
     assert_updates_agree,
     call,
     plan_of,
+    put_grown_rows,
     put_trained_rows,
+    read_log_probs,
     update_both,
 )
 from tests.support.fsdp2_workers import follow_no_plan, start_over
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import put_columns, read_columns
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.pads.loss_weighting import LossWeighting
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.upsampling import strip
 from verl_padding.worker.losses import MICRO_BATCHES
 from verl_padding.worker.plan_packer import install
@@ -32,23 +45,30 @@ from verl_padding.worker.plan_packer import install
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
+@pytest.fixture(scope="module")
+def actors(model_of, one_rank_of) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+    """Two ranks that get pads, and one that does not."""
+    with started(Shape(), model_of(Shape())) as padded_ranks:
+        yield padded_ranks, one_rank_of(Shape())
+
+
 EACH_PACKER = pytest.mark.parametrize("packer", PACKERS)
+EACH_MODE = pytest.mark.parametrize("mode", MODES)
 
 
-@EACH_PACKER
-@pytest.mark.parametrize("mode", MODES)
-def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, actors):
-    both = assert_updates_agree(*actors, packer, mode=mode)
+@pytest.mark.parametrize(
+    ("mode", "packer", "policy_loss"),
+    [
+        ("token-mean", "verl", "vanilla"),
+        ("seq-mean-token-mean", "plan", "vanilla"),
+        ("seq-mean-token-mean", "verl", "gspo"),
+    ],
+)
+def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, policy_loss, actors):
+    both = assert_updates_agree(*actors, packer, mode=mode, policy_loss=policy_loss)
     micro_batches = both.padded[MICRO_BATCHES]
     assert len(micro_batches) == EPOCHS * both.layout.n_mini_batches
     assert max(micro_batches) > 1 or packer == "verl"
-
-
-def test_so_do_ranks_with_another_policy_loss(actors):
-    for workers in actors:
-        start_over(workers, "seq-mean-token-mean", policy_loss="gspo")
-    batch = put_trained_rows()
-    assert_metrics_agree(update_both(*actors, batch, plan_of(batch, "verl")))
 
 
 @EACH_PACKER
@@ -56,11 +76,18 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
     assert_updates_agree(*actors, packer, mode="token-mean", micro_batch_rows=2)
 
 
+@pytest.mark.parametrize(
+    "strategy", ["prompt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("rows", "lcm"))]
+)
+@EACH_MODE
+def test_so_do_ranks_that_compute_shared_prefixes_once(mode, strategy, actors):
+    assert_updates_agree(*actors, "plan", mode=mode, sharing="chains", strategy=strategy)
+
+
 @EACH_PACKER
 def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_has_them(packer, actors):
     """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""
-    for workers in actors:
-        start_over(workers, "seq-mean-token-mean")
+    start_over(actors, "seq-mean-token-mean")
     follow(actors[0], packer)
     batch = put_trained_rows()
     plan = plan_of(batch, packer)
@@ -94,7 +121,7 @@ def hold_half_a_gib_for_a_moment(worker):
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system's peaks cannot be reset")
 def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(actors):
     padded_ranks, _ = actors
-    start_over(padded_ranks, "token-mean")
+    start_over([padded_ranks], "token-mean")
     batch = put_trained_rows()
     padded = upsample(batch, plan_of(batch, "verl"), TEMPLATE)
     group = PaddedWorkerGroup(padded_ranks, lambda: padded)
@@ -116,11 +143,11 @@ def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(act
 @pytest.mark.parametrize("cut", [*PACKERS, "shared prefixes"])
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, actors):
     padded_ranks, one_rank = actors
-    for workers in actors:
-        start_over(workers, "token-mean")
+    start_over(actors, "token-mean")
     if cut == "shared prefixes":
         padded_ranks.execute_with_func_generator(install("chains"))
-        batch, plan = batch_and_plan()
+        batch = put_grown_rows()
+        plan = plan_of(batch, "plan", sharing="chains")
     else:
         follow(padded_ranks, cut)
         batch = put_trained_rows()
@@ -140,3 +167,72 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, ac
     assert len({len(row) for row in want}) > 5
     for row_got, row_want in zip(got, want, strict=True):
         torch.testing.assert_close(row_got, row_want, rtol=RELATIVE_FLOAT32, atol=1e-5)
+
+
+WEIGHTS = [1, 3, 2, 1, 1, 2, 0, 1, 3, 1, 2]
+
+
+def put_copies(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, list[str]]]:
+    """Puts each row as often as it weighs: all copies, and their keys by that of the row."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
+    rows = [row for row, weight in enumerate(WEIGHTS) for _ in range(weight)]
+    keys = [f"{batch.keys[row]}{copy}" for copy, row in enumerate(rows)]
+    tags = [batch.tags[row] for row in rows]
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=tu.index_select_tensor_dict(data, rows), tags=tags)
+    copies = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
+    return copies, {
+        key: [copy for copy, of in zip(keys, rows, strict=True) if of == row] for row, key in enumerate(batch.keys)
+    }
+
+
+@pytest.mark.slow
+@EACH_MODE
+def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
+    start_over(actors, mode)
+    follow(actors[0], "plan")
+    batch = put_trained_rows()
+    copies = put_copies(batch)
+    weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
+    plan = plan_of(batch, "plan")
+    padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=[LossWeighting(call="actor", mode=mode)])
+    padded.put_pads()
+    update_both(*actors, batch, plan, padded=padded, copies=copies)
+
+
+EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+WHOLE = (f"{FSDP}.fsdp_size=1", f"{FSDP}.use_no_sync_for_gradient_accumulation=true")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "shape", "meet"),
+    [("fp32", (), "micro_batch"), ("bf16", (), "micro_batch"), ("fp32", WHOLE, "mini_batch")],
+    ids=["fp32", "bf16", "each rank has all parameters"],
+)
+def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, meet, model_of):
+    """It sees a ratio of exactly 1, and a KL of exactly 0."""
+    precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
+    with started(Shape(), model_of(Shape()), precision, *shape) as ranks:
+        # Engines that once share go on to share whatever the plan says is a chain: "off" has none.
+        ranks.execute_with_func_generator(install("chains"))
+        for sharing in ("off", "chains"):
+            start_over([ranks], "token-mean")
+            batch = put_grown_rows()
+            plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
+            assert plan.layouts["log_prob"].order == plan.layouts["actor"].order
+            padded = upsample(batch, plan, TEMPLATE)
+            group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)
+            group.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
+            found = read_log_probs(batch)
+            put_columns(batch, old_log_probs=found, ref_log_prob=[row.clone() for row in found])
+            updated = group.update_actor(
+                call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1, calculate_entropy=False)
+            )
+            strip(padded.pads)
+            first = {name: updated["metrics"][name][0] for name in EXACT}
+            assert first == dict.fromkeys(EXACT, 0.0), sharing
+            # The weights have moved then.
+            assert updated["metrics"]["actor/ppo_kl"][1] != 0.0
+            empty_queue()

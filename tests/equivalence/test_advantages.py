@@ -1,26 +1,99 @@
-"""Every advantage estimator that verl registers, through verl's own method: pads in the queue change nothing.
+"""Advantages, rollout corrections and group filtering, by verl's own methods: pads in the queue change nothing.
 
 verl's ``_compute_advantage`` runs twice on the same rows, before a pad is made and while pads wait in TransferQueue:
 advantages, returns, rewards, the controller of the in-reward KL and the metrics must be the same to the last bit.
 """
 
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-from verl.trainer.ppo.v1 import PPOTrainer
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
+from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
+from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tests.equivalence.advantages_in_queue import put_scored_rows, without_and_with_pads
-from tests.support.rows_in_queue import read_columns
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, put_rows, queue_content, read_columns
+from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor.job import _plan
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job import calls
+from verl_padding.pads.upsampling import strip
+from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
-CRITIC = ["critic.ppo_mini_batch_size=2"]
+CRITIC = {"gae": ["critic.ppo_mini_batch_size=2"]}
+LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (8, 4), (2, 5)]
+KEYS = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_1_0", "b_1_1", "c_0_0", "c_1_0"]
+COLUMNS = ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+RESULTS = ("advantages", "returns", "token_level_rewards", "response_mask", "rollout_is_weights")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What verl's method left behind."""
+
+    rows: dict[str, list[list[float]]]  # by field of the queue
+    kl_coefficient: float  # of the adaptive controller
+    metrics: dict[str, Any]
+    error: tuple[type, str] | None  # what it ended with, if it raised
+
+
+def put_scored_rows() -> KVBatchMeta:
+    """Rows as the trainer has them before advantages: each ends with the reward of its session."""
+    draw = torch.Generator().manual_seed(0)
+    reward = {session: float(torch.randn((), generator=draw)) for session in dict.fromkeys(map(session_of_key, KEYS))}
+    batch = put_rows(LENGTHS, KEYS)
+    rows = [(n, session_of_key(key)) for (_, n), key in zip(LENGTHS, KEYS, strict=True)]
+    scores = [torch.tensor([0.0] * (n - 1) + [reward[session]]) for n, session in rows]
+    columns = {name: [torch.randn(n, generator=draw) for n, _ in rows] for name in COLUMNS}
+    return put_columns(batch, rm_scores=scores, **columns)
+
+
+def without_and_with_pads(estimator: str, *overrides: str, kl_in_reward: bool = True) -> tuple[Outcome, Outcome]:
+    """What verl's method does with the same rows, before a pad is made and while pads wait in the queue."""
+    settings = (f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={kl_in_reward}")
+    trainer = padded_trainer(*settings, *CRITIC.get(estimator, []), *overrides)
+    trainer._dp_sizes = lambda: dict.fromkeys((calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2)
+    without = _computed(trainer, put_scored_rows())
+    batch = trainer._balance_batch(put_scored_rows(), {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    assert len(queue_content()) > len(LENGTHS)
+    with_pads = _computed(trainer, batch)
+    strip(trainer._padded_batch.pads)
+    return without, with_pads
+
+
+def _computed(trainer, batch: KVBatchMeta) -> Outcome:
+    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
+    metrics: dict[str, Any] = {}
+    error = None
+    torch.manual_seed(0)
+    try:
+        trainer._compute_advantage(batch, metrics)
+    except Exception as raised:  # whatever verl raises, the same must come with pads
+        error = type(raised), str(raised)
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
+    rows = {
+        name: [row.tolist() for row in data[name].unbind()]
+        for name in RESULTS
+        if name in data.keys()  # noqa: SIM118  (a TensorDict)
+    }
+    return Outcome(rows, trainer.kl_ctrl_in_reward.value, metrics, error)
+
+
 PF_PPO = ("pow", "max_min", "max_random")
 
 VERLS_LIMITS = {
@@ -34,7 +107,7 @@ VERLS_LIMITS = {
 
 @pytest.mark.parametrize("name", sorted(ADV_ESTIMATOR_REGISTRY))
 def test_an_estimator_gives_with_pads_in_the_queue_what_it_gives_without(name):
-    without, with_pads = without_and_with_pads(name, *(CRITIC if name == "gae" else []))
+    without, with_pads = without_and_with_pads(name)
     assert with_pads == without
     assert (without.error is not None) == (name in VERLS_LIMITS), without.error
     assert without.kl_coefficient != 0.2, "the controller was meant to move"
@@ -45,7 +118,7 @@ def test_an_estimator_gives_with_pads_in_the_queue_what_it_gives_without(name):
 
 def verls_advantages(estimator, **switches):
     """What verl's own method puts under the keys of the rows; its generator is seeded, so draws repeat."""
-    trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", *(CRITIC if estimator == "gae" else []))
+    trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", *CRITIC.get(estimator, []))
     trainer.config.algorithm.update(switches)
     batch = put_scored_rows()
     torch.manual_seed(0)
@@ -82,7 +155,7 @@ def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_r
 
 
 def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_trainer_is_made():
-    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC)
+    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC["gae"])
     job = compose_job("+padding=prompt", *DYNAMIC, *gae)
     message = r"algorithm\.use_pf_ppo=True: "
     with pytest.raises(SystemExit, match=message):
@@ -93,9 +166,174 @@ def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_t
     assert refused.message.startswith("algorithm.use_pf_ppo=True: ")
 
 
-def test_trying_an_algorithm_leaves_the_random_numbers_of_the_job_as_they_are():
-    config = compose_job("+padding=prompt", "algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true")
-    before = torch.random.get_rng_state()
-    with pytest.raises(PaddingConfigError):
-        check_advantages_stay_with_rows(config)
-    assert torch.equal(torch.random.get_rng_state(), before)
+def by_row_and_by_session(estimator: str, *, kl_in_reward: bool) -> tuple[Outcome, Outcome]:
+    """What rows get as samples, and with padding.advantages=session; while pads wait in the queue."""
+    discount = ("algorithm.gamma=0.9", "algorithm.lam=0.8")
+    of_rows, of_sessions = (
+        without_and_with_pads(estimator, f"padding.advantages={samples}", *discount, kl_in_reward=kl_in_reward)
+        for samples in ("row", "session")
+    )
+    assert of_sessions[0] == of_sessions[1]
+    return of_rows[1], of_sessions[1]
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys()))
+def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estimator):
+    by_row, by_session = (found.rows["advantages"] for found in by_row_and_by_session(estimator, kl_in_reward=False))
+    pairs = [pair for rows in zip(by_row, by_session, strict=True) for pair in zip(*rows, strict=True)]
+    differ = max(abs(a - b) for a, b in pairs)
+    # verl takes sessions for samples itself, or weighs samples by their tokens, however these are shared out to rows.
+    assert differ < 1e-6 if estimator in ("grpo", "opo") else differ > 0.05
+    if estimator not in ("gae", "reinforce_plus_plus"):  # whose advantages differ from token to token
+        for session in set(map(session_of_key, KEYS)):
+            rows = [row for key, row in zip(KEYS, by_session, strict=True) if session_of_key(key) == session]
+            assert len({round(value, 5) for row in rows for value in row}) == 1
+
+
+@pytest.mark.parametrize(("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)])
+def test_two_equal_turns_are_two_actions_unless_the_agent_loop_says_that_one_continues_the_other(said, actions):
+    trainer = padded_trainer(
+        "algorithm.adv_estimator=reinforce_plus_plus", "padding.advantages=session", "algorithm.gamma=0.9"
+    )
+    keys, rows = ["a_0_0", "a_0_1", "a_0_2", "a_0_3"], [([1], [2]), ([3], [4]), ([1], [2]), ([1], [2])]
+    batch = put_grown_sessions(
+        dict(zip(keys, rows, strict=True)),
+        extra_fields=[{} if said is None else {"extends": extends} for extends in said or keys],
+        rm_scores=[torch.ones(1)] * 4,
+        old_log_probs=[torch.zeros(1)] * 4,
+    )
+    trainer._compute_advantage(batch, {})
+    (returns,) = read_columns(batch, "returns")
+    want = [0.9 ** (actions - 1 - action) for action in range(actions)]
+    want = want if actions == 4 else [want[0], want[1], want[0], want[0]]
+    assert torch.cat(returns).tolist() == pytest.approx(want)
+
+
+def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
+    """Advantages, which are the returns, too, of rows with masks, and a reward at the end of each."""
+    fields = {
+        "rm_scores": [torch.tensor([0.0] * (len(m) - 1) + [r]) for r, m in zip(rewards, masks, strict=True)],
+        "old_log_probs": [torch.zeros(len(mask)) for mask in masks],
+        "response_mask": [torch.tensor(mask) for mask in masks],
+    }
+    batch = put_rows([(2, len(mask)) for mask in masks], keys, **fields)
+    compute(trainer, batch, {})
+    advantages, returns = ([row.tolist() for row in column] for column in read_columns(batch, "advantages", "returns"))
+    assert returns == advantages
+    return advantages
+
+
+def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():
+    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
+    masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
+    rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
+    rewards_R, trainer = [rewards[session_of_key(key)] for key in keys], padded_trainer("algorithm.adv_estimator=grpo")
+    verls, ours = (
+        outcomes_of(trainer, keys, masks, rewards_R, kind._compute_advantage)
+        for kind in (get_trainer_cls("sync"), type(trainer))
+    )
+    assert verls[0] == [0, 0], "verl looks for a trained token now: repair_untrained_ends may go"
+    assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
+    assert ours[1:] == verls[1:]
+    assert ours[2][0] != ours[5][0] == ours[6][0] != 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "masks"),
+    [
+        pytest.param([0.6, 1.0, 0.7], [[1, 1], [0, 0], [1]], id="penalties that differ by row"),
+        pytest.param([0.0, 1.0, 0.5], [[1], [0], [1]], id="scores that differ by row"),
+    ],
+)
+def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compares(rewards, masks):
+    """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
+    trainer = padded_trainer("algorithm.adv_estimator=grpo")
+    found = outcomes_of(trainer, ["p_0_0", "p_0_1", "p_1_0"], masks, rewards, type(trainer)._compute_advantage)
+    half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
+    assert found[0] == pytest.approx([half] * len(masks[0]), abs=1e-4)
+    assert found[2] == pytest.approx([-half], abs=1e-4)
+
+
+def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
+    by_row, by_session = by_row_and_by_session("rloo", kl_in_reward=True)
+    assert by_row.rows != by_session.rows
+    assert (by_row.metrics, by_row.kl_coefficient) == (by_session.metrics, by_session.kl_coefficient)
+
+
+PRESETS = {
+    name: make()
+    for name, make in inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
+    if name.startswith("decoupled_")
+}
+assert len(PRESETS) >= 5
+
+
+def overrides(preset: RolloutCorrectionConfig) -> list[str]:
+    fields = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
+    values = {name: "null" if getattr(preset, name) is None else getattr(preset, name) for name in fields}
+    return [f"algorithm.rollout_correction.{name}={value}" for name, value in values.items()]
+
+
+@pytest.mark.parametrize("normalize", [False, True], ids=["", "normalized"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_decoupled_correction_computes_from_real_rows(name, normalize):
+    settings = [*overrides(PRESETS[name]), f"algorithm.rollout_correction.rollout_is_batch_normalize={normalize}"]
+    without, with_pads = without_and_with_pads("grpo", *settings)
+    assert with_pads == without
+    assert without.error is None
+    assert len([name for name in without.metrics if name.startswith("rollout_corr/")]) > 5
+
+
+@pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
+def test_every_rejection_rejects_what_it_rejects_without_pads(option):
+    two_sided = "0.5_1.5" if option.endswith("k1") else "0.5"
+    preset = RolloutCorrectionConfig(rollout_is=None, rollout_rs=option, rollout_rs_threshold=two_sided)
+    without, with_pads = without_and_with_pads("grpo", *overrides(preset))
+    assert with_pads == without
+    rejected = [token for row in without.rows["response_mask"] for token in row if not token]
+    assert rejected, "nothing was rejected"
+
+
+REWARDS = {"a_0_0": 1.0, "a_1_0": 0.0, "b_0_0": 1.0, "b_1_0": 1.0, "c_0_0": 0.5, "c_0_1": 0.5, "c_1_0": 0.2}
+"""By row; the sessions of prompt b tell nothing, since all have one reward."""
+
+
+def put_finished_prompts():
+    lengths = [(3 + i, 1) for i in range(len(REWARDS))]
+    batch = put_rows(lengths, list(REWARDS))
+    rewards = torch.tensor(list(REWARDS.values())).unsqueeze(1)
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({"rm_scores": rewards}, len(batch)))
+    tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * 3
+    tq.kv_batch_put(keys=["a", "b", "c"], partition_id=PARTITION, tags=tags)
+    return batch
+
+
+def sampled(kind):
+    buffer = kind(
+        trainer_mode="sync",
+        trainer_config=OmegaConf.create({}),
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=OmegaConf.create({}),
+        poll_interval=0.01,
+        refill_fn=lambda prompts: None,
+        filter_groups_metric="reward",
+        train_batch_size=2,
+        gen_batch_size=1,
+    )
+    batch, metrics = buffer.sample(global_steps=7, partition_id=PARTITION, batch_size=2)
+    return sorted(batch.keys), metrics
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+def test_the_groups_that_are_filtered_are_those_without_pads(kind):
+    put_finished_prompts()
+    keys, metrics = without = sampled(kind)
+    empty_queue()
+
+    batch, trainer = put_finished_prompts(), padded_trainer()
+    trainer._balance_batch(batch, {})
+    assert trainer._padded_batch.plan.n_pads > 0
+    assert sampled(kind) == without
+    assert keys == ["a_0_0", "a_1_0", "c_0_0", "c_0_1", "c_1_0"]
+    assert metrics["training/filter_groups/evicted_samples"] == 1

@@ -1,6 +1,7 @@
 """Zero effect on each engine in each shape: padded ranks end with the weights of one rank that never saw a pad."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,7 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
-from tests.equivalence.test_shared_prefixes import assert_sharing_agrees, batch_and_plan
 from tests.equivalence.updates import (
-    BUDGET,
     EACH_CUT,
     PAD_TOKENS,
     assert_metrics_agree,
@@ -23,15 +22,9 @@ from tests.equivalence.updates import (
 )
 from tests.support.fsdp2_workers import start_over
 from tests.support.rows_in_queue import put_columns
-from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.worker.plan_packer import install
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.usefixtures("transfer_queue"),
-]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("transfer_queue")]
 
 
 @pytest.mark.megatron
@@ -56,34 +49,18 @@ def shape_and_both(request, model_of, one_rank_of) -> Iterator[tuple[Shape, RayW
 def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_and_both):
     shape, *both = shape_and_both
     if cut not in shape.cuts:
-        pytest.skip("its ranks share every row")
-    assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=after_start_over(shape))
-
-
-def test_so_do_ranks_of_fsdp2_that_share_prefixes(shape_and_both):
-    shape, *both = shape_and_both
-    if shape.engine != "fsdp":
-        pytest.skip("refused")
-    for workers in both:
-        start_over(workers, "token-mean")
-    sizes = {"dp_size": shape.dp_size, "token_budget": BUDGET * shape.ranks_of_row}
-    assert_sharing_agrees(*both, *batch_and_plan(shape.update, **sizes), shape.update)
+        pytest.skip("its ranks share every row, or it refuses to share prefixes")
+    assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape))
 
 
 def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):
     shape = Shape()
-    update = Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=2, padded_to="micro_batch")
-    job = Job(
-        strategy="prompt", prompts=6, sessions_per_prompt=2, updates={"actor": update}, inference={}, packer="plan"
-    )
     with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
         padded_ranks.execute_with_func_generator(install())
         both = padded_ranks, one_rank_of(shape)
-        for workers in both:
-            start_over(workers, "token-mean")
+        start_over(both, "token-mean")
         batch = put_trained_rows()
-        plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-        assert_metrics_agree(update_both(*both, batch, plan))
+        assert_metrics_agree(update_both(*both, batch, plan_of(batch, "plan", padded_to="micro_batch")))
 
 
 TOP_K = 5

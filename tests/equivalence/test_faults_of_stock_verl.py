@@ -26,11 +26,9 @@ from verl_padding.pads.tags import PAD_UID_PREFIX
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 STOCK = get_trainer_cls("sync")
-EOS = 3
 
 
 def assert_still(fault: bool, what: str) -> None:
-    """Fails the day verl mends a fault."""
     assert fault, (
         f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
         "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."

@@ -49,9 +49,8 @@ pytestmark = [
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
 PER_TOKEN = f"+{MEGATRON}.override_transformer_config.calculate_per_token_loss=true"
-ODD_VOCABULARY = 261
-"""A vocabulary that two tensor parallel ranks cannot share as it is."""
-BY_SIZE = [cut for cut in CUTS.values() if "few" not in cut]
+ODD_VOCABULARY = 261  # a vocabulary that two tensor parallel ranks cannot share as it is
+BY_SIZE = [cut for cut in CUTS.values() if not {"few", "sharing"} & cut.keys()]
 BUCKET = 16
 ROUND_UP = (f"{MEGATRON}.pad_to_length=true", f"{MEGATRON}.pad_to_length_bucket={BUCKET}")
 """verl then fills the last row of each micro-batch up, to a multiple of so many tokens in all."""
@@ -147,26 +146,21 @@ def with_routes(batch: KVBatchMeta, routes: Sequence[torch.Tensor]) -> KVBatchMe
 
 @pytest.mark.parametrize(
     ("replay", "name"),
-    [
-        ("R2", "ep2"),
-        *(("R3", name) for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice")),
-    ],
+    [("R2", "ep2"), *(("R3", name) for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice"))],
 )
 def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, model_of):
     shape = SHAPES[f"Megatron: experts, {name}"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode={replay}") as both:
         for packer in PACKERS:
-            update = assert_updates_agree(*both, packer, put=put_routed_rows, **shape.planned)
+            update = assert_updates_agree(
+                *both, packer, put=lambda: with_drawn_routes(put_trained_rows()), **shape.planned
+            )
         for layer in (0, LAYERS - 1):
-            batch = put_routed_rows()
+            batch = with_drawn_routes(put_trained_rows())
             assert_other_experts_give_another_update(layer, *both, shape, update, batch, plan_for(batch, "plan", shape))
         if shape.dp_size > 1:
             few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
             assert_updates_agree(*both, "plan", **few, **shape.planned)
-
-
-def put_routed_rows() -> KVBatchMeta:
-    return with_drawn_routes(put_trained_rows())
 
 
 @pytest.mark.parametrize("name", ["ep2", "pp2 x dp2", "pp2 vpp2"])
@@ -181,8 +175,7 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(name, tran
 def assert_replays_what_was_recorded(
     padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, layer: int
 ) -> None:
-    for workers in (padded_ranks, one_rank):
-        start_over(workers, "token-mean")
+    start_over((padded_ranks, one_rank), "token-mean")
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install())
     want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
@@ -220,8 +213,7 @@ def assert_other_experts_give_another_update(
     (others,) = read_columns(batch, "routed_experts")
     for of_row in others:
         of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
-    for workers in (padded_ranks, one_rank):
-        start_over(workers, "token-mean")
+    start_over((padded_ranks, one_rank), "token-mean")
     other = update_both(padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.planned["template"])
     assert_metrics_agree(other)
     first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))

@@ -85,8 +85,14 @@ def log_probs_of_a_pass(engine: Whole, rows: dict[str, Row], plan: BatchPlan, ca
     return found
 
 
-def metrics_of_an_update(engine: Whole, rows: dict[str, Row], plan: BatchPlan) -> dict[str, float]:
-    """Of both mini-batches, before any weight moves; all ranks of this process are added up as one."""
+def metrics_of_an_update(
+    engine: Whole, rows: dict[str, Row], plan: BatchPlan, old: dict[str, torch.Tensor], ref: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    """Of both mini-batches, before any weight moves, with the log-probs that two passes have found.
+
+    All ranks of this process are added up as one.
+    """
+    rows = {key: row | {"old_log_probs": old[key], "ref_log_prob": ref[key]} for key, row in rows.items()}
     inner = policy_loss("token-mean")
     # verl's default, low_var_kl, is a square: of last bits it would be 0 in float32.
     object.__setattr__(inner.keywords["config"], "kl_loss_type", "kl")
@@ -102,19 +108,12 @@ def metrics_of_an_update(engine: Whole, rows: dict[str, Row], plan: BatchPlan) -
     return {name: value.aggregate() for name, value in metrics.items() if isinstance(value, Metric)}
 
 
-def with_log_probs(
-    rows: dict[str, Row], old: dict[str, torch.Tensor], of_reference: dict[str, torch.Tensor]
-) -> dict[str, Row]:
-    """Rows with the log-probs that two passes have found."""
-    return {key: row | {"old_log_probs": old[key], "ref_log_prob": of_reference[key]} for key, row in rows.items()}
-
-
 @pytest.mark.parametrize("sharing", ["off", "chains"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_ratio_is_one_and_the_kl_zero_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
     old, of_reference = (log_probs_of_a_pass(engine, rows, plan, TAKEN) for _ in range(2))
-    metrics = metrics_of_an_update(engine, with_log_probs(rows, old, of_reference), plan)
+    metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     exact = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
     assert {name: metrics[name] for name in exact} == dict.fromkeys(exact, 0.0)
     assert metrics["actor/pg_loss"] != 0.0
@@ -125,10 +124,10 @@ def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(dtype, rows):
     # Or the test above would show nothing about micro-batches.
     plan, engine = planned(rows, "off"), engine_of(dtype, "off")
     old, of_reference = (log_probs_of_a_pass(engine, rows, plan, call) for call in (TAKEN, OWN))
-    metrics = metrics_of_an_update(engine, with_log_probs(rows, old, of_reference), plan)
+    metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     assert metrics["actor/ppo_kl"] == 0.0
     assert metrics["kl_loss"] != 0.0
-    metrics = metrics_of_an_update(engine, with_log_probs(rows, of_reference, old), plan)
+    metrics = metrics_of_an_update(engine, rows, plan, of_reference, old)
     assert metrics["actor/ppo_kl"] != 0.0
     assert metrics["kl_loss"] == 0.0
 
@@ -138,6 +137,6 @@ def test_with_the_default_packer_the_ratio_is_one_but_for_rounding(dtype, rows):
     # verl's packer cuts a pass into other micro-batches than the update.
     plan, engine = planned(rows, "off", packer="verl"), engine_of(dtype, "off")
     old = log_probs_of_a_pass(engine, rows, plan, TAKEN)
-    metrics = metrics_of_an_update(engine, with_log_probs(rows, old, old), plan)
+    metrics = metrics_of_an_update(engine, rows, plan, old, old)
     assert 0.0 < abs(metrics["actor/ppo_kl"]) < ROUNDING[dtype]
     assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0

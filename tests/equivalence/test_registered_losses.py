@@ -5,16 +5,19 @@ The reference is verl's own loss, on one rank, in one call for all real rows, wi
 micro-batches with the pads taken out. Rows without a trained token count in denominators, and change nothing else.
 """
 
+import inspect
+
 import pytest
-from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
 from tests.equivalence.loss_comparisons import (
+    DISTILLING,
     PACKING_MATTERS,
     POLICY_LOSSES,
-    MaskedRows,
-    Seeded,
     assert_metrics_are_those_of_the_rows_that_train,
     metrics_where_gradients_agree,
+    seeded,
 )
 from tests.support.losses_on_rows import (
     IDLE_RANK,
@@ -38,20 +41,22 @@ LAYOUTS = {
     "an untrained rank": [[[1], [3, PAD]], [[0, 2], [4]]],
     "an untrained part of a micro-batch": [[[0, 1], [2, PAD]], [[3, 4], [PAD]]],
 }
+PADS_AND_UNTRAINED = ("a rank holds pads alone", "an untrained part of a micro-batch")
+# Rows are left out before a loss sees them: all layouts of one loss, of one that has no value without a trained token,
+# and of those that depend on how rows are packed.
+LOSSES_ON_LAYOUTS = [
+    (name, layout)
+    for name in POLICY_LOSSES
+    for layout in (LAYOUTS if name in ("vanilla", "bypass_mode", *PACKING_MATTERS) else PADS_AND_UNTRAINED)
+]
 EACH_LAYOUT = pytest.mark.parametrize("name_of_layout", LAYOUTS)
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
-DISTILLING = [
-    (name, policy_gradient)
-    for name in sorted(DISTILLATION_LOSS_REGISTRY)
-    for policy_gradient in (True, False)
-    if (name, policy_gradient) != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
-]
 
 
 def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packing_matters=False, rejected=False):
     masked = (1, 3) if "untrained" in name_of_layout else ()
-    rows = MaskedRows(*masked, rejected=rejected)
-    loss = Seeded(loss) if packing_matters else loss
+    rows = Rows(*masked, rejected=rejected)
+    loss = seeded(loss) if packing_matters else loss
     metrics = metrics_where_gradients_agree(
         loss, LAYOUTS[name_of_layout], output_name, rows=rows, packing_matters=packing_matters
     )
@@ -59,15 +64,15 @@ def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packin
     assert_metrics_are_those_of_the_rows_that_train(loss, metrics, output_name, rows=rows, but=but)
 
 
-@EACH_LAYOUT
 @EACH_MODE
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize(("name", "name_of_layout"), LOSSES_ON_LAYOUTS)
 def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, name_of_layout):
     assert_trains_alike(policy_loss(mode, name), name_of_layout, packing_matters=name in PACKING_MATTERS)
 
 
-@pytest.mark.parametrize("task_rewards", [True, False], ids=["with rewards", "alone"])
-@pytest.mark.parametrize("name_of_layout", list(LAYOUTS)[1:5:3])
+@pytest.mark.parametrize(
+    ("name_of_layout", "task_rewards"), [("a rank holds pads alone", True), ("an untrained rank", False)]
+)
 @EACH_MODE
 @pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
 def test_a_registered_distillation_loss_does_too(name, policy_gradient, mode, name_of_layout, task_rewards):
@@ -99,7 +104,7 @@ def test_a_mini_batch_without_a_trained_token_has_losses_and_gradients_of_zero(n
     output_name = "values" if name == "critic" else "log_probs"
     loss = RealRowsLoss(critic_loss(mode) if name == "critic" else LOSSES[name](mode, name), "rows")
     layout = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]]
-    rows = MaskedRows(*range(5))
+    rows = Rows(*range(5))
     for known in (set(), {f"{output_name} loss", "other"}):
         loss._losses = known
         gradients, metrics = run_as_verl_does(loss, rows, layout, output_name)
@@ -112,3 +117,40 @@ def test_a_mini_batch_without_a_trained_token_has_losses_and_gradients_of_zero(n
         name for name in trained if name.endswith(("pg_loss", "vf_loss", "kl_loss", "entropy_loss", "/loss"))
     }
     assert set(metrics.values()) <= {0.0, 2.0}
+
+
+BYPASS = {
+    name: make()
+    for name, make in inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
+    if name.startswith("bypass_")
+}
+assert len(BYPASS) >= 5
+PADDED_LAYOUT = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spread", "idle_rank"])
+
+
+@PADDED_LAYOUT
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", BYPASS)
+def test_a_bypass_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
+    loss = policy_loss(mode, "bypass_mode", rollout_correction=BYPASS[name])
+    metrics_where_gradients_agree(loss, layout)
+
+
+@PADDED_LAYOUT
+@pytest.mark.parametrize("rollout_is", ["token", "sequence"])
+@pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
+def test_what_a_bypass_tells_of_its_correction_is_that_of_all_real_rows_at_once(option, rollout_is, layout):
+    correction = RolloutCorrectionConfig(
+        bypass_mode=True,
+        loss_type="reinforce",
+        rollout_is=rollout_is,
+        rollout_rs=option,
+        rollout_rs_threshold="0.9_1.1" if option.endswith("k1") else "0.05",
+    )
+    # The mask of what is left after the rejection is known inside the loss only, so its tokens cannot weigh.
+    of_the_rest = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower", "clipfrac")
+    # Of rows with one way of weighting and of tokens with the other, under one name.
+    ambiguous = ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low") if rollout_is == "sequence" else ()
+    loss = policy_loss("token-mean", "bypass_mode", rollout_correction=correction)
+    metrics = metrics_where_gradients_agree(loss, layout)
+    assert_metrics_are_those_of_the_rows_that_train(loss, metrics, but=(*of_the_rest, *ambiguous))

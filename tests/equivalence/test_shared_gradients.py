@@ -14,10 +14,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
-from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, Seeded
+from tests.equivalence.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.support.engine_in_process import (
     Actor,
     Critic,
@@ -44,8 +43,7 @@ from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 BUDGET = 48
 SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
-NOMINAL = 7
-"""Rows of a mini-batch as a configuration would say it: not those that are there."""
+NOMINAL = 7  # rows of a mini-batch as a configuration would say it: not those that are there
 TOP_K = 4
 CALL = "actor"
 
@@ -64,8 +62,9 @@ def batch_of(rows: dict[str, Row]) -> Rows:
     return Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extensions(inputs, keys))
 
 
-def job_of(ranks: int, sharing: Sharing = "chains") -> Job:
-    return Job(
+def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "chains") -> BatchPlan:
+    """Two mini-batches, with pads."""
+    job = Job(
         strategy="prompt",
         prompts=4,
         sessions_per_prompt=2,
@@ -74,13 +73,8 @@ def job_of(ranks: int, sharing: Sharing = "chains") -> Job:
         packer="plan",
         sharing=sharing,
     )
-
-
-def plan_of(rows: dict[str, Row], ranks: int = 2) -> BatchPlan:
-    plan = plan_batch(batch_of(rows), job_of(ranks))
-    assert plan.figures[CALL].sharing_factor > 1.3
-    assert plan.figures[CALL].pads > 0
-    assert plan.layouts[CALL].n_mini_batches == 2
+    plan = plan_batch(batch_of(rows), job)
+    assert (plan.layouts[CALL].n_mini_batches, plan.figures[CALL].pads > 0) == (2, True)
     return plan
 
 
@@ -113,8 +107,7 @@ def engines(models) -> tuple[Whole, Whole]:
     return start_engine(Actor, model, sharing=True), start_engine(Actor, model, sharing=False)
 
 
-Gradients = Iterator[torch.Tensor]
-"""Of each mini-batch, (N,), at the weights that are there when it is asked for."""
+Gradients = Iterator[torch.Tensor]  # of each mini-batch, (N,), at the weights that are there when it is asked for
 
 
 def blind_to_the_last(loss):
@@ -139,6 +132,7 @@ def blind_to_the_last(loss):
 def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
     """Those of the plan, of a loss that reads no last output of a row; only tips and pads are computed."""
     before, figures, blind = engine.tokens, plan.figures[CALL], blind_to_the_last(loss)
+    assert figures.sharing_factor > 1.3
     yield from train_as_planned(engine, rows, plan, CALL, blind, token_budget=BUDGET, global_batch_size=NOMINAL, **said)
     assert engine.tokens - before == figures.computed_tokens + 2 * figures.pads
 
@@ -198,7 +192,7 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
         verls = loss if denominator == "rows" else normalize_over_mini_batch(loss)
         want = plain_gradients(plain, rows, plan, verls, denominator)
     else:
-        loss = Seeded(loss)
+        loss = seeded(loss)
         verls = by_real_rows(loss) if denominator == "rows" else loss
         same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
         want = train_as_planned(plain, rows, plan, CALL, verls, **same)
@@ -225,76 +219,72 @@ SESSION_LOSSES = [
 
 
 @pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
-def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(name, mode, engines, models, rows, plan):
-    loss, said = policy_loss(mode, name) if name != "critic" else critic_loss(mode), {}
-    if name == "critic":
-        model, said = models("qwen2", AutoModelForTokenClassification, num_labels=1), {"calculate_entropy": False}
-        engines = (start_engine(Critic, model, sharing=sharing) for sharing in (True, False))
-    sharing, plain = engines
+def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(name, mode, engines, critics, rows, plan):
+    sharing, plain = critics if name == "critic" else engines
+    weighed = RealRowsLoss(critic_loss(mode) if name == "critic" else policy_loss(mode, name), "rows")
     trained_R = [loss_tokens([row]) for row in rows.values()]
     equal_sessions = LossWeighting(call=CALL, mode=mode, by_session=True)
     factor_R = loss_factors(plan.layouts[CALL], list(rows), [1.0] * len(rows), trained_R, equal_sessions)
-    weighed = RealRowsLoss(loss, "rows")
-    got = shared_gradients(sharing, rows, plan, weighed, factor_R=factor_R, **said)
-    said |= {"token_budget": 10 * BUDGET, "global_batch_size": NOMINAL, "factor_R": factor_R}
+    said = {"factor_R": factor_R, "calculate_entropy": name != "critic"}
+    got = shared_gradients(sharing, rows, plan, weighed, **said)
+    said |= {"token_budget": 10 * BUDGET, "global_batch_size": NOMINAL}
     assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, weighed, **said))
 
 
-def adapted(models) -> nn.Module:
-    model = get_peft_model(models("qwen2"), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+def adapted(model: nn.Module) -> nn.Module:
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(0))
     return model.double()
 
 
-def checkpointed(models) -> nn.Module:
-    model = models("qwen2")
+def checkpointed(model: nn.Module) -> nn.Module:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 
 
-def fused(models) -> nn.Module:
-    model = models("qwen2")
+def fused(model: nn.Module) -> nn.Module:
     model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
     return model
 
 
-def value_model(models) -> nn.Module:
-    return models("qwen2", AutoModelForTokenClassification, num_labels=1)
-
-
-def tiny(models) -> nn.Module:
-    return models("qwen2")
+@pytest.fixture(scope="module")
+def critics(models) -> tuple[Whole, Whole]:
+    model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
+    return start_engine(Critic, model, sharing=True), start_engine(Critic, model, sharing=False)
 
 
 CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
 CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
     "another architecture": (lambda models: models("qwen3"), {}, {}),
     "experts": (lambda models: models("qwen3_moe", experts_implementation="eager"), {}, {}),
-    "a critic": (value_model, {}, {"calculate_entropy": False}),
-    "adapters": (adapted, {}, {}),
-    "gradient checkpointing": (checkpointed, {}, {}),
-    "entropy in chunks": (tiny, CHUNKS, {}),
-    "entropy checkpointing": (tiny, {"entropy_checkpointing": True}, {}),
-    "fused kernels": (fused, {}, {"use_fused_kernels": True}),
-    "sum of pi squared": (tiny, {}, {"calculate_sum_pi_squared": True}),
-    "a temperature": (tiny, {}, {"temperature": 0.7}),
+    "adapters": (lambda models: adapted(models("qwen2")), {}, {}),
+    "gradient checkpointing": (lambda models: checkpointed(models("qwen2")), {}, {}),
+    "entropy in chunks": (lambda models: models("qwen2"), CHUNKS, {}),
+    "entropy checkpointing": (lambda models: models("qwen2"), {"entropy_checkpointing": True}, {}),
+    "fused kernels": (lambda models: fused(models("qwen2")), {}, {"use_fused_kernels": True}),
+    "sum of pi squared": (lambda models: models("qwen2"), {}, {"calculate_sum_pi_squared": True}),
+    "a temperature": (lambda models: models("qwen2"), {}, {"temperature": 0.7}),
 }
 """The model, settings of the engine, and what each micro-batch says, of what an engine computes in another way."""
-THROUGH_FLOAT32 = ("experts", "fused kernels")
-"""Routers and kernels of transformers and verl."""
+THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transformers and verl
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_so_does_whatever_else_an_engine_computes(name, models, rows, plan):
     make_model, settings, said = CASES[name]
-    model, kind = make_model(models), Critic if name == "a critic" else Actor
-    loss = (critic_loss if kind is Critic else policy_loss)("seq-mean-token-mean")
-    sharing, plain = (start_engine(kind, model, sharing=sharing, **settings) for sharing in (True, False))
+    model, loss = make_model(models), policy_loss("seq-mean-token-mean")
+    sharing, plain = (start_engine(Actor, model, sharing=sharing, **settings) for sharing in (True, False))
     got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), **said)
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     assert_same_gradients(got, plain_gradients(plain, rows, plan, loss, **said), tolerance)
+
+
+def test_so_does_a_critic(critics, rows, plan):
+    loss, said = critic_loss("seq-mean-token-mean"), {"calculate_entropy": False}
+    got = shared_gradients(critics[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
+    assert_same_gradients(got, plain_gradients(critics[1], rows, plan, loss, **said))
 
 
 def teachers(tokens: int) -> torch.return_types.topk:
@@ -314,14 +304,8 @@ def taught() -> dict[bool, tuple[dict[str, Row], BatchPlan]]:
 
 
 DISTILLING_LOSSES = further(
-    [
-        (name, mode, policy_gradient)
-        for name in sorted(DISTILLATION_LOSS_REGISTRY)
-        for mode in MODES
-        for policy_gradient in (True, False)
-        if (name, policy_gradient) != ("k1", False)  # which verl refuses
-    ],
-    quick=[(name, "token-mean", name == "k1") for name in DISTILLATION_LOSS_REGISTRY],
+    [(name, mode, policy_gradient) for name, policy_gradient in DISTILLING for mode in MODES],
+    quick=[(name, "token-mean", name == "k1") for name, _ in DISTILLING],
 )
 
 
@@ -342,11 +326,8 @@ def test_with_nothing_to_share_an_update_has_the_gradients_of_one_without_sharin
     rows = trained_rows(grown_sessions([1] * 13, prompts=4))
     gradients = []
     for engine, sharing in zip(engines, ("chains", "off"), strict=True):
-        plan = plan_batch(batch_of(rows), job_of(2, sharing=sharing))
-        assert plan.figures[CALL].pads > 0
         loss, said = RealRowsLoss(policy_loss(mode), "rows"), {"token_budget": BUDGET, "global_batch_size": NOMINAL}
-        gradients.append([*train_as_planned(engine, rows, plan, CALL, loss, **said)])
+        gradients.append([*train_as_planned(engine, rows, plan_of(rows, sharing=sharing), CALL, loss, **said)])
     chains, off = gradients
-    assert len(off) == 2
     assert min(gradient.norm() for gradient in off) > 1e-3
     assert all(map(torch.equal, chains, off))

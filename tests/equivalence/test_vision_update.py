@@ -10,10 +10,10 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 
+from tests.equivalence.engine_shapes import Shape, started
 from tests.equivalence.updates import assert_packed_as_planned, update_both, with_trained_fields
-from tests.support.fsdp2_workers import padded_and_plain, start_actor, start_over
-from tests.support.tolerance import ADAM_EPS
-from tests.support.vision_rows import FAMILIES, make_vision_model, put_grown_vision_rows, put_vision_rows
+from tests.support.fsdp2_workers import start_over
+from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
 from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import find_images
@@ -23,8 +23,8 @@ from verl_padding.worker import plan_packer, vision_fixes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
-
 BUDGET = 64
+POLICY_LOSS_ALONE = ("actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.actor.entropy_coeff=0")
 NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 """Families whose packed attention verl 0.9.1 has for flash-attn alone (models/transformers/qwen2_vl.py)."""
 
@@ -33,12 +33,12 @@ NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
     """Family, config, two ranks that get pads, and one that does not."""
     model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
-    overrides = [f"+actor_rollout_ref.actor.optim.{ADAM_EPS}"]
-    if request.param in NEED_FLASH_ATTENTION_TO_PACK:
-        overrides.append("actor_rollout_ref.model.use_remove_padding=false")
-    config = json.loads((model / "config.json").read_text())
+    packs = f"actor_rollout_ref.model.use_remove_padding={request.param not in NEED_FLASH_ATTENTION_TO_PACK}"
+    job = (*POLICY_LOSS_ALONE, packs)
     budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
-    with padded_and_plain(start_actor, model, *overrides, padded=[budget]) as both:
+    config = json.loads((model / "config.json").read_text())
+    with started(Shape(), model, *job, budget) as padded_ranks, started(Shape(ranks=1), model, *job) as one_rank:
+        both = padded_ranks, one_rank
         both[0].execute_with_func_generator(plan_packer.install("chains"))  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
             workers.execute_with_func_generator(vision_fixes.install_in_worker)
@@ -60,14 +60,13 @@ def plan_for(batch: KVBatchMeta, extends_R: Any = None, *, prompts_per_mini_batc
 
 def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
-    patterns = [[True, True, True]]
+    patterns = [[(True,), (True,), (True,)]]
     if family != "gemma3":  # which leaves its tower out of a micro-batch without an image, pads or not
-        patterns.append([True, False, True])
-    for with_image, packer in product(patterns, ("verl", "plan")):
-        for workers in (padded_ranks, one_rank):
-            start_over(workers, "token-mean")
+        patterns.append([(True,), (False,), (True,)])
+    for images, packer in product(patterns, ("verl", "plan")):
+        start_over((padded_ranks, one_rank), "token-mean")
         torch.manual_seed(0)
-        batch = with_trained_fields(put_vision_rows(family, config, with_image))
+        batch = with_trained_fields(put_vision_rows(family, config, images))
         template = template_for(config, batch)
         assert (template.length == 2) == (family in RUNS_WITHOUT_IMAGES)
         plan = plan_for(batch, prompts=3, packer=packer, pad_tokens=template.length)
@@ -80,10 +79,9 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
 def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
     for packer in ("verl", "plan"):
-        for workers in (padded_ranks, one_rank):
-            start_over(workers, "token-mean")
+        start_over((padded_ranks, one_rank), "token-mean")
         torch.manual_seed(0)
-        batch = with_trained_fields(put_grown_vision_rows(family, config, [(True, False, False), (True,)]))
+        batch = with_trained_fields(put_vision_rows(family, config, [(True, False, False), (True,)]))
         plan = plan_for(batch, prompts=2, packer=packer)
         cells = [cell for ranks in plan.layouts["actor"].cells for cell in ranks]
         assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], "one rank was meant to have two pads"
@@ -95,10 +93,9 @@ def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
 @pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
 def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     family, config, sharing, one_rank = actors
-    for workers in (sharing, one_rank):
-        start_over(workers, "seq-mean-token-mean")
+    start_over((sharing, one_rank), "seq-mean-token-mean")
     torch.manual_seed(0)
-    rows = put_grown_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
+    rows = put_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
     batch = with_trained_fields(rows)
     extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags])
     assert extends_R == [None, 0, 1, None, 3, None, None, 6, 7]

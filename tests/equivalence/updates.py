@@ -21,32 +21,23 @@ from verl.workers.utils.padding import response_from_nested
 from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
-from tests.support.tolerance import ADAM_EPS, RELATIVE_FLOAT32, RELATIVE_METRIC
-from tests.support.verl_config import compose_job
-from verl_padding.config import MIN_PAD_LENGTH
+from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.job.calls import CALLS
-from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
+from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
-from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Sharing, Update, plan_batch
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.worker.plan_packer import install
 
 LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
+TURNS = [3, 2, 5, 4, 5, 2, 1, 3, 1, 2, 3, 2]  # rows of each session that grows; two sessions of each of six prompts
 EPOCHS = 2
-PAD_TOKENS = 2
-"""What engines ask for that round no row up; see :func:`pad_tokens_of`."""
+PAD_TOKENS = 2  # what engines ask for that round no row up
 TEMPLATE = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
-ALL_TERMS = (
-    "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.kl_loss_coef=0.1",
-    "actor_rollout_ref.actor.entropy_coeff=0.01",
-    "actor_rollout_ref.actor.loss_scale_factor=16",
-    f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
-)
-"""An actor's loss with policy, KL and entropy terms."""
 MODES = ("token-mean", "seq-mean-token-mean")
 """Ranks and workers do not know what a loss computes of their rows: test_registered_losses.py and
 test_shared_gradients.py have all modes of all losses, without workers."""
@@ -55,18 +46,11 @@ CUTS: dict[str, dict[str, Any]] = {
     f"{name}, {packer}": {"packer": packer} | cut
     for name, cut in (("budget", {}), ("two rows", {"micro_batch_rows": 2}), ("pads alone", {"few": True}))
     for packer in PACKERS
-}
+} | {"shared prefixes": {"packer": "plan", "sharing": "chains"}}
 """Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows, whoever cuts them;
-and batches of which all ranks but one get pads alone."""
+batches of which all ranks but one get pads alone; and prefixes that are computed once."""
 EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 BUDGET = 32
-BUDGETS = (
-    f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}",
-    f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={BUDGET}",
-)
-BUDGET_OF_CRITICS = "+critic.ppo_infer_max_token_len_per_gpu"
-BUDGETS_OF_CRITICS = {"padded": [f"{BUDGET_OF_CRITICS}={BUDGET}"], "plain": [f"{BUDGET_OF_CRITICS}=4096"]}
-"""Of padded critics and of the one, as ``padded_and_plain`` takes them."""
 
 
 def put_trained_rows() -> KVBatchMeta:
@@ -78,8 +62,13 @@ def put_trained_rows() -> KVBatchMeta:
 def put_few_rows() -> KVBatchMeta:
     """Rows of three prompts, of which the first two have one row: too few for all ranks of a mini-batch each."""
     torch.manual_seed(0)
-    lengths, keys = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9)], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]
-    return with_trained_fields(put_rows(lengths, keys))
+    return with_trained_fields(put_rows(LENGTHS[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
+
+
+def put_grown_rows() -> KVBatchMeta:
+    """Rows of which most begin with another one of their session."""
+    torch.manual_seed(0)
+    return with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=len(TURNS) // 2)))
 
 
 def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
@@ -103,11 +92,6 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
     """Of the responses, as verl's trainer cuts them out of what a pass has written."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"])
     return [*response_from_nested(data["log_probs"], data["response_mask"]).unbind()]
-
-
-def pad_tokens_of(*overrides: str) -> int:
-    """Tokens of a pad as the engine of an actor asks for them."""
-    return max(MIN_PAD_LENGTH, worker_engine(compose_job(*overrides), ACTOR_SECTION).row_multiple)
 
 
 def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:
@@ -135,37 +119,41 @@ def plan_of(
     packer: str,
     *,
     update: str = "actor",
+    strategy: str = "prompt",
+    sharing: Sharing = "off",
     few: bool = False,
     micro_batch_rows: int | None = None,
-    dp_size: int = 2,
     ranks_of_row: int = 1,
-    micro_batch_multiple: int = 1,
     pad_tokens: int = PAD_TOKENS,
+    **shape: Any,
 ) -> BatchPlan:
-    """Three mini-batches; and, by a token budget, a pass.
+    """Three mini-batches; and, by a token budget, a pass that is cut as they are.
 
     Args:
         few: for :func:`put_few_rows`: in two of the mini-batches, one rank (or group of them) alone has a real row.
         ranks_of_row: how many ranks share a row, and their budgets.
+        shape: of the calls, other than two ranks'.
     """
-    sizes: dict[str, Any] = {"dp_size": dp_size, "micro_batch_multiple": micro_batch_multiple}
-    if micro_batch_rows is None:
-        sizes["token_budget"] = BUDGET * ranks_of_row
-    else:
-        sizes["micro_batch_rows"] = micro_batch_rows
+    by_tokens = micro_batch_rows is None
+    size = {"token_budget": BUDGET * ranks_of_row} if by_tokens else {"micro_batch_rows": micro_batch_rows}
+    of_call: dict[str, Any] = {"dp_size": 2} | size | shape
     job = Job(
-        strategy="prompt",
+        strategy=strategy,
         prompts=3 if few else 6,
         sessions_per_prompt=2,
-        updates={update: Update(**sizes, prompts_per_mini_batch=1 if few else 2)},
-        inference={"log_prob": Pass(**sizes)} if micro_batch_rows is None and not few else {},
+        updates={update: Update(**of_call, prompts_per_mini_batch=1 if few else 2)},
+        inference={"log_prob": Pass(**of_call, as_update=update)} if by_tokens and not few else {},
         packer=packer,
+        sharing=sharing,
         pad_tokens=pad_tokens,
     )
-    plan = plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags]), job)
-    assert plan.layouts[update].n_mini_batches == 3
-    if few:
-        assert plan.layouts[update].reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
+    tokens_R = [tag["seq_len"] for tag in batch.tags]
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, find_extensions(batch, tokens_R)), job)
+    layout = plan.layouts[update]
+    assert layout.n_pads > 0
+    assert layout.n_mini_batches == 3 or strategy != "prompt"
+    assert sharing == "off" or plan.figures[update].sharing_factor > 1.4
+    assert not few or layout.reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
     return plan
 
 
@@ -176,10 +164,8 @@ METHODS = {call.name: call.method for call in CALLS if call.trains}
 class BothUpdates:
     layout: Layout
     plan: BatchPlan
-    padded: dict[str, Any]
-    """Metrics of the padded update, as verl's workers answer."""
-    plain: list[dict[str, Any]]
-    """Metrics of each optimizer step of the reference."""
+    padded: dict[str, Any]  # metrics of the padded update, as verl's workers answer
+    plain: list[dict[str, Any]]  # metrics of each optimizer step of the reference
 
 
 def assert_updates_agree(
@@ -188,13 +174,15 @@ def assert_updates_agree(
     packer: str = "verl",
     *,
     mode: str | None = None,
+    policy_loss: str = "vanilla",
     update: str = "actor",
     few: bool = False,
     micro_batch_rows: int | None = None,
+    sharing: Sharing = "off",
     put: Callable[[], KVBatchMeta] | None = None,
     template: PadTemplate = TEMPLATE,
     started: Callable[[RayWorkerGroup, RayWorkerGroup], None] = lambda padded_ranks, one_rank: None,
-    **shape: int,
+    **planned: Any,
 ) -> BothUpdates:
     """Trains both on the same rows from the same start, and asserts that they end with the same weights and metrics.
 
@@ -202,19 +190,19 @@ def assert_updates_agree(
         mode: None for one that divides by rows where micro-batches are cut by rows, and by tokens otherwise.
         put: puts the rows; None for those that the plan is made for.
         started: what else both are given for their new start.
-        shape: of the ranks, as :func:`plan_of` takes it.
+        planned: what else :func:`plan_of` takes.
     """
     if mode is None:
         by_rows = micro_batch_rows is not None or (few and update == "actor")
         mode = ("seq-mean-token-mean" if update == "actor" else "seq-mean-token-sum") if by_rows else "token-mean"
-    start_over(one_rank, mode)
-    start_over(padded_ranks, mode, micro_batch_rows)
+    start_over([one_rank], mode, policy_loss=policy_loss)
+    start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
     started(padded_ranks, one_rank)
     if packer == "plan":
-        padded_ranks.execute_with_func_generator(install())
-    batch = (put or (put_few_rows if few else put_trained_rows))()
-    cut = {"micro_batch_rows": micro_batch_rows, "few": few, "pad_tokens": template.length}
-    plan = plan_of(batch, packer, update=update, **cut, **shape)
+        padded_ranks.execute_with_func_generator(install(sharing))
+    batch = (put or (put_few_rows if few else put_trained_rows if sharing == "off" else put_grown_rows))()
+    cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
+    plan = plan_of(batch, packer, update=update, pad_tokens=template.length, **cut, **planned)
     both = update_both(padded_ranks, one_rank, batch, plan, template=template, update=update)
     assert_metrics_agree(both, update)
     if micro_batch_rows is not None:
@@ -235,15 +223,16 @@ def update_both(
     update: str = "actor",
     said: Mapping[str, Any] = MappingProxyType({}),
     padded: PaddedBatch | None = None,
+    copies: tuple[KVBatchMeta, Mapping[str, Sequence[str]]] | None = None,
 ) -> BothUpdates:
     """Trains both on the same rows, and asserts that they end with the same weights.
 
     Args:
         said: goes to the workers with each call.
         padded: the batch with its pads in the queue, where a call has had them before.
+        copies: the rows that the one rank trains instead of the batch's, and which of them each row is.
     """
     layout, method = plan.layouts[update], METHODS[update]
-    assert layout.n_pads > 0
     before = weights_of(padded_ranks)
     assert torch.equal(before, weights_of(one_rank))
 
@@ -255,12 +244,14 @@ def update_both(
     )
     strip(padded.pads)
 
+    plain, keys_of = copies or (batch, {key: [key] for key in batch.keys})
     want = []
     for _ in range(EPOCHS):
         for ranks in layout.cells:
-            keys = [batch.keys[row] for cell in ranks for row in cell if row < len(batch.keys)]
-            rows = call(batch, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1, **said)
-            want.append(_metrics(getattr(one_rank, method)(rows)))
+            rows = [row for cell in ranks for row in cell if row < len(batch.keys)]
+            keys = [key for row in rows for key in keys_of[batch.keys[row]]]
+            alone = call(plain, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1, **said)
+            want.append(_metrics(getattr(one_rank, method)(alone)))
 
     after, reference = weights_of(padded_ranks), weights_of(one_rank)
     assert (reference - before).norm() > 0.1, "the update was meant to move the weights"

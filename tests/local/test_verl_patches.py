@@ -1,7 +1,6 @@
 """verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
 import importlib.metadata as metadata
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -10,7 +9,7 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.support.fresh_processes import Fresh, run_fresh
+from tests.support.fresh_processes import run_fresh
 from verl_padding.errors import PaddingConfigError
 from verl_padding.local.verl_patches import VllmCpuFinder, copy_on_sharded_save, register_engines
 
@@ -56,22 +55,18 @@ importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(na
 """
 
 
-def run(code: str, platform: str | None) -> subprocess.CompletedProcess[str]:
-    return run_fresh(Fresh(code, environment={"VERL_PLATFORM": platform}))
-
-
 def test_nothing_is_registered_unless_asked_for() -> None:
-    assert run(SHOW, None).stdout.strip() == "0 0"
+    assert run_fresh(SHOW, platform=None).stdout.strip() == "0 0"
 
 
 @pytest.mark.parametrize("first", ["verl", "verl_padding.local.rollout_server"])
 def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
-    result = run(USE.format(first=first), "cpu")
+    result = run_fresh(USE.format(first=first), platform="cpu")
     assert result.returncode == 0, result.stderr
 
 
 def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
-    result = run(ANOTHER_VERSION + SHOW, "cpu")
+    result = run_fresh(ANOTHER_VERSION + SHOW, platform="cpu")
     assert result.stdout.strip() == "1 0"
     assert "found 1.0.0" in result.stderr
 

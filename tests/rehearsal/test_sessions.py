@@ -187,7 +187,7 @@ HOLDS_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 60 + 'b')"
 def test_a_loop_that_does_not_end_is_told_with_the_line_that_hangs(own, forever):
     text = LOOP.replace(RETURNED, f"{forever}  # here")
     job = own.overrides(*own.loop(text), *own.reward())
-    command = [sys.executable, "-m", "verl_padding", "rehearse", "--only", "sessions", "--timeout", "15", *job]
+    command = [sys.executable, "-m", "verl_padding", "rehearse", "--only", "sessions", "--timeout", "10", *job]
     ended = subprocess.run(command, cwd=own.folder, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     line = line_of(text, "# here")

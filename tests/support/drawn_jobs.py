@@ -59,9 +59,7 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -
 
     updates = {
         name: call(
-            Update,
-            prompts_per_mini_batch=draw(st.sampled_from([1, 2, 3, 4, 6, 12])),
-            shuffle=draw(st.booleans()),
+            Update, prompts_per_mini_batch=draw(st.sampled_from([1, 2, 3, 4, 6, 12])), shuffle=draw(st.booleans())
         )
         for name in draw(st.sampled_from([("actor",), ("actor", "critic")]))
     }

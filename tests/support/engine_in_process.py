@@ -65,12 +65,10 @@ class Whole:
         return torch.cat([gradient.flatten() for gradient in flat])
 
 
-class Actor(Whole, FSDPEngineWithLMHead):
-    """An actor's."""
+class Actor(Whole, FSDPEngineWithLMHead): ...
 
 
-class Critic(Whole, FSDPEngineWithValueHead):
-    """A critic's."""
+class Critic(Whole, FSDPEngineWithValueHead): ...
 
 
 def start_engine(engine: type[Whole], module: nn.Module, *, sharing: bool, **settings: Any) -> Whole:
@@ -94,16 +92,7 @@ def in_float64(module: nn.Module) -> nn.Module:
 
 
 def train_as_planned(
-    engine: Whole,
-    rows: Mapping[str, Row],
-    plan: BatchPlan,
-    call: str,
-    loss: Loss,
-    *,
-    token_budget: int,
-    pads: bool = True,
-    factor_R: Sequence[float] | None = None,
-    **said: Any,
+    engine: Whole, rows: Mapping[str, Row], plan: BatchPlan, call: str, loss: Loss, *, pads: bool = True, **given: Any
 ) -> Iterator[torch.Tensor]:
     """Gradient (N,) of each mini-batch, at the weights that are there when it is asked for.
 
@@ -111,12 +100,10 @@ def train_as_planned(
 
     Args:
         pads: False for the plan's micro-batches without their pads, and none that is empty then.
-        factor_R: of each row, if rows weigh differently.
-        said: non-tensor data of every micro-batch, beside what each update says.
+        given: what :func:`cut_as_planned` takes.
     """
     for mini_batch in range(plan.layouts[call].n_mini_batches):
-        cut = cut_as_planned(rows, plan, call, mini_batch, token_budget=token_budget, factor_R=factor_R, **said)
-        for _, micro_batch in cut:
+        for _, micro_batch in cut_as_planned(rows, plan, call, mini_batch, **given):
             if not pads:
                 real = (~micro_batch[IS_PADDING]).nonzero().flatten().tolist()
                 if not real:
@@ -136,7 +123,12 @@ def cut_as_planned(
     factor_R: Sequence[float] | None = None,
     **said: Any,
 ) -> Iterator[tuple[list[str | None], TensorDict]]:
-    """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a pad."""
+    """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a pad.
+
+    Args:
+        factor_R: of each row, if rows weigh differently.
+        said: non-tensor data of every micro-batch, beside what each update says.
+    """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     pad = values_of(PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])))
     trained_R = [int(row["response_mask"].sum()) for row in fields]

@@ -16,8 +16,7 @@ class Sample:
     uid: str
     reward: float
     values: Sequence[float]
-    penalties: Sequence[float]
-    """What an in-reward KL takes from each token."""
+    penalties: Sequence[float]  # what an in-reward KL takes from each token
 
     @property
     def score(self) -> float:

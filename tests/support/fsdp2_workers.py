@@ -2,8 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,9 +20,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from tests.support.rows_in_queue import empty_queue
 from tests.support.verl_config import compose_job
-from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.plan_packer import PATCHED
 
 
@@ -94,9 +91,12 @@ def make_value_model(language_model: Path, folder: Path) -> Path:
 
 
 def start_over(
-    workers: RayWorkerGroup, loss_agg_mode: str, micro_batch_rows: int | None = None, policy_loss: str = "vanilla"
+    groups: Sequence[RayWorkerGroup],
+    loss_agg_mode: str,
+    micro_batch_rows: int | None = None,
+    policy_loss: str = "vanilla",
 ) -> None:
-    """Gives the workers the model's weights and a new optimizer again, and verl's loss with other modes.
+    """Gives workers the model's weights and a new optimizer again, and verl's loss with other modes.
 
     What was wrapped around verl's loss is made anew around it.
 
@@ -119,7 +119,8 @@ def start_over(
         object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", micro_batch_rows)
         return DataProto()
 
-    workers.execute_with_func_generator(reset)
+    for workers in groups:
+        workers.execute_with_func_generator(reset)
 
 
 def follow_no_plan(worker: Any) -> DataProto:
@@ -140,32 +141,6 @@ def give_same_head(workers: RayWorkerGroup) -> None:
         return DataProto()
 
     workers.execute_with_func_generator(give)
-
-
-@contextmanager
-def padded_and_plain(
-    start: Callable[..., RayWorkerGroup],
-    model: Path,
-    *overrides: str,
-    padded: Sequence[str] = (),
-    plain: Sequence[str] = (),
-    ranks: int = 2,
-) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
-    """Ranks that get pads and see real rows, and one that does not; ends them and empties the queue.
-
-    Args:
-        start: :func:`start_actor` or :func:`start_critic`.
-        padded: overrides of the padded ranks, ``plain`` of the one.
-        ranks: how many are padded.
-    """
-    with ExitStack() as started:
-        started.callback(empty_queue)
-        padded_ranks = start(model, ranks, *overrides, *padded)
-        started.callback(stop, padded_ranks)
-        one_rank = start(model, 1, *overrides, *plain)
-        started.callback(stop, one_rank)
-        padded_ranks.execute_with_func_generator(wrap_worker_loss("rows"))
-        yield padded_ranks, one_rank
 
 
 def stop(workers: RayWorkerGroup) -> None:

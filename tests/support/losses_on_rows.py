@@ -45,13 +45,20 @@ def nested(parts):
 
 
 class Rows:
-    """Five real rows and any number of pads, with everything that verl's losses read, in float64."""
+    """Five real rows and any number of pads, with everything that verl's losses read, in float64.
 
-    def __init__(self, seed=0):
+    Args:
+        masked: rows without a trained token, as an agent loop gives them, or as rejection leaves them.
+    """
+
+    def __init__(self, *masked, rejected=False):
         self.lengths = [(3, 4), (5, 1), (2, 6), (4, 2), (1, 3)]
-        gen = torch.Generator().manual_seed(seed)
+        gen = torch.Generator().manual_seed(0)
         self.fields = [self._row(prompt, response, gen) for prompt, response in self.lengths]
-        self.n_real = len(self.fields)
+        self.n_real, self.masked = len(self.fields), masked
+        for row in masked:
+            zeros = torch.zeros_like(self.fields[row]["response_mask"])
+            self.fields[row] |= {"response_mask": zeros} | ({} if rejected else {"loss_mask": zeros})
 
     @staticmethod
     def _row(prompt, response, gen):
@@ -161,19 +168,12 @@ def run_as_verl_does(loss, rows, layout, output_name, nominal=7):
     leaves = rows.leaves()
     real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro)
     reporting = sum(any(rows.trains(row) for micro in rank for row in micro) for rank in layout)
+    shape = {"dp_size": len(layout), "real_rows": real_rows, "reporting_ranks": reporting, "nominal": nominal}
     by_rank = []
     for rank in layout:
         metrics = {}
         for micro in rank:
-            output, data = rows.micro_batch(
-                micro,
-                leaves,
-                output_name,
-                dp_size=len(layout),
-                real_rows=real_rows,
-                reporting_ranks=reporting,
-                nominal=nominal,
-            )
+            output, data = rows.micro_batch(micro, leaves, output_name, **shape)
             value, micro_metrics = loss(model_output=output, data=data, dp_group=None)
             (value / len(layout)).backward()  # FSDP averages gradients over the ranks
             append_to_dict(metrics, micro_metrics)

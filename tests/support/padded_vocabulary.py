@@ -7,7 +7,6 @@ from functools import partial
 
 from mbridge import AutoBridge
 
-MULTIPLE = 64
-"""What vocabularies are padded to."""
+MULTIPLE = 64  # what vocabularies are padded to
 
 AutoBridge.from_config = partial(AutoBridge.from_config, make_vocab_size_divisible_by=MULTIPLE)

@@ -1,6 +1,9 @@
 """The pages of the documentation, as a reader sees them, and what building their site takes."""
 
+import os
 import re
+import subprocess
+import sys
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -34,6 +37,18 @@ def commands_of(page: Path) -> list[str]:
     """Blocks of commands of a page, in order, without those that are files."""
     blocks = [match["code"] for match in FENCE.finditer(read(page)) if match["language"] == "bash"]
     return [code for code in blocks if not FILE_NAME.match(code)]
+
+
+def make_own_recipe(place: Path) -> Path:
+    """Writes the files of docs/own_recipe.md and runs its commands up to the job, in ``place``; returns the folder."""
+    page, folder = DOCS / "own_recipe.md", place / "guess"
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    make_folder, make_data, *_ = (["/bin/bash", "-euo", "pipefail", "-c", code] for code in commands_of(page))
+    subprocess.run(make_folder, cwd=place, env=environment, check=True)
+    for name, text in files_of(page).items():
+        (folder / name).write_text(text)
+    subprocess.run(make_data, cwd=folder, env=environment, check=True)
+    return folder
 
 
 def skip_without_the_extra_docs() -> None:

@@ -20,8 +20,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
 MESH = "actor"
-ANSWER = "answer"
-"""Field that a pass answers with: the number of each row."""
+ANSWER = "answer"  # field that a pass answers with: the number of each row
 SHAPES: dict[str, tuple[int, Callable[[int], int], Callable[[int], bool]]] = {
     "64": (64, lambda rank: rank, lambda rank: True),
     "16 x 4 neighbours": (16, lambda rank: rank // 4, lambda rank: rank % 4 == 0),

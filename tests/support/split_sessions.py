@@ -40,8 +40,7 @@ class Row:
     penalties: list[float] = field(default_factory=list)
     actions: list[tuple[int, int] | None] = field(default_factory=list)
     """Of each token of the response: number of its turn in the session, and its own in the turn; None if untrained."""
-    extends: int | None = None
-    """Number of the row of its session that it continues."""
+    extends: int | None = None  # number of the row of its session that it continues
 
     def add(self, tokens: list[int], values=(), penalties=(), turn: int | None = None) -> None:
         """Adds tokens to the response; those of a turn are trained."""
@@ -68,7 +67,7 @@ class Session:
         return Sample(self.name.split("_")[0], self.reward, **of)
 
     def in_one_row(self) -> Row:
-        """All contexts one after the other; the prompts of all but the first are as if they were observed."""
+        """Contexts one after the other; prompts of all but the first are as if they were observed."""
         row, number = Row(f"{self.name}_0", self.contexts[0].prompt), 0
         for context in self.contexts:
             if number:

@@ -17,8 +17,7 @@ from transfer_queue.utils.zmq_utils import process_zmq_server_info
 
 from verl_padding.pads.queue import controller
 
-HAS_DISK = hasattr(simple_storage, "HybridStorageUnitData")
-"""TransferQueue 0.1.10 has no SimpleStorage on disk."""
+HAS_DISK = hasattr(simple_storage, "HybridStorageUnitData")  # TransferQueue 0.1.10 has no SimpleStorage on disk
 
 
 @dataclass
@@ -26,8 +25,7 @@ class Storage:
     """A storage that clients can be made for."""
 
     config: dict[str, Any]
-    n_values: Callable[[], int]
-    """How many values of rows lie in it: a field of a row is one."""
+    n_values: Callable[[], int]  # how many values of rows lie in it: a field of a row is one
     actors: list[Any]
 
 

@@ -13,8 +13,7 @@ from tests.support.rows_in_queue import put_rows
 from verl_padding.local.tiny_models import make_byte_tokenizer
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")
-IMAGE_SIDE = 28
-"""Pixels of a side, for the family that takes whole images."""
+IMAGE_SIDE = 28  # pixels of a side, for the family that takes whole images
 
 
 def make_vision_model(family: str, folder: Path) -> Path:
@@ -23,11 +22,7 @@ def make_vision_model(family: str, folder: Path) -> Path:
     names = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
     tokenizer.add_tokens(names, special_tokens=True)
     start, image, end, video = tokenizer.convert_tokens_to_ids(names)
-    special = {
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     text: dict[str, Any] = special | {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -77,31 +72,18 @@ def make_vision_model(family: str, folder: Path) -> Path:
     return folder
 
 
-def put_vision_rows(family: str, config: dict[str, Any], with_image: Sequence[bool]) -> KVBatchMeta:
-    """One row a prompt, some with an image of 4 x 4 patches (or a whole one), positions of the family's rank."""
-    draw = torch.Generator().manual_seed(0)
-    rows = []
-    for number, has_image in enumerate(with_image):
-        ids = torch.randint(5, 200, (4 + number,), generator=draw)
-        inputs = {}
-        if has_image:
-            inputs, image_ids = _image(family, config, draw)
-            ids = torch.cat([ids, torch.tensor(image_ids), ids[:2]])
-        response = torch.randint(5, 200, (3 + number,), generator=draw)
-        rows.append((ids, response, inputs))
-    return _put(family, [f"{uuid4().hex}_0_0" for _ in rows], rows)
-
-
-def put_grown_vision_rows(family: str, config: dict[str, Any], images: Sequence[Sequence[bool]]) -> KVBatchMeta:
+def put_vision_rows(family: str, config: dict[str, Any], images: Sequence[Sequence[bool]]) -> KVBatchMeta:
     """One session a prompt; each of its rows begins with the whole row before it, and may bring one more image.
+
+    An image has 4 x 4 patches, or is a whole one; positions are of the family's rank.
 
     Args:
         images: for each session, whether each of its turns brings an image.
     """
     draw = torch.Generator().manual_seed(0)
     keys, rows = [], []
-    for with_image in images:
-        uid, context, seen = uuid4().hex, torch.randint(5, 200, (4,), generator=draw), {}
+    for session, with_image in enumerate(images):
+        uid, context, seen = uuid4().hex, torch.randint(5, 200, (4 + session,), generator=draw), {}
         for turn, brings_image in enumerate(with_image):
             if brings_image:
                 inputs, image_ids = _image(family, config, draw)
@@ -112,13 +94,6 @@ def put_grown_vision_rows(family: str, config: dict[str, Any], images: Sequence[
             keys.append(f"{uid}_0_{turn}")
             rows.append((context, response, dict(seen)))
             context = torch.cat([context, response])
-    return _put(family, keys, rows)
-
-
-def _put(
-    family: str, keys: Sequence[str], rows: Sequence[tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
-) -> KVBatchMeta:
-    """Puts rows of a prompt, a response and ``multi_modal_inputs``."""
     whole = [torch.cat([prompt, response]) for prompt, response, _ in rows]
     positions = [torch.arange(len(ids)) for ids in whole]
     return put_rows(

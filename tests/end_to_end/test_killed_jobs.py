@@ -1,17 +1,22 @@
-"""A job is killed between an update and its checkpoint, and resumed: no row is trained twice, and none is lost."""
+"""A job is killed between an update and its checkpoint, and resumed: no row is trained twice, and none is lost.
+
+And an actor of a job is killed where verl and TransferQueue would wait for it: the job ends, and says why.
+"""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import transfer_queue as tq
 
+from tests.end_to_end import probe
 from tests.end_to_end.jobs import JobFacts, run_job
 from tests.support.rows_in_queue import empty_queue, queue_content
 from verl_padding.timing.learned_costs import FILE as COSTS
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
 SAVED, KILLED, LAST = 2, 4, 6
 COLOCATE = ["trainer.v1.trainer_mode=colocate_async"]
@@ -35,7 +40,7 @@ def run_killed_and_resumed(folder: Path, place: str, *overrides: str) -> tuple[J
         f"trainer.save_freq={SAVED}",
         *overrides,
     ]
-    killed = run_job(folder / "killed", *common, steps=LAST, kill=f"{place}:{KILLED}")
+    killed = run_job(folder / "killed", *common, steps=LAST, probed={probe.KILL: f"{place}:{KILLED}"})
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
     resumed = run_job(folder / "resumed", *common, steps=LAST)
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(LAST)
@@ -87,7 +92,6 @@ def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path
     assert {key for key in trained if key.split("_")[0] in prompts} == finished
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("mode", "steps_a_batch", "place"),
@@ -114,3 +118,17 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
     assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])
     assert sorted(resumed.rows) == list(range(SAVED + 1, LAST + 1)), "the dump has its rows, though they were set aside"
     assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0
+
+
+LIMIT_S = 60  # seconds that a job may take to end, with all its processes; without the watch, 150 at the least
+STEPS = 85  # all that one epoch of the data has: no machine is through them before the watch has looked twice
+
+
+# The watch is the same in all modes, and for all kinds of actors (tests/driver/test_actor_watch.py).
+@pytest.mark.timeout(600)
+def test_a_job_whose_storage_is_killed_ends_soon_and_names_it(tmp_path):
+    facts = run_job(tmp_path, "+padding=prompt", steps=STEPS, probed={probe.KILL_ACTOR: "SimpleStorageUnit:2"})
+    ended = time.time()
+    assert 1 <= max(facts.metrics) < STEPS
+    assert "LostActorError: TransferQueue's storage: " in facts.log
+    assert ended - facts.killed_at < LIMIT_S
