@@ -18,6 +18,7 @@ from verl_padding.driver.step_timing import StepTiming, timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, Pass, Update
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.timing.laps import Lap, TimedStep
 from verl_padding.worker.micro_batch_clock import LAPS
@@ -107,7 +108,7 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
                 tokens_R=np.array(TOKENS),
                 cost_model=COST_MODELS["tokens"],
                 pad_tokens=PAD_TOKENS,
-                chain_R=None if chains is None else np.array(chains),
+                forest=None if chains is None else Forest.of_chains(np.array(TOKENS), np.array(chains)),
             ),
         )
         for call, layout in layouts.items()

@@ -66,7 +66,7 @@ def engine_of(dtype: str, sharing: str) -> Whole:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config).to(DTYPES[dtype])
-    engine = start_engine(Actor, model, sharing=sharing == "chains")
+    engine = start_engine(Actor, model, sharing=sharing)
     if dtype == AUTOCAST:
         engine._autocast_dtype = torch.bfloat16
     return engine

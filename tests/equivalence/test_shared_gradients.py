@@ -39,6 +39,8 @@ from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 BUDGET = 48
@@ -57,9 +59,11 @@ def rows_of_sessions(**fields: Callable[[int], Any]) -> dict[str, Row]:
 
 
 def batch_of(rows: dict[str, Row]) -> Rows:
-    """As the planner gets them, with the row that each extends."""
+    """As the planner gets them, with the row that each extends, and what rows of a prompt share."""
     keys, inputs = list(rows), Inputs(micro_batch_of(list(rows.values())))
-    return Rows.from_keys(keys, [len(row["input_ids"]) for row in rows.values()], extensions(inputs, keys))
+    tokens_R = [len(ids) for ids in inputs.ids_R]
+    forest = Forest.in_order(tokens_R, *inputs.trees(list(map(uid_of_key, keys))))
+    return Rows.from_keys(keys, tokens_R, extensions(inputs, keys), forest)
 
 
 def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "chains") -> BatchPlan:
@@ -104,7 +108,7 @@ def models(tmp_path_factory) -> Callable[..., nn.Module]:
 def engines(models) -> tuple[Whole, Whole]:
     """One that shares, and verl's own, of one model."""
     model = models("qwen2")
-    return start_engine(Actor, model, sharing=True), start_engine(Actor, model, sharing=False)
+    return start_engine(Actor, model, sharing="chains"), start_engine(Actor, model)
 
 
 Gradients = Iterator[torch.Tensor]  # of each mini-batch, (N,), at the weights that are there when it is asked for
@@ -252,7 +256,7 @@ def fused(model: nn.Module) -> nn.Module:
 @pytest.fixture(scope="module")
 def critics(models) -> tuple[Whole, Whole]:
     model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
-    return start_engine(Critic, model, sharing=True), start_engine(Critic, model, sharing=False)
+    return start_engine(Critic, model, sharing="chains"), start_engine(Critic, model)
 
 
 CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
@@ -275,7 +279,7 @@ THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transfo
 def test_so_does_whatever_else_an_engine_computes(name, models, rows, plan):
     make_model, settings, said = CASES[name]
     model, loss = make_model(models), policy_loss("seq-mean-token-mean")
-    sharing, plain = (start_engine(Actor, model, sharing=sharing, **settings) for sharing in (True, False))
+    sharing, plain = (start_engine(Actor, model, sharing=sharing, **settings) for sharing in ("chains", "off"))
     got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), **said)
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     assert_same_gradients(got, plain_gradients(plain, rows, plan, loss, **said), tolerance)

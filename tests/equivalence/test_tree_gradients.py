@@ -20,7 +20,8 @@ from transformers import (
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import POLICY_LOSSES, Seeded
+from tests.equivalence.loss_comparisons import POLICY_LOSSES, seeded
+from tests.equivalence.test_shared_gradients import assert_same_gradients, plain_gradients, plan_of, shared_gradients
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     COMMON,
@@ -31,6 +32,7 @@ from tests.support.engine_in_process import (
     in_float64,
     loss_tokens,
     micro_batch_of,
+    start_engine,
     trained_rows,
 )
 from tests.support.flash_attention_on_cpu import attend_as_on_a_gpu
@@ -38,9 +40,10 @@ from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.errors import PaddingError
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.worker.row_means import normalize_over_mini_batch
-from verl_padding.worker.shared_prefixes import find_tree, share_in
-from verl_padding.worker.tree_attention import TREE, GatherTokens
+from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
+from verl_padding.worker.prefix_tree import TREE
+from verl_padding.worker.shared_prefixes import find_tree
+from verl_padding.worker.tree_attention import GatherTokens
 
 SMALL = {
     "vocab_size": 259,
@@ -101,13 +104,6 @@ def fused(folder: Path) -> nn.Module:
     model = tiny("qwen2", folder)
     model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
     return model
-
-
-def start_sharing(kind: type[Whole], model: nn.Module, **settings: Any) -> Whole:
-    """An engine, of a class of its own, that shares the beginnings of all rows of a micro-batch."""
-    engine = type(f"Tree{kind.__name__}", (kind,), {})(model, **settings)
-    share_in(engine, "trees")
-    return engine
 
 
 def micro_batch(rows: list[Row], of: list[Row], *, shared: bool = False, **said: Any) -> Any:
@@ -173,7 +169,7 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, b
     kind, loss = (Critic, critic_loss) if name == "a critic" else (Actor, policy_loss)
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
-    sharing, plain = start_sharing(kind, models[0], **settings), kind(models[1], **settings)
+    sharing, plain = start_engine(kind, models[0], sharing="trees", **settings), kind(models[1], **settings)
     together, alone = micro_batch(rows, rows, shared=True, **said), [micro_batch([row], rows, **said) for row in rows]
     assert_same(gradient(sharing, loss, [together]), gradient(plain, loss, alone), tolerance)
     with torch.no_grad():
@@ -187,18 +183,28 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, b
 
 @pytest.fixture(scope="module")
 def engines(folder) -> tuple[Whole, Whole]:
-    return start_sharing(Actor, tiny("qwen2", folder)), Actor(tiny("qwen2", folder))
+    return start_engine(Actor, tiny("qwen2", folder), sharing="trees"), Actor(tiny("qwen2", folder))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, engines, rows):
-    loss = Seeded(policy_loss(mode, name))
+    loss = seeded(policy_loss(mode, name))
     got, want = (
         gradient(engine, loss, [micro_batch(rows, rows, shared=shared)])
         for engine, shared in zip(engines, (True, False), strict=True)
     )
     assert_same(got, want)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [4, 5])
+def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothing(mode, ranks, engines):
+    rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5)))
+    plan = plan_of(rows, ranks, sharing="trees")
+    loss = policy_loss(mode, "vanilla")
+    got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"))
+    assert_same_gradients(got, plain_gradients(engines[1], rows, plan, loss))
 
 
 @pytest.mark.parametrize("branches", [8, 32, 128])
@@ -215,4 +221,4 @@ def test_a_layer_that_attends_in_another_way_ends_the_job(folder, rows):
     model = tiny("qwen2", folder)
     model.config._attn_implementation = "eager"
     with pytest.raises(PaddingError, match="sharing=chains"):
-        start_sharing(Actor, model).forward_step(micro_batch(rows, rows, shared=True), None, True)
+        start_engine(Actor, model, sharing="trees").forward_step(micro_batch(rows, rows, shared=True), None, True)

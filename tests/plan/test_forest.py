@@ -1,5 +1,7 @@
 """What rows that begin alike share, beside the rows themselves."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +17,8 @@ def alike(one, other):
 
 def forest_of(rows):
     order = sorted(range(len(rows)), key=lambda row: rows[row], reverse=True)
-    place_R, shared_R = np.empty(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
-    for place, row in enumerate(order):
-        place_R[row] = place
-        shared_R[row] = alike(rows[order[place - 1]], rows[row]) if place else 0
-    return Forest(tokens_R=np.array([len(row) for row in rows]), place_R=place_R, shared_R=shared_R)
+    shared_I = [0, *[alike(rows[before], rows[row]) for before, row in pairwise(order)]]
+    return Forest.in_order(list(map(len, rows)), order, shared_I)
 
 
 def tokens_computed(rows):

@@ -21,8 +21,9 @@ from tests.support.losses_on_rows import nested
 from tests.support.padded_rows import values_of
 from verl_padding.pads.columns import IS_PADDING, WEIGHS_ROWS, loss_columns, micro_batch_columns
 from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import BatchPlan
-from verl_padding.worker.plan_packer import follow_plan, share_in
+from verl_padding.plan import BatchPlan, Sharing
+from verl_padding.worker.plan_packer import follow_plan
+from verl_padding.worker.shared_prefixes import share_in
 
 Row = dict[str, Any]
 Loss = Callable[..., Any]
@@ -71,11 +72,12 @@ class Actor(Whole, FSDPEngineWithLMHead): ...
 class Critic(Whole, FSDPEngineWithValueHead): ...
 
 
-def start_engine(engine: type[Whole], module: nn.Module, *, sharing: bool, **settings: Any) -> Whole:
-    """An engine; with ``sharing``, one of a class of its own that computes the tips of its micro-batches alone."""
-    started = (type(f"Sharing{engine.__name__}", (engine,), {}) if sharing else engine)(module, **settings)
-    if sharing:
-        share_in(started, "chains")
+def start_engine(engine: type[Whole], module: nn.Module, *, sharing: Sharing = "off", **settings: Any) -> Whole:
+    """An engine; with ``sharing``, one of a class of its own that computes what rows share once."""
+    if sharing == "off":
+        return engine(module, **settings)
+    started = type(f"Sharing{engine.__name__}", (engine,), {})(module, **settings)
+    share_in(started, sharing)
     return started
 
 

@@ -12,7 +12,7 @@ from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.timing.laps import Lap
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
-from verl_padding.worker.plan_packer import TIPS
+from verl_padding.worker.prefix_tree import TREE, build_tree
 
 
 class Device:
@@ -132,9 +132,11 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
             return [self.forward_step(data)]
 
     shared = data(5, 9, 4, 2)
-    tu.assign_non_tensor(shared, **{TIPS: (1, 1, 2, 3)})
+    # Row 0 is the beginning of row 1, and row 2 parts from it after 3 tokens, of which the last is computed again.
+    tu.assign_non_tensor(shared, **{TREE: build_tree([5, 9, 4, 2], [1, 0, 2, 3], [0, 5, 3, 0])})
     (lap,) = laps_of(InOne(), shared)
-    assert (lap.computed_tokens, lap.rows, lap.pads) == ((9, 4, 2), (0, 1, 2), 1)
+    assert (lap.computed_tokens, lap.shared_tokens, lap.rows, lap.pads) == ((9, 4, 2), (0, 2, 0), (0, 1, 2), 1)
+    assert lap.tokens == 13
 
 
 WAIT = 0.5

@@ -14,7 +14,6 @@ from itertools import accumulate, groupby, pairwise
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -61,9 +60,18 @@ class Inputs:
         images = tu.get(data, IMAGES)
         self._images: list[Mapping[str, Any]] = [each or {} for each in images or [{}] * len(self.ids_R)]
 
-    def in_tree_order(self) -> list[int]:
-        """The numbers of the rows, so that each shares most with the one before it, and beginnings come last."""
-        return sorted(range(len(self.ids_R)), key=lambda row: (self.bytes_R[row], row), reverse=True)
+    def trees(self, group_R: Sequence[str] | None = None) -> tuple[list[int], list[int]]:
+        """The rows in the order of their trees, and how many tokens each shares with the one before it.
+
+        In that order a row shares most with the one before it, and a row comes before its own beginnings.
+
+        Args:
+            group_R: rows of different groups share nothing.
+        """
+        groups = group_R or [""] * len(self.ids_R)
+        order = sorted(range(len(groups)), key=lambda row: (groups[row], self.bytes_R[row], row), reverse=True)
+        shared_I = [self.shared(a, b) if groups[a] == groups[b] else 0 for a, b in pairwise(order)]
+        return order, [0, *shared_I]
 
     def extends(self, longer: int, shorter: int) -> bool:
         """Whether a row begins with all of another, whatever outputs depend on."""
@@ -160,7 +168,6 @@ def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = F
     Args:
         images: whether rows may have images.
     """
-    place_R, shared_R = np.empty(len(batch.keys), dtype=np.int64), np.zeros(len(batch.keys), dtype=np.int64)
     rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(batch.keys):
         rows_of.setdefault(uid_of_key(key), []).append(row)
@@ -169,18 +176,14 @@ def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = F
     # Without these, position ids follow from the tokens; workers compare them in any case.
     large = images or not there.isdisjoint(RECORDED)
     names = [TOKENS, IMAGES, *PER_TOKEN] if large else [TOKENS]
-    place = 0
+    rows: list[int] = []
+    shared: list[int] = []
     for part in _parts(prompts, tokens_R, LARGE_AT_ONCE if large else TOKENS_AT_ONCE):
         inputs = Inputs(read_fields([batch.keys[row] for row in part], batch.partition_id, names))
-        uid_I = [uid_of_key(batch.keys[row]) for row in part]
-        order = sorted(inputs.in_tree_order(), key=uid_I.__getitem__)  # a stable sort
-        rows = [part[item] for item in order]
-        place_R[rows] = np.arange(place, place + len(rows))
-        shared_R[rows[1:]] = [
-            inputs.shared(before, item) if uid_I[before] == uid_I[item] else 0 for before, item in pairwise(order)
-        ]
-        place += len(rows)
-    return Forest(tokens_R=np.array(tokens_R, dtype=np.int64), place_R=place_R, shared_R=shared_R)
+        order, shared_I = inputs.trees([uid_of_key(batch.keys[row]) for row in part])
+        rows += [part[item] for item in order]
+        shared += shared_I
+    return Forest.in_order(tokens_R, rows, shared)
 
 
 def find_continued(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False) -> list[int | None]:

@@ -38,14 +38,24 @@ class Forest:
     """How many of its first tokens a row shares with the row at the place before; 0 for the first."""
 
     @classmethod
+    def in_order(
+        cls, tokens_R: Sequence[int] | Int64s, order: Sequence[int] | Int64s, shared_I: Sequence[int] | Int64s
+    ) -> Forest:
+        """
+        Args:
+            order: the rows' numbers.
+            shared_I: what each, in that order, shares with the row before it.
+        """
+        place_R, shared_R = np.zeros((2, len(tokens_R)), dtype=np.int64)
+        place_R[order], shared_R[order] = np.arange(len(order)), shared_I
+        return cls(tokens_R=np.array(tokens_R, dtype=np.int64), place_R=place_R, shared_R=shared_R)
+
+    @classmethod
     def of_chains(cls, tokens_R: Int64s, chain_R: Int64s) -> Forest:
         """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share nothing."""
         order = np.lexsort((-np.arange(len(tokens_R)), -tokens_R, chain_R))
-        place_R, shared_R = np.empty_like(order), np.zeros_like(order)
-        place_R[order] = np.arange(len(order))
         same = np.append(False, chain_R[order][1:] == chain_R[order][:-1])
-        shared_R[order] = np.where(same, tokens_R[order], 0)
-        return cls(tokens_R=tokens_R, place_R=place_R, shared_R=shared_R)
+        return cls.in_order(tokens_R, order, np.where(same, tokens_R[order], 0))
 
     def chains(self) -> Forest:
         """The same rows, of which each shares all of itself or nothing."""

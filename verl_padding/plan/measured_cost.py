@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 
@@ -105,9 +105,13 @@ class Measurement:
     """Of each rank, the tokens of its computed rows, and the sum of their squares."""
 
     @classmethod
-    def of(cls, seconds: float, tokens_D: Iterable[Sequence[int]]) -> Measurement:
-        """From the tokens of each rank's computed rows."""
-        return cls(seconds=seconds, sums_D=tuple((sum(t), sum(n * n for n in t)) for t in tokens_D))
+    def of(
+        cls, seconds: float, tokens_D: Sequence[Sequence[int]], shared_D: Sequence[Sequence[int]] | None = None
+    ) -> Measurement:
+        """From the tokens of each rank's computed rows, and those of them that were computed in another row."""
+        pairs_D = zip(tokens_D, shared_D or [()] * len(tokens_D), strict=True)
+        sums_D = ((sum(t) - sum(s), sum(n * n for n in t) - sum(n * n for n in s)) for t, s in pairs_D)
+        return cls(seconds=seconds, sums_D=tuple(sums_D))
 
     @property
     def fill(self) -> int:
@@ -153,12 +157,16 @@ def fit_cost(measurements: Sequence[Measurement]) -> MeasuredCost | None:
     )
 
 
-def micro_batch_cost(cost_model: CostModel, tokens_I: Sequence[int]) -> int:
-    """What a micro-batch costs, by the tokens of its computed rows; with a measured cost, its handling too."""
-    tokens = np.array(tokens_I, dtype=np.int64)
-    cost = int(cost_model(tokens).sum())
+def micro_batch_cost(cost_model: CostModel, tokens_I: Sequence[int], shared_I: Sequence[int] = ()) -> int:
+    """What a micro-batch costs, by the tokens of its computed rows; with a measured cost, its handling too.
+
+    Args:
+        shared_I: tokens of each that are computed in another row; empty for none.
+    """
+    tokens, shared = np.array(tokens_I, dtype=np.int64), np.array(shared_I or [0] * len(tokens_I), dtype=np.int64)
+    cost = int(cost_model(tokens).sum() - cost_model(shared[shared > 0]).sum())
     if isinstance(cost_model, MeasuredCost):
-        cost += cost_model.together(tokens) + cost_model.handling
+        cost += cost_model.together(tokens - shared) + cost_model.handling
     return cost
 
 

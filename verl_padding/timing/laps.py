@@ -43,16 +43,18 @@ class Lap:
     """Numbers of its real rows in the batch."""
     pads: int
     computed_tokens: tuple[int, ...]
-    """Tokens of each row that was computed, pads among them; of rows that share a prefix only the longest is."""
+    """Tokens of each row that was computed, pads among them; of rows that extend each other only the longest is."""
     reserved_bytes: int
     """Most memory that the process has held since the call began: reserved on the device, or resident on a CPU."""
     allocated_bytes: int | None
     """Most memory that tensors have held on the device since the call began; None on a CPU."""
+    shared_tokens: tuple[int, ...] = ()
+    """How many of each computed row's tokens were computed in another one; empty where rows do not part."""
 
     @property
     def tokens(self) -> int:
         """Tokens that were computed."""
-        return sum(self.computed_tokens)
+        return sum(self.computed_tokens) - sum(self.shared_tokens)
 
     @property
     def known_busy_s(self) -> float:
@@ -95,7 +97,7 @@ def read_steps(path: Path) -> list[TimedStep]:
             if "keys" in values:
                 steps.append(TimedStep(step=values["step"], keys=values["keys"], laps=[]))
             else:
-                tuples = {name: tuple(values[name]) for name in ("rows", "computed_tokens")}
+                tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
                 steps[-1].laps.append(Lap(**values | tuples))
         if not steps:
             raise LookupError("it holds no step")
@@ -117,9 +119,9 @@ def measurements(laps: Sequence[Lap], cost_model: CostModel) -> list[Measured]:
     groups += _by_micro_batch(lap for lap in laps if lap.busy_s is None)
     found = []
     for group in groups:
-        tokens_D = [lap.computed_tokens for lap in sorted(group, key=lambda lap: lap.rank)]
-        cost = max(micro_batch_cost(cost_model, tokens) for tokens in tokens_D)
-        found.append((Measurement.of(max(lap.known_busy_s for lap in group), tokens_D), float(cost)))
+        held_D = [(lap.computed_tokens, lap.shared_tokens) for lap in sorted(group, key=lambda lap: lap.rank)]
+        cost = max(micro_batch_cost(cost_model, *held) for held in held_D)
+        found.append((Measurement.of(max(lap.known_busy_s for lap in group), *zip(*held_D, strict=True)), float(cost)))
     return found
 
 

@@ -20,7 +20,7 @@ from verl.utils.metric import AggregationType, Metric
 
 from verl_padding.config import Denominator
 from verl_padding.pads import columns
-from verl_padding.worker.prefix_tree import computed_tokens
+from verl_padding.worker.prefix_tree import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
 
 MICRO_BATCHES = "padding/micro_batches"
@@ -111,7 +111,7 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
     metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
-        computed = sum(tokens for row, tokens in computed_tokens(data) if real_R[row])
+        computed = sum(tokens - shared for row, tokens, shared in computed_rows(data) if real_R[row])
         metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / budget)
     return metrics
 

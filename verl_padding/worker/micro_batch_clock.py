@@ -20,7 +20,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
 from verl_padding.timing.laps import Lap
-from verl_padding.worker.prefix_tree import computed_tokens
+from verl_padding.worker.prefix_tree import computed_rows
 from verl_padding.worker.training_workers import for_training_workers, training_workers
 
 CLOCK = "_verl_padding_clock"
@@ -105,8 +105,9 @@ class MicroBatchClock:
         timed.marks.append(self._mark())
         number_R = read_column(data, BATCH_ROW).tolist()
         rows = tuple(number for number in number_R if number >= 0)
-        computed = tuple(tokens for _, tokens in computed_tokens(data))
-        timed.held.append({"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed})
+        _, computed, shared = zip(*computed_rows(data), strict=True)
+        held = {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed}
+        timed.held.append(held | {"shared_tokens": shared if any(shared) else ()})
 
     def _mark(self) -> _Mark:
         if not self._has_events:

@@ -106,9 +106,9 @@ def tree_of(data: TensorDict) -> PrefixTree | None:
     return data[TREE] if TREE in data.keys() else None  # noqa: SIM118  (a TensorDict)
 
 
-def computed_tokens(data: TensorDict) -> list[tuple[int, int]]:
-    """Of all that is computed of a micro-batch, on the CPU, the row and the number of its tokens."""
+def computed_rows(data: TensorDict) -> list[tuple[int, int, int]]:
+    """Of all that is computed of a micro-batch, on the CPU: the row, its tokens, and how many of them it shares."""
     tree = tree_of(data)
     if tree is None:
-        return list(enumerate(data["input_ids"].offsets().diff().tolist()))
-    return list(zip(tree.tip_S, tree.lengths_S, strict=True))
+        return [(row, tokens, 0) for row, tokens in enumerate(data["input_ids"].offsets().diff().tolist())]
+    return list(zip(tree.tip_S, tree.path_lengths_S, tree.start_S, strict=True))

@@ -14,7 +14,7 @@ it.
 import functools
 import inspect
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
+from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.pads.lineage import PER_TOKEN, TOKENS, Inputs
 from verl_padding.plan import Sharing
 from verl_padding.worker.prefix_tree import TREE, PrefixTree, build_tree, tree_of
@@ -44,17 +45,19 @@ SEGMENTS = "computed_segments"
 def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
     """The tree of a micro-batch's rows, found by comparing them: a plan that was wrong about them costs time alone.
 
+    Pads are computed as they are, as they were planned.
+
     Args:
         data: a micro-batch, on the CPU.
         sharing: with ``chains``, a row shares only what a longer one wholly begins with.
     """
     inputs = Inputs(data)
-    order = inputs.in_tree_order()
-    shared_I = [0]
-    for before, row in pairwise(order):
-        shared = inputs.shared(before, row)
-        shared_I.append(shared if sharing == "trees" or shared == len(inputs.ids_R[row]) else 0)
-    return build_tree([len(ids) for ids in inputs.ids_R], order, shared_I)
+    lengths_R = [len(ids) for ids in inputs.ids_R]
+    is_pad_R = read_column(data, IS_PADDING).tolist() if IS_PADDING in data else [False] * len(data)
+    order, shared_I = inputs.trees([f"pad {row}" if is_pad else "" for row, is_pad in enumerate(is_pad_R)])
+    if sharing == "chains":
+        shared_I = [n if n == lengths_R[row] else 0 for row, n in zip(order, shared_I, strict=True)]
+    return build_tree(lengths_R, order, shared_I)
 
 
 def share_in(engine: Any, sharing: Sharing) -> None:
