@@ -200,7 +200,7 @@ def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(nam
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothing(mode, ranks, engines):
-    rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5)))
+    rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
     plan = plan_of(rows, ranks, sharing="trees")
     loss = policy_loss(mode, "vanilla")
     got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"))

@@ -5,21 +5,22 @@ from collections.abc import Sequence
 
 
 def branching_rows(
-    seed: int = 0, *, prompts: int = 3, rollouts: int = 3, turns: Sequence[int] = (1, 3, 2)
+    seed: int = 0, *, prompts: int = 3, rollouts: int = 3, turns: Sequence[int] = (1, 3, 2), system: int = 3
 ) -> dict[str, tuple[list[int], list[int]]]:
     """Prompt and response of each row, by its key; the thinking of earlier turns is left out in every other session.
 
     Args:
         turns: rows of each session, in turn.
+        system: tokens that all prompts begin with.
     """
     draw = random.Random(seed)
 
     def tokens(least: int, most: int) -> list[int]:
         return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]
 
-    system, rows = tokens(3, 3), {}
+    begin, rows = tokens(system, system), {}
     for prompt in range(prompts):
-        first = system + tokens(3, 6)
+        first = begin + tokens(3, 6)
         for session in range(rollouts):
             context = list(first)
             for turn in range(turns[session % len(turns)]):
