@@ -5,6 +5,7 @@ it only registers hooks. With a version of verl that these pieces were not writt
 verl answers "Unknown platform 'cpu'".
 """
 
+import gc
 import logging
 import sys
 from collections.abc import Iterable
@@ -18,31 +19,37 @@ from wrapt import register_post_import_hook
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
 _HOOKS = {
-    "verl.plugin.platform": "cpu_platform",
-    "verl.checkpoint_engine.base": "shared_file_checkpoint",
-    "verl.single_controller.ray.base": "verl_patches:keep_rendezvous_port_free",
-    "verl.utils.distributed": "verl_patches:use_one_gloo_backend",
-    "verl.utils.model": "verl_patches:honour_attention_of_value_models",
-    "verl.utils.fsdp_utils": "verl_patches:copy_on_sharded_save",
-    "verl.workers.engine.fsdp.transformer_impl": "verl_patches:register_engines",
-    "verl.workers.rollout.base": "verl_patches:register_adapter",
-    "verl.workers.rollout.replica": "verl_patches:register_replicas",
-    "verl.workers.rollout.llm_server": "request_names:name_requests",
-    "verl.experimental.agent_loop.agent_loop": "request_names:name_sessions",
-    "verl.trainer.ppo.v1.replay_buffer": "verl_patches:poll_often",
+    "cpu_platform": "verl.plugin.platform",
+    "shared_file_checkpoint": "verl.checkpoint_engine.base",
+    "verl_patches:keep_rendezvous_port_free": "verl.single_controller.ray.base",
+    "verl_patches:use_one_gloo_backend": "verl.utils.distributed",
+    "verl_patches:honour_attention_of_value_models": "verl.utils.model",
+    "verl_patches:copy_on_sharded_save": "verl.utils.fsdp_utils",
+    "verl_patches:take_log_probs_of_many_tokens": "verl.utils.torch_functional",
+    "verl_patches:register_engines": "verl.workers.engine.fsdp.transformer_impl",
+    "verl_patches:register_adapter": "verl.workers.rollout.base",
+    "verl_patches:register_replicas": "verl.workers.rollout.replica",
+    "request_names:name_requests": "verl.workers.rollout.llm_server",
+    "verl_patches:ask_the_only_server": "verl.workers.rollout.llm_server",
+    "request_names:name_sessions": "verl.experimental.agent_loop.agent_loop",
+    "verl_patches:poll_often": "verl.trainer.ppo.v1.replay_buffer",
 }
-"""Module of verl -> what its import calls with it, or imports, to register a class; nothing is imported before."""
+"""What is called with a module of verl when that is imported, or itself imported, to register a class -> the module."""
+
+ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 
 
 def register() -> None:
     """Registers a hook for every piece."""
+    # A job's processes hold millions of objects of libraries: to look through them took a tenth of their time.
+    gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS)
     installed = version("verl")
     if not is_known(installed):
         # verl hides the exceptions of its plug-ins, so the log has to say it
         logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, installed)
         return
     sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
-    for module, work in _HOOKS.items():
+    for work, module in _HOOKS.items():
         register_post_import_hook(partial(_do, f"verl_padding.local.{work}"), module)
 
 

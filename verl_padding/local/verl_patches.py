@@ -8,7 +8,9 @@ import random
 from functools import partial, partialmethod, wraps
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from verl_padding.errors import PaddingConfigError
 
@@ -18,6 +20,8 @@ FIRST_PORT, LAST_PORT = 20_000, 32_767
 """Above the ports that ``ray start`` keeps for its workers (10002 to 19999), below those that Linux (32768 and up) and
 macOS (49152 and up) give away."""
 POLL_INTERVAL_S = 0.1
+TOKENS_AT_ONCE = 256
+"""Whose log-probs are computed together."""
 
 
 def register_engines(transformer_impl: Any) -> None:
@@ -116,6 +120,46 @@ def poll_often(replay_buffer: ModuleType) -> None:
     """The trainer looks for finished prompts every 2 s by default, which is most of a step on a toy model."""
     buffer = replay_buffer.ReplayBuffer
     buffer.__init__ = partialmethod(buffer.__init__, poll_interval=POLL_INTERVAL_S)
+
+
+def take_log_probs_of_many_tokens(torch_functional: ModuleType) -> None:
+    """Without flash attention, verl computes the log-probs of one token after the other, in a loop of Python."""
+    token_by_token = torch_functional.logprobs_from_logits_v2
+
+    @wraps(token_by_token)
+    def log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if logits.dtype not in (torch.float32, torch.float64):
+            return cast(torch.Tensor, token_by_token(logits, labels))
+        chosen = logits.gather(-1, labels[..., None])[..., 0]
+        # In parts, since the exponentials of a part are as large as its logits.
+        return chosen - torch.cat([part.logsumexp(-1) for part in logits.split(TOKENS_AT_ONCE)])
+
+    torch_functional.logprobs_from_logits_v2 = log_probs
+
+
+def ask_the_only_server(llm_server: ModuleType) -> None:
+    """A job whose one server is there from beginning to end does not ask the load balancer for it at each turn.
+
+    That takes verl's client two calls of Ray, and unpickles the server's handle. Asynchronous trainers have another
+    client: their servers come and go.
+    """
+    client, manager = llm_server.LLMServerClient, llm_server.LLMServerManager
+    acquire, release, get_client = client._acquire_server, client._release_server, manager.get_client
+
+    async def acquire_server(self: Any, request_id: str, **fields: Any) -> Any:
+        return getattr(self, "only_server", None) or await acquire(self, request_id, **fields)
+
+    def release_server(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "only_server"):
+            release(self, *args, **kwargs)
+
+    def get(self: Any, client_cls: Any = None, **kwargs: Any) -> Any:
+        made = get_client(self, client_cls, **kwargs)
+        if type(made) is client and len(self.server_handles) == 1:
+            made.only_server = self.server_addresses[0], self.server_handles[0]
+        return made
+
+    client._acquire_server, client._release_server, manager.get_client = acquire_server, release_server, get
 
 
 def register_adapter(rollout: ModuleType) -> None:

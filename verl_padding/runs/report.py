@@ -41,7 +41,7 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def read_rows(folder: Path) -> list[StepRows]:
     """Rows of each step, from the rollout dumps of a job that has ended."""
-    return [_read_step(path) for path in dumps_in(folder / ROLLOUTS)]
+    return [read_step(path) for path in dumps_in(folder / ROLLOUTS)]
 
 
 def dumps_in(folder: Path) -> list[Path]:
@@ -50,7 +50,8 @@ def dumps_in(folder: Path) -> list[Path]:
     return sorted(dumps, key=lambda path: int(path.stem))
 
 
-def _read_step(path: Path) -> StepRows:
+def read_step(path: Path) -> StepRows:
+    """Rows of the step that a rollout dump holds."""
     rows = _objects(path)
     real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
     # verl gives every row of a session the session's reward.
