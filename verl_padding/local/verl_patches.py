@@ -122,7 +122,7 @@ def poll_often(replay_buffer: ModuleType) -> None:
     buffer.__init__ = partialmethod(buffer.__init__, poll_interval=POLL_INTERVAL_S)
 
 
-def take_log_probs_of_many_tokens(torch_functional: ModuleType) -> None:
+def take_log_probs_of_many_tokens(torch_functional: Any) -> None:
     """Without flash attention, verl computes the log-probs of one token after the other, in a loop of Python."""
     token_by_token = torch_functional.logprobs_from_logits_v2
 
@@ -137,14 +137,29 @@ def take_log_probs_of_many_tokens(torch_functional: ModuleType) -> None:
     torch_functional.logprobs_from_logits_v2 = log_probs
 
 
-def ask_the_only_server(llm_server: ModuleType) -> None:
-    """A job whose one server is there from beginning to end does not ask the load balancer for it at each turn.
+def ask_the_only_server(llm_server: Any) -> None:
+    """A rollout of one server, which is there from beginning to end, has no load balancer to ask for it at each turn.
 
-    That takes verl's client two calls of Ray, and unpickles the server's handle. Asynchronous trainers have another
-    client: their servers come and go.
+    That is a process less, two calls of Ray a turn, and a handle to unpickle. The servers of asynchronous trainers come
+    and go, and a user's own balancer may do more than to choose.
     """
     client, manager = llm_server.LLMServerClient, llm_server.LLMServerManager
-    acquire, release, get_client = client._acquire_server, client._release_server, manager.get_client
+    acquire, release = client._acquire_server, client._release_server
+    start_balancer, get_client = manager._init_global_load_balancer, manager.get_client
+
+    async def init_global_load_balancer(self: Any) -> None:
+        is_verls = self._load_balancer_cls is None and self.rollout_config.get("router_config_path") is None
+        is_sync = self.config.trainer.v1.trainer_mode == "sync"
+        if is_verls and is_sync and len(self.server_handles) == 1:
+            self.global_load_balancer = None
+        else:
+            await start_balancer(self)
+
+    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = get_client(self, *args, **kwargs)
+        if self.global_load_balancer is None:
+            made.only_server = self.server_addresses[0], self.server_handles[0]
+        return made
 
     async def acquire_server(self: Any, request_id: str, **fields: Any) -> Any:
         return getattr(self, "only_server", None) or await acquire(self, request_id, **fields)
@@ -153,13 +168,8 @@ def ask_the_only_server(llm_server: ModuleType) -> None:
         if not hasattr(self, "only_server"):
             release(self, *args, **kwargs)
 
-    def get(self: Any, client_cls: Any = None, **kwargs: Any) -> Any:
-        made = get_client(self, client_cls, **kwargs)
-        if type(made) is client and len(self.server_handles) == 1:
-            made.only_server = self.server_addresses[0], self.server_handles[0]
-        return made
-
-    client._acquire_server, client._release_server, manager.get_client = acquire_server, release_server, get
+    manager._init_global_load_balancer, manager.get_client = init_global_load_balancer, get
+    client._acquire_server, client._release_server = acquire_server, release_server
 
 
 def register_adapter(rollout: ModuleType) -> None:
