@@ -141,7 +141,6 @@ def _print_tables(path: Path, planned: Sequence[PlannedBatch], compared: Sequenc
 
 
 def _totals(planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
-    """Each layout in numbers, over all files."""
     row_cost = sum(int(of_file.planned.costs.cost_R.sum()) for of_file in planned)
     return {
         name: totals_of([step for layouts in compared for step in layouts[name].steps], row_cost)
@@ -154,7 +153,6 @@ def _heading(name: str, job: Job) -> str:
 
 
 def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, Any]:
-    """The form is in docs/rows_file.md."""
     batches = []
     for number, of_file in enumerate(planned):
         layout = layout_as_json(of_file.layout, of_file.plan.figures[ACTOR], of_file.batch.lines_R)
@@ -199,7 +197,6 @@ def totals_of(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]
 
 
 def comparison_table(totals: Mapping[str, Mapping[str, float]], *, title: str) -> Table:
-    """Layouts side by side: a column each, and a line for each figure."""
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for name in totals:
@@ -243,7 +240,6 @@ def step_table(steps_of: Mapping[str, Sequence[MiniBatchCost]], *, of: str, titl
 
 
 def _cells(steps: Sequence[MiniBatchCost], by_micro: bool) -> dict[str, str]:
-    """All cells of a line, by the headings of their columns."""
     slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
     bound = sum(step.micro_bound if by_micro else step.mini_bound for step in steps)
     return {

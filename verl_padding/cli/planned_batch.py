@@ -43,8 +43,7 @@ class PlannedBatch:
     batch: RowsFile
     job: Job
     plan: BatchPlan
-    seconds: float
-    """Time that planning took."""
+    seconds: float  # of planning
 
     @classmethod
     def of(cls, batch: RowsFile, job: Job) -> PlannedBatch:

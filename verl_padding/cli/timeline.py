@@ -18,8 +18,7 @@ from verl_padding.timing.figures import measured_figures
 from verl_padding.timing.laps import Lap, TimedStep, read_steps
 from verl_padding.timing.trace import chrome_trace
 
-MOST_RANKS = 64
-"""That are drawn."""
+MOST_RANKS = 64  # in a picture
 CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB: most memory of a process in the call"
 
 
