@@ -1,7 +1,7 @@
 """Lets verl run on a CPU: registers each piece when the verl module that it concerns is imported.
 
-The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``, so importing
-it only registers hooks. With a version of verl that these pieces were not written for, it only logs an error, and
+The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``, so importing it
+imports nothing else of verl. With a version of verl that these pieces were not written for, it only logs an error, and
 verl answers "Unknown platform 'cpu'".
 """
 
