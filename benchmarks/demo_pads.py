@@ -1,6 +1,6 @@
 """What pads cost on the rows of a demo: optimizer steps, pads and their tokens, beside what stock verl would append.
 
-``python -m benchmarks.demo_pads demo_out`` reads what ``verl-padding demo`` has left there.
+``python -m benchmarks.demo_pads demo_out`` reads what ``verl-padding demo --steps 60`` has left there.
 """
 
 from __future__ import annotations

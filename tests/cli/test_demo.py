@@ -46,8 +46,8 @@ def test_a_failed_job_is_reported_with_its_log_and_is_the_same_for_the_same_seed
         demo.run_demo(steps=2, out=tmp_path / "stock", stock=True)
 
 
-def finished_run(monkeypatch, rewards, *, padded=True):
-    """Has the job leave a run with these rewards."""
+def finished_run(monkeypatch, rewards, *, padded=True, code=0):
+    """Has the job leave a run with these rewards, and end with a code."""
 
     def job(overrides, *, folder, on_line):
         write_run(folder, padded=padded, real_rows=(6,) * len(rewards))
@@ -56,7 +56,7 @@ def finished_run(monkeypatch, rewards, *, padded=True):
             rows = [json.loads(line) | {"score": reward} for line in path.read_text().splitlines()]
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         on_line("a line of the job")
-        return 0
+        return code
 
     monkeypatch.setattr(demo, "run_local_job", job)
 
@@ -84,6 +84,21 @@ def test_the_demo_reports_whether_it_has_learned_and_its_exit_code_does_too(
     assert f"is {sum(rewards[-10:]) / len(rewards[-10:]):.3f} over the last" in output
     assert "verl's rule" in output
     assert (tmp_path / "reward.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("steps", "rewards", "is_ended"),
+    [
+        (None, [*RISE, *[0.99] * 10], True),
+        (None, [*RISE, *[0.99] * 9, 0.1], False),
+        (60, [*RISE, *[0.99] * 10], False),
+    ],
+)
+def test_without_a_number_of_steps_the_demo_ends_its_job_once_the_agent_has_learned(
+    steps, rewards, is_ended, monkeypatch, tmp_path
+):
+    finished_run(monkeypatch, rewards, code=9)
+    assert demo.run_demo(steps=steps, out=tmp_path, stock=False) == (0 if is_ended else 9)
 
 
 def test_stock_verl_is_judged_by_the_same_goal(monkeypatch, tmp_path, capsys):

@@ -86,9 +86,6 @@ def test_a_job_that_can_run_is_described_in_words(job):
     assert "prompt, 8 prompts x 4 sessions per batch" in output
     assert "4 optimizer steps per batch, 2 data-parallel ranks" in output
     assert "verl-padding rehearse" in output
-
-
-def test_a_job_without_the_flag_is_shown_to_be_verls_own(job):
     code, output = diagnosed(*job)
     assert code == 0, output
     assert "the job trains without padding" in output
@@ -164,14 +161,11 @@ def test_a_setting_that_has_no_effect_or_a_budget_below_a_row_is_warned_of(overr
     assert value.lower() in message.lower()
 
 
-def test_settings_of_parts_that_the_job_has_not_are_let_pass(job):
-    setting = "critic.ppo_micro_batch_size_per_gpu"
-    assert setting not in findings(*job, FLAG, f"{setting}=3")
-
-
-def test_a_model_that_is_not_here_may_be_one_of_a_hub(job):
-    setting = "actor_rollout_ref.model.path"
-    assert findings(*job, FLAG, f"{setting}=nobody/no-model")[setting][0] == "not checked"
+def test_settings_of_parts_that_the_job_has_not_are_let_pass_and_a_model_that_is_not_here_may_be_a_hubs(job):
+    unused, model = "critic.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.model.path"
+    found = findings(*job, FLAG, f"{unused}=3", f"{model}=nobody/no-model")
+    assert unused not in found
+    assert found[model][0] == "not checked"
 
 
 def test_a_latest_checkpoint_that_is_not_there_is_shown(job, tmp_path):

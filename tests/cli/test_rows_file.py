@@ -93,10 +93,6 @@ def test_rows_that_are_not_a_batch_are_refused_with_their_key(row, cause):
     assert cause in shown
 
 
-def test_a_dump_without_a_tokenizer_is_refused_with_the_option():
-    assert "name the model's tokenizer with --tokenizer" in refusal({"uid": "a_0_0", "input": "", "output": ""})
-
-
 @pytest.mark.parametrize("extends", [1, 2, 3, 9, -1, "a"])
 def test_a_row_that_extends_no_row_of_its_session_is_refused_with_its_line(extends):
     other = {"prompt": "b", "session": 0, "tokens": 4}
@@ -113,7 +109,9 @@ def test_of_two_rows_as_long_the_later_one_may_extend_the_earlier_one():
 def test_a_row_extends_the_longest_one_of_its_session_that_it_begins_with_also_where_rows_branch_off():
     ids = [[1, 2], [1], [1, 2, 9], [1, 2, 3, 4], [1, 3], [2], [1, 2, 3], [1, 2, 3]]
     rows = [{"prompt": "a", "session": 0, "token_ids": each} for each in ids]
-    assert read(*rows).rows.extends_R == (1, None, 0, 7, 1, None, 0, 6)
+    texts = [{"uid": f"a_0_{row}", "input": "".join(map(str, each)), "output": ""} for row, each in enumerate(ids)]
+    for batch in (read(*rows), read(*texts, count_tokens=len)):
+        assert batch.rows.extends_R == (1, None, 0, 7, 1, None, 0, 6)
 
 
 def test_a_folder_is_read_in_the_order_of_its_steps_and_other_files_are_left_alone(tmp_path):

@@ -142,16 +142,10 @@ def test_math_carries_notes_from_turn_to_turn_and_nothing_else():
     assert "Note 1: There are six rows of seven.\n" in message["content"]
     assert not task.done
     assert task.reward == 0.0
-    task.react("So it is\n#### 42")
-    assert task.done
-    assert task.reward == 1.0
-
-
-def test_a_wrong_final_answer_earns_nothing():
-    task = NotedMath("How many?", "42")
-    task.react("#### 41")
-    assert task.done
-    assert task.reward == 0.0
+    for answer, reward in (("41", 0.0), ("42", 1.0)):
+        task.react(f"So it is\n#### {answer}")
+        assert task.done
+        assert task.reward == reward
 
 
 def test_each_source_has_its_task_and_an_unknown_one_is_refused_with_the_choices():

@@ -11,7 +11,7 @@ from benchmarks.results import kept
 from verl_padding.recipes.context_reset.job import GOAL as DEMO_GOAL
 from verl_padding.recipes.every_call.job import GOAL as EVERY_CALL_GOAL
 from verl_padding.recipes.subagents.job import GOAL as SUBAGENTS_GOAL
-from verl_padding.runs.report import Goal, Learning
+from verl_padding.runs.report import LAST, Goal, Learning
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -36,6 +36,17 @@ def test_what_is_kept_is_of_the_recipe_as_it_is_and_every_seed_learns(benchmark,
         assert len(run["reward"]) == goal.steps
         assert learning.learned is True, f"{name}: {learning}"
         assert run.get("sharing_factor", 2) > 1.8
+
+
+def test_readme_has_the_steps_after_which_the_demo_ends():
+    runs = kept("demo_seeds")["runs"].values()
+    ends = [
+        next(step for step in range(LAST, DEMO_GOAL.steps + 1) if Learning(run["reward"][:step], DEMO_GOAL).learned)
+        for run in runs
+    ]
+    assert f"after {min(ends)} to {max(ends)} of {DEMO_GOAL.steps} steps" in " ".join(
+        (ROOT / "README.md").read_text().split()
+    )
 
 
 def test_the_source_job_is_kept_as_it_is_and_lcm_and_prompt_learn_with_and_without_a_critic():

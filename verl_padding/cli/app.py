@@ -56,7 +56,9 @@ def main(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps; left out, until the agent has learned, at most 60.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path("demo_out"),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")

@@ -1,7 +1,7 @@
 """The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a picture at the end."""
 
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +11,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.runs.curves import CONFIG, RunCurves, draw, stock_rule_of, table_of
 from verl_padding.runs.follow import StepLines
-from verl_padding.runs.report import METRICS, ROLLOUTS, Learning
+from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, Learning, read_step
 
 NOT_LEARNED = 3
 """Exit code. 1 and 2 are taken, by a job that failed and a command line that cannot be read."""
@@ -19,6 +19,9 @@ NOT_LEARNED = 3
 PICTURE = "reward.png"
 ASSETS = "assets"
 HYDRA = CONFIG.parts[0]
+
+FOR_TWO_CORES = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=0")
+"""Sessions are played by two processes, and earn their rewards there."""
 
 
 def empty_folder(out: Path) -> Path:
@@ -38,11 +41,18 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     from verl_padding.recipes.context_reset.job import tiny_job
 
     padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}", "padding.timing=true"]
-    return [*tiny_job(out / ASSETS, images=images, seed=seed), *padding]
+    return [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES, *padding]
 
 
-def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
+class _Learned(Exception):  # noqa: N818
+    """Ends a job whose agent has learned its task."""
+
+
+def run_demo(*, steps: int | None, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
     """Runs the job, prints its steps, writes the picture, and reports whether the agent has learned.
+
+    Args:
+        steps: None for as many as the agent takes to learn its task, at most those that the recipe is made for.
 
     Returns: the job's exit code, but `NOT_LEARNED` if the job ran to its end and the agent has not learned.
     """
@@ -53,23 +63,34 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         from verl_padding.recipes.context_reset.job import GOAL, IMAGES_GOAL
 
         overrides = demo_job(out, stock=stock, images=images, seed=seed)
+    goal = IMAGES_GOAL if images else GOAL
+    most_steps = goal.steps if steps is None else steps
     overrides += [
-        f"trainer.total_training_steps={steps}",
+        f"trainer.total_training_steps={most_steps}",
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
-        lines = StepLines(out)
+        task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=most_steps)
+        lines, rewards = StepLines(out), list[float]()
 
-        def show_steps(_line: str = "") -> None:
+        def show_steps() -> None:
             for line in lines.new():
                 progress.update(task, description="training", completed=lines.shown)
                 progress.console.print(line)
 
-        code = run_local_job(overrides, folder=out, on_line=show_steps)
+        def follow(_line: str) -> None:
+            show_steps()
+            while steps is None and len(rewards) < lines.shown:
+                rewards.append(read_step(out / ROLLOUTS / f"{len(rewards) + 1}.jsonl").reward)
+                if len(rewards) >= LAST and Learning(rewards, goal).learned:
+                    raise _Learned
+
+        code = 0
+        with suppress(_Learned):
+            code = run_local_job(overrides, folder=out, on_line=follow)
         show_steps()
     minutes = (time.monotonic() - started) / 60
     if code:
@@ -84,7 +105,7 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         f"{out / METRICS}, the rollouts in {out / ROLLOUTS}, and the output of the job in {out / LOG}.",
         markup=False,
     )
-    learning = Learning(run.reward, IMAGES_GOAL if images else GOAL)
+    learning = Learning(run.reward, goal)
     styles = {True: "green", False: "red", None: None}
     console.print(str(learning), style=styles[learning.learned], markup=False)
     return NOT_LEARNED if learning.learned is False else 0

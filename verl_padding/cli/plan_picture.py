@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_padding.cli.plan_tables import sharing_of
-from verl_padding.cli.planned_batch import VERL, CutLayout
+from verl_padding.cli.planned_batch import VERL, CutLayout, sharing_of
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.counted import counted
 from verl_padding.plan.mini_batch_costs import micro_batch_loads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -42,8 +43,7 @@ class PlannedBatch:
     batch: RowsFile
     job: Job
     plan: BatchPlan
-    seconds: float
-    """Time that planning took."""
+    seconds: float  # of planning
 
     @classmethod
     def of(cls, batch: RowsFile, job: Job) -> PlannedBatch:
@@ -103,3 +103,9 @@ class PlannedBatch:
         steps = range(self.layout.n_mini_batches)
         packed_MDK = [pack_as_verl(self.layout.cells[step], tokens_R, budget) for step in track(steps)]
         return layouts | {PLAN: CutLayout(rows_MDK=packed_MDK, costs=costs)}
+
+
+def sharing_of(steps: Sequence[MiniBatchCost]) -> str:
+    """How many tokens are computed where rows share prefixes."""
+    tokens, computed = sum(step.real_tokens for step in steps), sum(step.computed_tokens for step in steps)
+    return f"{computed:,} of {tokens:,} tokens computed: sharing factor {tokens / computed:.2f}"

@@ -36,12 +36,9 @@ class RowsFile:
 class _Row(NamedTuple):
     line: int
     key: str
-    tokens: Any
-    """As the file has them; `Rows` refuses what is not a whole number."""
-    whole: str | tuple[int, ...] | None
-    """Its text or token ids, prompt and response, if the file has them."""
-    extends: int | None
-    """Line of the row that this one extends, if the file has it."""
+    tokens: Any  # `Rows` refuses what is not a whole number
+    whole: str | tuple[int, ...] | None  # text or token ids of prompt and response, if the file has them
+    extends: int | None  # line of the row that this one extends, if the file has it
 
 
 def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]:
@@ -66,8 +63,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
     """Reads one JSON object per line; docs/rows_file.md has its forms.
 
     Args:
-        lines: UTF-8, with or without a byte order mark; they end at newlines alone, for verl does not escape U+2028 and
-            its like, at which other readers break lines.
+        lines: UTF-8, which end at newlines alone: verl does not escape U+2028 and its like.
         name: of the file, for messages.
         count_tokens: counts the tokens of a text; needed for a rollout dump.
 
@@ -90,7 +86,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
                 is_dump = True
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise PaddingDataError(f"{place(name, number)}: not a row ({why}). {FORMS}.") from error
+            raise PaddingDataError(f"{_place(name, number)}: not a row ({why}). {FORMS}.") from error
     if not found:
         raise PaddingDataError(f"{name}: holds no row. {FORMS}.")
     try:
@@ -100,14 +96,8 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
     return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=pads, is_dump=is_dump)
 
 
-def place(name: str, line: int) -> str:
-    """
-    >>> place("rows.jsonl", 2)
-    'rows.jsonl, line 3 (row number 2)'
-
-    Args:
-        line: from 0, as ``extends`` and the JSON of a plan number rows.
-    """
+def _place(name: str, line: int) -> str:
+    """Names a line, which is given from 0, as ``extends`` and the JSON of a plan number rows."""
     return f"{name}, line {line + 1} (row number {line})"
 
 
@@ -133,13 +123,7 @@ def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
 
 
 def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
-    """Number among ``found`` of the row that each row extends; None if the file has nothing about that.
-
-    What a line has in ``extends`` comes first; otherwise, texts or token ids of the rows of a session are compared.
-
-    Raises:
-        PaddingDataError: a row extends a line that holds no row of its session.
-    """
+    """Number of the row that each row extends, by ``extends`` or else by its tokens; None if the file has neither."""
     if all(row.whole is None and row.extends is None for row in found):
         return None
     row_of_line = {row.line: place for place, row in enumerate(found)}
@@ -150,7 +134,7 @@ def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
         earlier = row_of_line.get(row.extends)
         if earlier is None or session_of_key(found[earlier].key) != session_of_key(row.key):
             raise PaddingDataError(
-                f"{place(name, row.line)}: extends={row.extends}, but that is not the number of a row of its session."
+                f"{_place(name, row.line)}: extends={row.extends}, but that is not the number of a row of its session."
             )
         extends_R[at] = earlier
     return extends_R

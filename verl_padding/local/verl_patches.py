@@ -6,7 +6,9 @@ import with an AttributeError: better than training on something else. With anot
 logged, and verl answers "Unknown platform 'cpu'".
 """
 
+import gc
 import logging
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -28,6 +30,8 @@ FIRST_PORT, LAST_PORT = 20_000, 32_767
 """Above the ports that ``ray start`` keeps for its workers (10002 to 19999), below those that Linux (32768 and up) and
 macOS (49152 and up) give away."""
 POLL_INTERVAL_S = 0.1
+TOKENS_AT_ONCE = 256
+"""Whose log-probs are computed together."""
 
 
 def register_on_cpu(transformer_impl: Any, engine: str, mixin: type, backend: str | list[str]) -> None:
@@ -123,6 +127,23 @@ def poll_often(replay_buffer: ModuleType) -> None:
     buffer.__init__ = partialmethod(buffer.__init__, poll_interval=POLL_INTERVAL_S)
 
 
+def take_log_probs_of_many_tokens(torch_functional: Any) -> None:
+    """Without flash attention, verl computes the log-probs of one token after the other, in a loop of Python."""
+    import torch
+
+    token_by_token = torch_functional.logprobs_from_logits_v2
+
+    @wraps(token_by_token)
+    def log_probs(logits: Any, labels: Any) -> Any:
+        if logits.dtype not in (torch.float32, torch.float64):
+            return token_by_token(logits, labels)
+        chosen = logits.gather(-1, labels[..., None])[..., 0]
+        # In parts, since the exponentials of a part are as large as its logits.
+        return chosen - torch.cat([part.logsumexp(-1) for part in logits.split(TOKENS_AT_ONCE)])
+
+    torch_functional.logprobs_from_logits_v2 = log_probs
+
+
 def register_adapter(rollout: ModuleType) -> None:
     """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
     rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_server.TransformersAdapter"
@@ -151,6 +172,7 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     ("verl.utils.distributed", use_one_gloo_backend),
     ("verl.utils.model", honour_attention_of_value_models),
     ("verl.utils.fsdp_utils", copy_on_sharded_save),
+    ("verl.utils.torch_functional", take_log_probs_of_many_tokens),
     ("verl.workers.engine.fsdp.transformer_impl", register_engines),
     ("verl.workers.rollout.base", register_adapter),
     ("verl.workers.rollout.replica", register_replicas),
@@ -162,6 +184,10 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
 
 
 if is_known(version("verl")):
+    # A job's processes hold millions of objects of libraries; looking through them took a tenth of their time.
+    gc.set_threshold(50_000)
+    # Of its 8 threads, TransferQueue warns at each put and get: hundreds of lines a step, through all of Ray's log.
+    os.environ.setdefault("TQ_NUM_THREADS", "1")
     sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
     for module, hook in HOOKS:
         register_post_import_hook(hook, module)

@@ -42,21 +42,24 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def read_rows(folder: Path) -> list[StepRows]:
     """Rows of each step, from the rollout dumps of a job that has ended."""
-    steps = []
-    for path in dumps_in(folder / ROLLOUTS):
-        rows = _objects(path)
-        real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
-        # verl gives every row of a session the session's reward.
-        reward = fmean({session_of_key(row["uid"]): row["score"] for row in real}.values())
-        pads = len(rows) - len(real)
-        steps.append(StepRows(step=int(path.stem), reward=reward, real=len(real), dumped_pads=pads))
-    return steps
+    return [read_step(path) for path in dumps_in(folder / ROLLOUTS)]
 
 
 def dumps_in(folder: Path) -> list[Path]:
     """The rollout dumps in a folder, ``<step>.jsonl``, in the order of their steps; none if there is no such folder."""
     dumps = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
     return sorted(dumps, key=lambda path: int(path.stem))
+
+
+def read_step(path: Path) -> StepRows:
+    """Rows of the step that a rollout dump holds."""
+    rows = _objects(path)
+    real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
+    # verl gives every row of a session the session's reward.
+    rewards = {session_of_key(row["uid"]): row["score"] for row in real}
+    return StepRows(
+        step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=len(rows) - len(real)
+    )
 
 
 def _objects(path: Path) -> list[dict[str, Any]]:
