@@ -10,8 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
-from tests.support.engine_in_process import Actor
+from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
+from verl_padding.worker import tree_attention
 from verl_padding.worker.leak_probe import probe_for_leaks
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -42,8 +43,9 @@ LEAKING = {
 class Trainee:
     """A training worker whose engine holds a whole model."""
 
-    def __init__(self, model: torch.nn.Module):
-        self.engine = Actor(model, use_remove_padding=True, dtype=str(model.dtype).removeprefix("torch."))
+    def __init__(self, model: torch.nn.Module, sharing: str):
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.engine = start_engine(Actor, model, sharing=sharing, use_remove_padding=True, dtype=dtype)
         self.engine_config = self.engine.engine_config
         self.engine_config.use_remove_padding = True
         self.model_config = SimpleNamespace(hf_config=model.config)
@@ -59,12 +61,12 @@ class Trainee:
         return tu.get_tensordict(output["model_output"])
 
 
-def trainee(family: str, dtype: torch.dtype, **settings) -> Trainee:
+def trainee(family: str, dtype: torch.dtype, sharing: str = "off", **settings) -> Trainee:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SIZES | settings)
     attention = "eager" if family in EAGER else "sdpa"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    return Trainee(model.to(dtype).eval())
+    return Trainee(model.to(dtype).eval(), sharing)
 
 
 EAGER = {"gpt_oss", "bloom", "mamba"}
@@ -107,6 +109,18 @@ def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share(
     of.passes = 0
     with pytest.raises(PaddingConfigError, match="sharing"):
         probe(of, sharing="chains")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_moe"])
+def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(family, dtype, monkeypatch):
+    of = trainee(family, dtype, "trees", **CLEAN[family])
+    probe(of, sharing="trees", passes=5)
+    # As if each query saw all of its path.
+    monkeypatch.setattr(tree_attention, "_mask", lambda q, k, _: torch.ones(q.shape[2], k.shape[2], dtype=torch.bool))
+    of.passes = 0
+    with pytest.raises(PaddingConfigError, match="sharing=chains"):
+        probe(of, sharing="trees")
 
 
 def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_probed():

@@ -17,6 +17,8 @@ from tensordict import TensorDict
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan import Sharing
 from verl_padding.plan.transformer_cost import EXPERTS
+from verl_padding.worker.prefix_tree import TREE
+from verl_padding.worker.shared_prefixes import find_tree
 from verl_padding.worker.training_workers import for_training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
@@ -35,7 +37,8 @@ def probe_for_leaks(
 
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
-        sharing: with chains, a shorter row's outputs have to be those of the longer one's beginning, too.
+        sharing: if on, a shorter row's outputs have to be those of the longer one's beginning, too; with trees, those
+            of rows that part must be the same where what they share is computed once.
         fixes, multiples: role -> what to set where rows are not kept apart, and of how many micro-batches its engine's
             schedule takes multiples.
     """
@@ -66,6 +69,8 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     passes = [(*around[:2], row), (*around[2:], row), (*around[:2], other)]
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
     outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
+    parting = [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
+    trees = [_outputs(trainee, parting, axes, multiple, each) for each in ("off", "trees") if sharing == "trees"]
     if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
         return
     one, beside_others, changed = outputs
@@ -89,10 +94,16 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
             f"({model}: they differ by {beginning:.2g}, the row's own first token changes {own:.2g}). Set "
             "padding.sharing=off."
         )
+    if trees and not (apart := max(map(_distance, *trees))) <= max(rounding, part):
+        raise PaddingConfigError(
+            f"padding.sharing='trees': in the {role}, outputs of rows that part are not those of the rows alone "
+            f"({model}: they differ by {apart:.2g}, a row's own first token changes {own:.2g}). Set "
+            "padding.sharing=chains."
+        )
 
 
 def _outputs(
-    trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int
+    trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int, sharing: Sharing = "off"
 ) -> list[torch.Tensor] | None:
     """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but for the last token.
 
@@ -116,6 +127,8 @@ def _outputs(
     data = TensorDict(jagged, batch_size=len(rows))
     off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
+    if sharing != "off":
+        tu.assign_non_tensor_data(data, TREE, find_tree(data, sharing))
     output = trainee.infer_batch(data)
     if output is None:
         return None
