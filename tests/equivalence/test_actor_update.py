@@ -26,6 +26,7 @@ from tests.equivalence.updates import (
     assert_updates_agree,
     call,
     plan_of,
+    put_branching_rows,
     put_grown_rows,
     put_trained_rows,
     read_log_probs,
@@ -82,6 +83,11 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
 @EACH_MODE
 def test_so_do_ranks_that_compute_shared_prefixes_once(mode, strategy, actors):
     assert_updates_agree(*actors, "plan", mode=mode, sharing="chains", strategy=strategy)
+
+
+@EACH_MODE
+def test_so_do_ranks_that_compute_once_what_rows_share_before_they_part(mode, actors):
+    assert_updates_agree(*actors, "plan", mode=mode, sharing="trees")
 
 
 @EACH_PACKER
@@ -215,11 +221,10 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
     """It sees a ratio of exactly 1, and a KL of exactly 0."""
     precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
     with started(Shape(), model_of(Shape()), precision, *shape) as ranks:
-        # Engines that once share go on to share whatever the plan says is a chain: "off" has none.
-        ranks.execute_with_func_generator(install("chains"))
-        for sharing in ("off", "chains"):
+        for sharing, put in (("off", put_grown_rows), ("chains", put_grown_rows), ("trees", put_branching_rows)):
+            ranks.execute_with_func_generator(install(sharing))
             start_over([ranks], "token-mean")
-            batch = put_grown_rows()
+            batch = put()
             plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
             assert plan.layouts["log_prob"].order == plan.layouts["actor"].order
             padded = upsample(batch, plan, TEMPLATE)

@@ -18,6 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.utils.padding import response_from_nested
 
+from tests.support.branching_rows import branching_rows
 from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
@@ -25,7 +26,7 @@ from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.job.calls import CALLS
-from verl_padding.pads.lineage import find_extensions
+from verl_padding.pads.lineage import find_extensions, find_forest
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
@@ -46,7 +47,7 @@ CUTS: dict[str, dict[str, Any]] = {
     f"{name}, {packer}": {"packer": packer} | cut
     for name, cut in (("budget", {}), ("two rows", {"micro_batch_rows": 2}), ("pads alone", {"few": True}))
     for packer in PACKERS
-} | {"shared prefixes": {"packer": "plan", "sharing": "chains"}}
+} | {name: {"packer": "plan", "sharing": name} for name in ("chains", "trees")}
 """Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows, whoever cuts them;
 batches of which all ranks but one get pads alone; and prefixes that are computed once."""
 EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
@@ -69,6 +70,12 @@ def put_grown_rows() -> KVBatchMeta:
     """Rows of which most begin with another one of their session."""
     torch.manual_seed(0)
     return with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=len(TURNS) // 2)))
+
+
+def put_branching_rows() -> KVBatchMeta:
+    """Rows that begin alike and part, in a session and between those of a prompt."""
+    torch.manual_seed(0)
+    return with_trained_fields(put_grown_sessions(branching_rows(prompts=6, rollouts=2, turns=(2, 3), system=0)))
 
 
 def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
@@ -148,7 +155,8 @@ def plan_of(
         pad_tokens=pad_tokens,
     )
     tokens_R = [tag["seq_len"] for tag in batch.tags]
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, find_extensions(batch, tokens_R)), job)
+    shared = find_extensions(batch, tokens_R), find_forest(batch, tokens_R)
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, *shared), job)
     layout = plan.layouts[update]
     assert layout.n_pads > 0
     assert layout.n_mini_batches == 3 or strategy != "prompt"
@@ -200,7 +208,8 @@ def assert_updates_agree(
     started(padded_ranks, one_rank)
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install(sharing))
-    batch = (put or (put_few_rows if few else put_trained_rows if sharing == "off" else put_grown_rows))()
+    rows = {"off": put_trained_rows, "chains": put_grown_rows, "trees": put_branching_rows}[sharing]
+    batch = (put or (put_few_rows if few else rows))()
     cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
     plan = plan_of(batch, packer, update=update, pad_tokens=template.length, **cut, **planned)
     both = update_both(padded_ranks, one_rank, batch, plan, template=template, update=update)

@@ -70,7 +70,8 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
     outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
     parting = [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
-    trees = [_outputs(trainee, parting, axes, multiple, each) for each in ("off", "trees") if sharing == "trees"]
+    each_way: tuple[Sharing, ...] = ("off", "trees") if sharing == "trees" else ()
+    trees = [_outputs(trainee, parting, axes, multiple, way) or [] for way in each_way]
     if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
         return
     one, beside_others, changed = outputs

@@ -55,10 +55,12 @@ def follow_trees() -> None:
     for name in ENTRIES:
         attend = ALL_ATTENTION_FUNCTIONS[name]
         if not hasattr(attend, TREE):
-            ALL_ATTENTION_FUNCTIONS[name] = (_wrap_sdpa if name == "sdpa" else _wrap_flash)(attend)
+            ALL_ATTENTION_FUNCTIONS[name] = (follow_by_sdpa if name == "sdpa" else follow_by_flash)(attend)
 
 
-def _wrap_sdpa(attend: Callable[..., Any]) -> Callable[..., Any]:
+def follow_by_sdpa(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' ``sdpa_attention_forward``, segment by segment where there is a tree."""
+
     @functools.wraps(attend)
     def attend_to_paths(
         module: nn.Module,
@@ -99,7 +101,9 @@ def _mask(query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.T
     return seen if window is None else seen & (at > at[n_keys - n_queries :, None] - window)
 
 
-def _wrap_flash(attend: Callable[..., Any]) -> Callable[..., Any]:
+def follow_by_flash(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' ``flash_attention_forward``, which hands the tree on to :func:`gather_paths`."""
+
     @functools.wraps(attend)
     def attend_with_tree(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         tree: PrefixTree | None = getattr(module, TREE, None)
