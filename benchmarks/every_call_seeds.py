@@ -63,7 +63,7 @@ def main(
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
     """Mean reward of a session by step, a line for each run."""
-    figure, axes = new_figure(figsize=(8, 3.6), layout="constrained")
+    figure, axes = new_figure(figsize=(8, 3.6))
     for name, run in runs.items():
         side, _, seed = name.partition("_seed")
         look = {"color": OURS} if side == "shared" else {"color": OURS_LIGHT, "linestyle": "--"}

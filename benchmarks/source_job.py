@@ -174,9 +174,7 @@ def over_all_steps(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
     """Reward of a session and optimizer steps by batch, with and without a critic: a thin line a run."""
-    figure, axes = new_figure(
-        nrows=2, ncols=2, figsize=(9, 5), sharex=True, sharey="row", height_ratios=(2, 1), layout="constrained"
-    )
+    figure, axes = new_figure(nrows=2, ncols=2, figsize=(9, 5), sharex=True, sharey="row", height_ratios=(2, 1))
     for (top, bottom), (estimator, title) in zip(
         axes.T, (("grpo", "GRPO"), ("gae", "GAE, with a critic")), strict=True
     ):

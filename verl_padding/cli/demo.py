@@ -13,23 +13,16 @@ from verl_padding.runs.curves import CONFIG, RunCurves, draw, stock_rule_of, tab
 from verl_padding.runs.follow import StepLines
 from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, Learning, read_step
 
-NOT_LEARNED = 3
-"""Exit code. 1 and 2 are taken, by a job that failed and a command line that cannot be read."""
-
+NOT_LEARNED = 3  # exit code; 1 and 2 are taken, by a job that failed and a command line that cannot be read
 PICTURE = "reward.png"
 ASSETS = "assets"
 HYDRA = CONFIG.parts[0]
-
+# Sessions are played by two processes, and earn their rewards there.
 FOR_TWO_CORES = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=0")
-"""Sessions are played by two processes, and earn their rewards there."""
 
 
 def empty_folder(out: Path) -> Path:
-    """Makes a folder for one run; returns its absolute path.
-
-    Raises:
-        PaddingDataError: it holds something.
-    """
+    """Makes a folder for one run, and returns its absolute path; raises PaddingDataError if it holds something."""
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise PaddingDataError(f"{out}: is not empty. Name a new folder, or remove this one.")

@@ -5,10 +5,10 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from warnings import catch_warnings
 
 from rich.console import Console
 from rich.table import Table
@@ -23,12 +23,9 @@ STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red"
 
 
 def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool = False, as_json: bool = False) -> int:
-    """Prints what was found, and returns 1 if something is wrong, else 0.
+    """Prints what was found of the installation and of a job, None for no job; returns 1 if something is wrong, else 0.
 
-    Args:
-        arguments: a job's, as they are given to ``verl.trainer.main_ppo``; None for no job.
-        verbose: show every finding.
-        as_json: print all findings as JSON, and nothing else.
+    ``verbose`` shows every finding; ``as_json`` prints them all as JSON, and nothing else.
     """
     with _as_a_job_would_start(), console.status("checking"):
         checks = [Check.run("versions", versions())]
@@ -59,8 +56,8 @@ def _as_a_job_would_start() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")  # verl's, of engines that are not installed
+        # verl warns of engines that are not installed.
+        with catch_warnings(action="ignore"), redirect_stdout(sys.stderr):
             yield
     finally:
         logging.disable(disabled)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch, sharing_of
+from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch, draw_layouts, sharing_of
 from verl_padding.cli.rows_file import CountTokens, read_batches
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
@@ -25,8 +25,7 @@ from verl_padding.timing.learned_costs import LearnedCosts
 
 Compared = Mapping[str, CutLayout]
 
-MOST_LINES = 20
-"""Most lines that a table shows one by one: of more, only the first ones and the last."""
+MOST_LINES = 20  # of a table: of more, only the first ones and the last are shown
 
 
 def show_plan(
@@ -35,7 +34,6 @@ def show_plan(
     """Plans the rows of files and prints the plans on standard output, notes on standard error.
 
     Args:
-        path: a file, a folder of rollout dumps, or ``-``.
         job: whose actor is updated, with as many prompts as each batch has.
         tokenizer: Hugging Face name or folder, to count the tokens of a rollout dump.
 
@@ -61,8 +59,6 @@ def show_plan(
     else:
         _print_tables(path, planned, compared)
     if picture is not None:
-        from verl_padding.cli.plan_picture import draw_layouts
-
         layouts = compared[0] if compared else {PLAN: planned[0].planned}
         drawn = [name for name in (VERL, PLAN) if name in layouts]
         draw_layouts({_heading(name, job): layouts[name] for name in drawn}, picture)
@@ -140,10 +136,8 @@ def _print_tables(path: Path, planned: Sequence[PlannedBatch], compared: Sequenc
 
 def _totals(planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
     row_cost = sum(int(of_file.planned.costs.cost_R.sum()) for of_file in planned)
-    return {
-        name: totals_of([step for layouts in compared for step in layouts[name].steps], row_cost)
-        for name in compared[0]
-    }
+    steps_of = {name: [step for layouts in compared for step in layouts[name].steps] for name in compared[0]}
+    return {name: totals_of(steps, row_cost) for name, steps in steps_of.items()}
 
 
 def _heading(name: str, job: Job) -> str:
@@ -166,13 +160,9 @@ def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Com
 
 
 def totals_of(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
-    """A layout in numbers, which docs/rows_file.md explains.
+    """A layout of one batch or several in numbers, which docs/rows_file.md explains.
 
-    "Perfect" is the time of ranks that never wait and compute each real row, and no pad.
-
-    Args:
-        steps: of the layout, of one batch or of several.
-        row_cost: cost of all real rows, each computed.
+    "Perfect" is the time of ranks that never wait and compute each real row, at ``row_cost`` for all, and no pad.
     """
     mean = sum(step.cost for step in steps) / steps[0].ranks
     perfect = row_cost / steps[0].ranks

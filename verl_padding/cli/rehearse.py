@@ -33,12 +33,10 @@ def rehearse(
     with_rewards: bool = True,
     timeout_s: float,
 ) -> int:
-    """Runs both acts, and returns 1 if something is wrong, else 0.
+    """Runs both acts of a job, or the ``only`` one, ``sessions`` or ``step``; returns 1 if something is wrong, else 0.
 
     Args:
-        arguments: of the job, as they are given to ``verl.trainer.main_ppo``.
         replies: of the model in sessions, among noise and calls of tools.
-        only: the act that is run, ``sessions`` or ``step``, if not ``all``.
         timeout_s: seconds that each act may take.
     """
     os.environ["VERL_PLATFORM"] = "cpu"
@@ -79,10 +77,8 @@ def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
     wrong = list(problems(played, config))
     if played.failures or wrong or not played.rows:
         failed = sum(failure.count for failure in played.failures.values())
-        message = (
-            f"{failed} sessions have failed, and verl would go on without them" if failed else "no row came of them"
-        )
-        raise RehearsalError("; ".join(wrong) or message, stage="sessions", failures=[*played.failures.values()])
+        why = f"{failed} sessions have failed, and verl would go on without them" if failed else "no row came of them"
+        raise RehearsalError("; ".join(wrong) or why, stage="sessions", failures=[*played.failures.values()])
     return max(len(row.fields["input_ids"]) for row in played.rows)
 
 

@@ -25,12 +25,9 @@ class RowsFile:
 
     name: str
     rows: Rows
-    lines_R: tuple[int, ...]
-    """Line of each row in the file, from 0: blank lines and pads of stock verl are counted, though they are no rows."""
-    pads: int
-    """Pads of stock verl in a rollout dump, left out."""
-    is_dump: bool
-    """Whether the lengths are an estimate: a tokenizer's counts of a dump's text."""
+    lines_R: tuple[int, ...]  # line of each row, from 0: blank lines and pads of stock verl are counted, though no rows
+    pads: int  # of stock verl in a rollout dump, left out
+    is_dump: bool  # whether the lengths are an estimate: a tokenizer's counts of a dump's text
 
 
 class _Row(NamedTuple):
@@ -64,7 +61,6 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
 
     Args:
         lines: UTF-8, which end at newlines alone: verl does not escape U+2028 and its like.
-        name: of the file, for messages.
         count_tokens: counts the tokens of a text; needed for a rollout dump.
 
     Raises:
@@ -133,15 +129,13 @@ def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
             continue
         earlier = row_of_line.get(row.extends)
         if earlier is None or session_of_key(found[earlier].key) != session_of_key(row.key):
-            raise PaddingDataError(
-                f"{_place(name, row.line)}: extends={row.extends}, but that is not the number of a row of its session."
-            )
+            why = f"extends={row.extends}, but that is not the number of a row of its session."
+            raise PaddingDataError(f"{_place(name, row.line)}: {why}")
         extends_R[at] = earlier
     return extends_R
 
 
 def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:
-    """Number of the row that each row extends, by text or token ids, among the rows of its session."""
     extends_R: list[int | None] = [None] * len(found)
     tokens_R = [row.tokens for row in found]
     rows_of: dict[tuple[str, type], list[tuple[Any, int]]] = {}
@@ -155,8 +149,7 @@ def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:
             while before and whole[: len(before[-1][0])] != before[-1][0]:
                 before.pop()
             # By the tokenizer's counts, a text may have fewer tokens than its beginning.
-            extends_R[longer] = next(
-                (earlier for _, earlier in before[::-1] if may_extend(tokens_R, longer, earlier)), None
-            )
+            extended = (earlier for _, earlier in reversed(before) if may_extend(tokens_R, longer, earlier))
+            extends_R[longer] = next(extended, None)
             before.append((whole, longer))
     return extends_R

@@ -18,12 +18,7 @@ CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB:
 
 
 def show_timeline(file: Path, *, update: int, picture: Path | None, trace: Path | None) -> None:
-    """Prints the table, and writes what is asked for.
-
-    Args:
-        file: of a step.
-        update: which local update of the step, from 0; the trace has all.
-    """
+    """Prints the table of a local update, counted from 0, and draws it if asked; the trace has all of the step's."""
     steps = list(read_steps(file))
     if update >= len(steps):
         raise PaddingDataError(f"--update {update}: {file} has {len(steps)}, counted from 0. Choose one of them.")
@@ -71,9 +66,8 @@ def draw_timeline(timed: TimedStep, path: Path) -> None:
     """
     calls = timed.by_call()
     ranks = min(max(lap.rank for lap in timed.laps) + 1, MOST_RANKS)
-    figure, axes_C = new_figure(
-        nrows=len(calls), squeeze=False, figsize=(12, 1 + len(calls) * (0.9 + 0.16 * ranks)), layout="constrained"
-    )
+    size = (12, 1 + len(calls) * (0.9 + 0.16 * ranks))
+    figure, axes_C = new_figure(nrows=len(calls), squeeze=False, figsize=size)
     for axes, (call, laps) in zip(axes_C[:, 0], calls.items(), strict=True):
         first = min(lap.start_s for lap in laps if lap.rank < ranks)
         for rank in range(ranks):

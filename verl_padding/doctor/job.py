@@ -74,7 +74,6 @@ def _settings(config: DictConfig) -> Iterator[Finding]:
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
-    """What the plug-in will do to the job's batches, or why it refuses."""
     from verl_padding.driver.advantages import check_advantages_stay_with_rows
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
     from verl_padding.job.job_reader import check_job

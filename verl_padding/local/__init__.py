@@ -15,9 +15,6 @@ def _declare_missing_ops(extension: Any) -> None:
 
     Its library does not load there, and its Python part then fails on import, since it decorates two operators that
     only the library declares. Image processors need neither. Those declared here have no implementation.
-
-    Args:
-        extension: ``torchvision.extension``, which has just tried to load the library.
     """
     if not extension._has_ops():
         import torch

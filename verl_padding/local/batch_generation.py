@@ -3,7 +3,7 @@
 What a row samples does not depend on the rows beside it, but for rounding (about 1e-7 in log-probs of float32).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -47,14 +47,11 @@ class Generation:
 
     @property
     def is_finished(self) -> bool:
-        last = self.token_ids[-1:]
-        return len(self.token_ids) >= self.max_new_tokens or not set(last).isdisjoint(self.stop_ids)
+        return len(self.token_ids) >= self.max_new_tokens or not set(self.token_ids[-1:]).isdisjoint(self.stop_ids)
 
 
 @torch.inference_mode()
-def generate(
-    model: PreTrainedModel, rows: Sequence[Generation], is_aborted: Callable[[], bool] = lambda: False
-) -> None:
+def generate(model: PreTrainedModel, rows: list[Generation], is_aborted: Callable[[], bool] = lambda: False) -> None:
     """Gives every row its response, or what there is of it when ``is_aborted``, asked before every token, says so."""
     slots = max(len(row.prompt_ids) for row in rows)
     ids = torch.tensor([[0] * (slots - len(row.prompt_ids)) + row.prompt_ids for row in rows])
@@ -65,7 +62,6 @@ def generate(
         inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
 
     def sample(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Leaves one token of each row."""
         tokens = _sample(logits, rows)
         return torch.full_like(logits, float("-inf")).scatter(1, tokens[:, None], 0.0)
 
@@ -73,13 +69,12 @@ def generate(
         return torch.tensor([row.is_finished or is_aborted() for row in rows])
 
     # The model's own would fill in what is left out here: a token that ends all rows, another way to sample.
-    model.generation_config = GenerationConfig(
-        max_new_tokens=max(row.max_new_tokens for row in rows), do_sample=False, pad_token_id=0
-    )
+    longest = max(row.max_new_tokens for row in rows)
+    model.generation_config = GenerationConfig(max_new_tokens=longest, do_sample=False, pad_token_id=0)
     model.generate(**inputs, logits_processor=[sample], stopping_criteria=[has_ended])
 
 
-def _sample(logits: torch.Tensor, rows: Sequence[Generation]) -> torch.Tensor:
+def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
     """Draws a token for each row, (rows,), from (rows, vocabulary), and writes it into the row if that goes on."""
     greedy = torch.tensor([row.temperature == 0 for row in rows])
     temperatures = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float64)

@@ -15,11 +15,7 @@ PLATFORM = "cpu"
 
 
 def _always(answer: Any) -> Any:
-    """A method that gives one answer."""
     return staticmethod(lambda *_, **__: answer)
-
-
-_nothing = _always(None)  # for the streams, caches and counters that a CPU does not have
 
 
 def _memory(device: object = None) -> int:
@@ -55,7 +51,7 @@ class _CpuDeviceModule(ModuleType):
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
     get_device_name = _always(PLATFORM)
-    empty_cache = ipc_collect = _nothing
+    empty_cache = ipc_collect = _always(None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -82,8 +78,8 @@ class PlatformCPU(PlatformBase):
     ray_noset_envvars = _always([])
     nvtx_range = staticmethod(nullcontext)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
-    profiler_start = profiler_stop = cudart = _nothing
+    set_device = synchronize = set_allocator_settings = empty_cache = _always(None)  # nothing to do on a CPU
+    profiler_start = profiler_stop = cudart = _always(None)
 
     def rollout_env_vars(self) -> dict[str, str]:
         # For vLLM: it recognizes a CPU by the name of its own build, which a repackaged one need not have, and its

@@ -67,9 +67,7 @@ def name_requests(llm_server: Any) -> None:
 def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """The same in each run of a job, and a different one for each session.
 
-    Args:
-        trajectory: verl's ``step``, ``validate`` and ``rollout_n``, which distinguishes neighbours with one index.
-        fields: the row of the data set, with ``session_id``.
+    Of the `trajectory`, ``rollout_n`` distinguishes neighbours with one index; `fields` are the row and ``session_id``.
     """
     # The trainer's place is the better name if there is one: a data set may hold a row twice.
     if place := place_of(str(fields.get("uid"))):

@@ -107,8 +107,7 @@ class TransformersServer:
         """Ends all requests as aborted; new ones wait for `resume_generation`, or end at once if they are rejected."""
         self._rejecting = reject_request
         self._resumed.clear()
-        count = await self._abort()
-        return {"aborted_count": count, "request_ids": []}
+        return {"aborted_count": await self._abort(), "request_ids": []}
 
     async def resume_generation(self) -> None:
         self._rejecting = False
@@ -122,15 +121,6 @@ class TransformersServer:
     async def _run_waiting(self) -> None:
         """Answers those that have waited longest, as many as fit."""
         await asyncio.sleep(0)  # for those that are sent at the same time
-        self._running = self._next_rows()
-        try:
-            await asyncio.to_thread(generate, self._model, self._running, lambda: self._aborting)
-        except Exception as error:
-            for row in self._running:
-                row.error = error
-        self._running = []
-
-    def _next_rows(self) -> list[Generation]:
         rows: list[Generation] = []
         longest = 0
         while self._waiting and len(rows) < self._config.max_num_seqs:
@@ -138,7 +128,13 @@ class TransformersServer:
             if rows and longest * (len(rows) + 1) > self._config.max_num_batched_tokens:
                 break
             rows.append(self._waiting.pop(0))
-        return rows
+        self._running = rows
+        try:
+            await asyncio.to_thread(generate, self._model, rows, lambda: self._aborting)
+        except Exception as error:
+            for row in rows:
+                row.error = error
+        self._running = []
 
     async def _abort(self) -> int:
         count = len(self._waiting) + len(self._running)
@@ -206,11 +202,10 @@ class TransformersReplica(RolloutReplica):
     async def launch_servers(self) -> None:
         name = _server_name(self.replica_rank)
         actor = ray.remote(TransformersServer).options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
-        server = actor.remote(self.config, self.model_config)
-        self.servers = [server]
-        self._server_handle = server
+        self._server_handle = actor.remote(self.config, self.model_config)
+        self.servers = [self._server_handle]
         self._server_address = name  # where others have one
-        await server.__ray_ready__.remote()
+        await self._server_handle.__ray_ready__.remote()
 
 
 class TransformersAdapter(BaseRollout):
@@ -241,8 +236,7 @@ class TransformersAdapter(BaseRollout):
         tensors = {}
         async for name, tensor in ensure_async_iterator(weights):
             if self.is_leader_rank:
-                # a copy: on a CPU the gathered tensor may be the live parameter itself
-                tensors[name] = tensor.detach().to("cpu", copy=True)
+                tensors[name] = tensor.detach().to("cpu", copy=True)  # the gathered tensor may be the live parameter
         if self.is_leader_rank:
             await self._server().load_weights.remote(tensors, global_steps)
 

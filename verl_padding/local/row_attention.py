@@ -3,17 +3,13 @@
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
 def attend_row_by_row(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
     """As transformers' ``sdpa_attention_forward``, for which it stands: the same outputs, but for rounding.
 
     Args:
@@ -33,11 +29,10 @@ def attend_row_by_row(
     return torch.cat(of_rows, dim=1), None
 
 
-def _blocks(mask: torch.Tensor | None, tokens: int) -> list[tuple[int, int, torch.Tensor | None]]:
+def _blocks(mask: Tensor | None, tokens: int) -> list[tuple[int, int, Tensor | None]]:
     """Where rows begin and end, found once for all layers, and their masks; None for one that is causal.
 
-    A row begins where a token does not see the one before it: with rows of 2 and 3 tokens, at 0 and 2. There are none
-    where the mask keeps no rows apart.
+    A row begins where a token does not see the one before it. There are none where the mask keeps no rows apart.
     """
     if mask is None or mask.dtype != torch.bool or mask.shape != (1, 1, tokens, tokens):
         return []

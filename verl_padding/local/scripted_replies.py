@@ -10,8 +10,7 @@ logger = logging.getLogger(__name__)
 
 TEXTS = "VERL_PADDING_REPLIES"
 """Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers give no others."""
-NOISE = 24
-"""Most tokens of a reply that nobody wrote."""
+NOISE = 24  # most tokens of a reply that nobody wrote
 EXAMPLES = {"string": "1 + 2", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 """Type in a tool's schema -> an argument of it."""
 
@@ -71,8 +70,7 @@ def _calls_of_tools(rollout: Any) -> Iterator[str]:
         return
     from verl.tools.tool_registry import load_all_tools
 
-    tools = load_all_tools(tool_config_path=turns.tool_config_path, function_tool_path=turns.function_tool_path)
-    for tool in tools:
+    for tool in load_all_tools(tool_config_path=turns.tool_config_path, function_tool_path=turns.function_tool_path):
         function = tool.tool_schema.model_dump(exclude_none=True)["function"]
         schemas = function.get("parameters", {}).get("properties", {})
         arguments = {name: _example(schema) for name, schema in schemas.items()}

@@ -21,14 +21,11 @@ class SharedFileCheckpointEngine(CheckpointEngine):
     A file lives for one synchronisation, in the temporary folder (``TMPDIR``), which all of them must share.
     """
 
-    _file: Path
-
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self._is_master = is_master
 
     def prepare(self) -> dict[str, Any]:
-        folder = tempfile.gettempdir()
-        return {"file": str(Path(folder, f"verl_weights_{uuid.uuid4().hex}.safetensors"))}
+        return {"file": str(Path(tempfile.gettempdir(), f"verl_weights_{uuid.uuid4().hex}.safetensors"))}
 
     @classmethod
     def build_topology(

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 TinyModelKind = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
 
-IMAGE_PATCH = 16
-"""Pixels of a side of a vision model's patch; 2 x 2 patches become one token."""
+IMAGE_PATCH = 16  # pixels of a side of a vision model's patch; 2 x 2 patches become one token
 IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 IMAGE_TOKEN_SETTINGS = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
 MOST_IMAGE_TOKENS = 16
@@ -32,16 +31,12 @@ OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
     "qwen3_vl": HEAD | {"rope_parameters": MROPE},
 }
-VISION = {
-    "depth": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_heads": 2,
+TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_position_embeddings": 64}
+VISION = TOWER | {
     "out_hidden_size": SIZES["hidden_size"],
     "patch_size": IMAGE_PATCH,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
-    "num_position_embeddings": 64,
     "deepstack_visual_indexes": [0],
 }
 
@@ -78,9 +73,36 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
     Raises:
         OSError: `place` is a file or a folder that is not empty, or cannot be written.
     """
+    import torch
+    import transformers
+
+    sees = kind == "qwen3_vl"
+    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else ())
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    sizes = SIZES | ids | {"vocab_size": len(tokenizer)}
+    parts: list[Any] = []
+    if sees:
+        of_images = dict(zip(IMAGE_TOKEN_SETTINGS, tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS]), strict=True))
+        config = transformers.Qwen3VLConfig(
+            text_config=sizes | OF_KIND[kind], vision_config=VISION, tie_word_embeddings=False, **ids, **of_images
+        )
+        token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
+        limits = {"min_pixels": token, "max_pixels": MOST_IMAGE_TOKENS * token}
+        images = transformers.Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, **limits)
+        videos = transformers.Qwen3VLVideoProcessor()  # needs torchvision, which is in the extra ``vision``
+        parts = [transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)]
+    else:
+        config = transformers.AutoConfig.for_model(kind, **sizes, **OF_KIND[kind])
+    auto_class = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    # the global generator is put back afterwards: a caller's own seed must not depend on this call
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto_class.from_config(config)
+    transformers.utils.logging.disable_progress_bar()  # one for each model that is written, however small
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}_", dir=place.parent) as draft:
-        _write(kind, Path(draft), seed)
+        for part in (*parts, model, tokenizer):
+            part.save_pretrained(draft)
         os.chmod(draft, 0o755)  # a temporary folder keeps other users out
         os.rename(draft, place)
 
@@ -106,38 +128,3 @@ def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:
     tokenizer.add_tokens([*more_tokens], special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-def _write(kind: TinyModelKind, folder: Path, seed: int) -> None:
-    import torch
-    import transformers
-
-    sees = kind == "qwen3_vl"
-    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else ())
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    sizes = SIZES | ids | {"vocab_size": len(tokenizer)}
-    if sees:
-        of_images = dict(zip(IMAGE_TOKEN_SETTINGS, tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS]), strict=True))
-        config = transformers.Qwen3VLConfig(
-            text_config=sizes | OF_KIND[kind], vision_config=VISION, tie_word_embeddings=False, **ids, **of_images
-        )
-        _image_processor(tokenizer).save_pretrained(folder)
-    else:
-        config = transformers.AutoConfig.for_model(kind, **sizes, **OF_KIND[kind])
-    auto_class = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
-    # the global generator is put back afterwards: a caller's own seed must not depend on this call
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = auto_class.from_config(config)
-    transformers.utils.logging.disable_progress_bar()  # one for each model that is written, however small
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _image_processor(tokenizer: Any) -> Any:
-    """Needs torchvision, as Qwen's processors do: it is in the extra ``vision``."""
-    from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
-
-    token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
-    images = Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, min_pixels=token, max_pixels=MOST_IMAGE_TOKENS * token)
-    return Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor(), chat_template=CHAT_TEMPLATE)

@@ -24,14 +24,10 @@ from wrapt import register_post_import_hook
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
-ROLLOUT_NAME = "transformers"
-"""Value of ``actor_rollout_ref.rollout.name``."""
+ROLLOUT_NAME = "transformers"  # value of ``actor_rollout_ref.rollout.name``
 FIRST_PORT, LAST_PORT = 20_000, 32_767
-"""Above the ports that ``ray start`` keeps for its workers (10002 to 19999), below those that Linux (32768 and up) and
-macOS (49152 and up) give away."""
-POLL_INTERVAL_S = 0.1
-TOKENS_AT_ONCE = 256
-"""Whose log-probs are computed together."""
+"""Above the ports of ``ray start``'s workers (to 19999), below those that Linux (32768) and macOS (49152) give away."""
+TOKENS_AT_ONCE = 256  # whose log-probs are computed together
 
 
 def register_on_cpu(transformer_impl: Any, engine: str, mixin: type, backend: str | list[str]) -> None:
@@ -84,10 +80,9 @@ def honour_attention_of_value_models(model: Any) -> None:
 
 
 def copy_on_sharded_save(fsdp_utils: Any) -> None:
-    """Makes ``fsdp2_sharded_save_to_cpu`` save a copy.
+    """Makes ``fsdp2_sharded_save_to_cpu`` copy: verl relies on ``.cpu()``, which gives the live parameter on a CPU.
 
-    verl's function relies on ``.cpu()`` to copy, but on a CPU that returns the live parameter itself: separate_async
-    would silently restore the policy that it has just trained instead of the old one.
+    separate_async would silently restore the policy that it has just trained instead of the old one.
     """
     save = fsdp_utils.fsdp2_sharded_save_to_cpu
 
@@ -124,7 +119,7 @@ def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
 def poll_often(replay_buffer: ModuleType) -> None:
     """The trainer looks for finished prompts every 2 s by default, which is most of a step on a toy model."""
     buffer = replay_buffer.ReplayBuffer
-    buffer.__init__ = partialmethod(buffer.__init__, poll_interval=POLL_INTERVAL_S)
+    buffer.__init__ = partialmethod(buffer.__init__, poll_interval=0.1)
 
 
 def take_log_probs_of_many_tokens(torch_functional: Any) -> None:

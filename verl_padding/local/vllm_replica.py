@@ -10,15 +10,11 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 
 class CpuVllmServer(vLLMHttpServer):
-    """verl's vLLM server, which names another worker extension."""
-
     def _get_worker_extension_cls(self) -> str:
         return f"{__name__}.CpuWorkerExtension"
 
 
 class CpuVllmReplica(vLLMReplica):
-    """verl's vLLM replica around :class:`CpuVllmServer`."""
-
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(CpuVllmServer)

@@ -1,7 +1,5 @@
 """What ended a rehearsal: the first real exception, the user's own line first, and what it comes from."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import gc
@@ -17,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from verl_padding.errors import PaddingError
 
-LONGEST = 400
-"""Characters of an exception's message that are shown."""
-GRACE_S = 5
-"""Seconds after the time limit in which a process ends itself in words."""
+LONGEST = 400  # characters of an exception's message that are shown
+GRACE_S = 5  # seconds after the time limit in which a process ends itself in words
 PACKAGE = str(Path(__file__).parent.parent) + "/"
 LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"], PACKAGE)
 """Parts of the names of all files but the user's own."""
@@ -77,7 +73,7 @@ class Failure:
         return self.kind, *((frame.file, frame.line) for frame in last), "" if last else self.message[:60]
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException) -> Self:
         """The innermost cause: verl, Hydra and Ray wrap it. What the user's own code handled when it raised is none."""
         frames = _frames(traceback.walk_tb(error.__traceback__))
         while True:

@@ -41,7 +41,6 @@ def _values(held: object, key: str) -> Iterator[str]:
 
 
 def _file_of(name: str) -> str | None:
-    """The file of a path, or of a module."""
     if name.endswith(".py"):
         return str(Path(name.removeprefix("file://")).resolve())
     try:

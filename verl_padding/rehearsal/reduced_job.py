@@ -1,7 +1,4 @@
-"""A job, reduced to what a CPU rehearses: its config, and a small model of its architecture.
-
-What is not named here or in configs/ stays the user's.
-"""
+"""A job, reduced to what a CPU rehearses: its config (the rest stays the user's), and a small model of its kind."""
 
 import json
 import shutil
@@ -13,14 +10,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from verl_padding import configs
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
+from verl_padding.local.tiny_models import TOWER
 
-ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/rehearsal.yaml")
-"""Configs that are merged into the job's, the last one wins."""
+ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/rehearsal.yaml")  # merged in this order
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
-PROMPTS, SESSIONS, STEPS = 4, 2, 1
-"""Sizes of the rehearsed job, as configs/shared/rehearsal.yaml has them."""
-BUDGET, SHORT_RESPONSE = 2048, 512
-"""Tokens of a micro-batch, and of a response where none was seen."""
+PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the rehearsed job, as configs/shared/rehearsal.yaml has them
+BUDGET, SHORT_RESPONSE = 2048, 512  # tokens of a micro-batch, and of a response where none was seen
 SERVED = {
     "reward.reward_model.enable": False,
     "distillation.enabled": False,
@@ -36,8 +31,7 @@ SERVED = {
     "trainer.val_only": False,
 }
 """What takes devices or servers that are not here -> its value in the rehearsal; reported where the job asks for it."""
-NO_REWARD = "def compute_score(**_):\n    return 0.0\n"
-"""A reward function in the place of the job's."""
+NO_REWARD = "def compute_score(**_):\n    return 0.0\n"  # in the place of the job's reward function
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
 
 HEADS, HEAD = 2, 32
@@ -54,8 +48,6 @@ SIZES = {
     "num_nextn_predict_layers": 0,
 }
 """Largest size of each key of a text model's config."""
-VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_position_embeddings": 64}
-"""The same of a vision tower's."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
@@ -65,8 +57,8 @@ def validates(config: DictConfig) -> bool:
 
 def without_servers(config: DictConfig) -> list[str]:
     """Turns off what takes devices or servers that are not here, and says in words what that is."""
-    asked = {setting: OmegaConf.select(config, setting) for setting in SERVED}
-    asked = {setting: value for setting, value in asked.items() if value not in (SERVED[setting], None)}
+    wanted = {setting: OmegaConf.select(config, setting) for setting in SERVED}
+    asked = {setting: value for setting, value in wanted.items() if value not in (SERVED[setting], None)}
     with read_write(config), open_dict(config):
         for setting in asked:
             OmegaConf.update(config, setting, SERVED[setting])
@@ -202,15 +194,11 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shrunk_tower(config: dict[str, Any], width_of_text: int) -> dict[str, Any]:
-    small = {key: min(value, VISION[key]) if key in VISION else value for key, value in config.items()}
-    if "out_hidden_size" in small:
-        small["out_hidden_size"] = width_of_text
+    small = {key: min(value, TOWER[key]) if key in TOWER else value for key, value in config.items()}
+    fixed = {"out_hidden_size": width_of_text, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
+    small |= {key: value for key, value in fixed.items() if key in small}
     if "embed_dim" in small:  # Qwen2-VL: embed_dim is the tower's, hidden_size what comes out of it
-        small["embed_dim"], small["hidden_size"] = VISION["hidden_size"], width_of_text
-    if "deepstack_visual_indexes" in small:
-        small["deepstack_visual_indexes"] = [0]
-    if "fullatt_block_indexes" in small:
-        small["fullatt_block_indexes"] = [1]
+        small["embed_dim"], small["hidden_size"] = TOWER["hidden_size"], width_of_text
     return small
 
 
@@ -234,10 +222,8 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
             if file.is_file() and not file.name.endswith(WEIGHTS):
                 shutil.copy(file, place / file.name)
     else:
-        from transformers.utils import cached_file
-
         transformers.AutoProcessor.from_pretrained(section.path, trust_remote_code=trust).save_pretrained(place)
-        shutil.copy(str(cached_file(section.path, "config.json")), place / "config.json")
+        shutil.copy(str(transformers.utils.cached_file(section.path, "config.json")), place / "config.json")
     if tokenizer := section.get("tokenizer_path"):
         transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust).save_pretrained(place)
     config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
@@ -245,11 +231,8 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        known = getattr(transformers, hf.architectures[0], None)
-        if known is None:  # of code that comes with the model
-            model = transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
-        else:
-            model = known(hf)
+        known = getattr(transformers, hf.architectures[0], None)  # None for code that comes with the model
+        model = known(hf) if known else transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(place)
     parameters = sum(weight.numel() for weight in model.parameters())

@@ -1,7 +1,6 @@
 """Act 1: sessions of the job in this process, by verl's own classes, and what their rows say.
 
-The user's own data set, chat template, agent loop, tools and rewards run, on a few prompts. No Ray, no model: replies
-are scripted.
+The user's own data set, chat template, agent loop, tools and rewards run on a few prompts, without Ray or a model.
 """
 
 import asyncio
@@ -38,12 +37,10 @@ from verl_padding.rehearsal.failure import Failure, RehearsalError, count_failur
 from verl_padding.rehearsal.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 
 TRAIN, VAL = "train", "val"
-ALREADY_SHOWN = "Error in _run_prompt"
-"""What verl logs of a session that has failed."""
+ALREADY_SHOWN = "Error in _run_prompt"  # what verl logs of a session that has failed
 SHORT = Repr()
 SHORT.maxstring = 160
-AROUND = 8
-"""Tokens that are shown on each side of the place where two rows part."""
+AROUND = 8  # tokens that are shown on each side of the place where two rows part
 AS_LONG_AS_RESPONSES = ("response_mask", "rollout_log_probs", "rm_scores")
 
 
@@ -129,8 +126,7 @@ async def _play(config: DictConfig, played: Sessions, texts: Sequence[str], *, w
     with mock.patch.object(agent_loop_tq, "tq", _Queue(played.rows)):
         worker = Worker(config, _ScriptedServer(model, replies), None, [rewards])
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
-            batch = _batch(config, model, setting, is_train=is_train)
-            if batch is not None:
+            if (batch := _batch(config, model, setting, is_train=is_train)) is not None:
                 await worker.generate_sequences(batch)
                 await asyncio.gather(*worker.background_tasks)
     played.replies = replies.given
@@ -279,7 +275,6 @@ def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
 
 
 def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool:
-    """Whether the template makes the same of different messages, which nothing else would report."""
     first = [row.fields for row in rows if row.key.endswith("_0")]
     messages = {str(fields.get("raw_prompt")): fields.get("raw_prompt") for fields in first}
     prompts = {tuple(fields["prompts"].tolist()) for fields in first}

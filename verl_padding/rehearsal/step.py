@@ -29,8 +29,7 @@ CALLBACK = {"_target_": "verl_padding.entry.hydra_callback.CheckJobBeforeStart"}
 SHOWN = ("padding/real_rows/total", "padding/pad_rows/total", "actor/grad_norm", "actor/pg_loss", "critic/score/mean")
 OF_THE_ROLLOUT = "training/rollout_"
 """verl compares the rollout with the trainer in metrics of these names. Of scripted replies they say nothing."""
-LAST = 12
-"""Lines of the log that are shown where no exception is in it."""
+LAST = 12  # lines of the log that are shown where no exception is in it
 
 
 def metrics_not_finite(steps: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,13 +13,13 @@ WAITING = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linew
 
 
 def new_figure(**options: Any) -> tuple[Any, Any]:
-    """A figure with its axes, as ``pyplot.subplots`` makes them; it takes no display."""
+    """A figure with its axes and room for a legend, as ``pyplot.subplots`` makes them; it takes no display."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(**options)
+    return pyplot.subplots(layout="constrained", **options)
 
 
 def start_at_zero(axes: Any) -> None:

@@ -21,8 +21,7 @@ from verl_padding.stock.padding import StockRule
 
 CONFIG = Path("hydra", ".hydra", "config.yaml")
 """Where Hydra leaves a run's config with ``hydra.run.dir=<run>/hydra``, which the recipes' run scripts set."""
-LINES = ("-", "--", ":", "-.")
-"""Of runs of one kind, which have one colour."""
+LINES = ("-", "--", ":", "-.")  # of runs of one kind, which have one colour
 PANELS = {
     "mean reward\nof a session": "reward",
     "optimizer steps\nper batch": "optimizer_steps",
@@ -36,13 +35,10 @@ class RunCurves:
     """One run, step by step; every list has one entry per step."""
 
     name: str
-    is_stock: bool
-    """Whether stock verl's trainer ran."""
+    is_stock: bool  # whether stock verl's trainer ran
     steps: list[int]
-    reward: list[float]
-    """Mean reward of the sessions."""
-    optimizer_steps: list[int]
-    """Those of the actor per epoch; in a stock run they follow from its rows and its config."""
+    reward: list[float]  # mean of the sessions
+    optimizer_steps: list[int]  # the actor's per epoch; in a stock run they follow from its rows and its config
     grad_norm: list[float]
     pads: list[int]
     real_rows: list[int]
@@ -79,14 +75,9 @@ class RunCurves:
     def by_stock_rule(self, rule: StockRule) -> Self:
         """What stock verl's rule makes of the same numbers of rows; what they would earn is not known."""
         unknown = [math.nan] * len(self.steps)
-        return replace(
-            self.with_steps_of(rule),
-            name="verl's rule",
-            is_stock=True,
-            reward=unknown,
-            grad_norm=unknown,
-            pads=[rule.padded_rows(real) - real for real in self.real_rows],
-        )
+        pads = [rule.padded_rows(real) - real for real in self.real_rows]
+        run = self.with_steps_of(rule)
+        return replace(run, name="verl's rule", is_stock=True, reward=unknown, grad_norm=unknown, pads=pads)
 
 
 def stock_rule_of(folder: Path) -> StockRule:
@@ -120,7 +111,7 @@ def _mean(numbers: Sequence[float], form: str) -> str:
 
 def draw(runs: Sequence[RunCurves], path: Path) -> None:
     """Writes the four curves of every run, one below the other. Runs of stock verl have one colour, and padded ones."""
-    figure, axes = new_figure(nrows=len(PANELS), figsize=(7, 8), sharex=True, layout="constrained")
+    figure, axes = new_figure(nrows=len(PANELS), figsize=(7, 8), sharex=True)
     for axis, (label, attribute) in zip(axes, PANELS.items(), strict=True):
         for run, look in zip(runs, _looks(runs), strict=True):
             axis.plot(run.steps, getattr(run, attribute), linewidth=1.2, **look)
@@ -134,6 +125,5 @@ def draw(runs: Sequence[RunCurves], path: Path) -> None:
 
 
 def _looks(runs: Sequence[RunCurves]) -> list[dict[str, str]]:
-    """Colour and line of each run."""
     lines = {True: cycle(LINES), False: cycle(LINES)}
     return [{"color": STOCK if run.is_stock else OURS, "linestyle": next(lines[run.is_stock])} for run in runs]

@@ -16,8 +16,7 @@ from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR
 from verl_padding.runs.report import LOG, METRICS, ROLLOUTS, read_metrics
 
-LAST_LINES = 30
-"""Lines of the log that are shown if the command fails."""
+LAST_LINES = 30  # of the log, shown if the command fails
 COLUMNS = {
     "row reward": (metric_names.ROW_REWARD, ".3f"),
     "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
@@ -31,16 +30,12 @@ COLUMNS = {
 
 
 class StepLines:
-    """Lines of the steps of a job, each once, below a heading.
-
-    Args:
-        folder: where verl writes its ``metrics.jsonl``. One of an earlier job, which verl will empty, is not shown.
-    """
+    """Lines of the steps that verl logs in a folder, each once, below a heading."""
 
     def __init__(self, folder: Path):
-        self.shown = 0
-        """Number of steps so far."""
-        self._folder, self._earlier = folder, read_metrics(folder)
+        self.shown = 0  # steps so far
+        self._folder = folder
+        self._earlier = read_metrics(folder)  # of an earlier job, not shown: verl will empty the file
 
     def new(self) -> Iterator[str]:
         """Lines of the steps that were logged since the last call; the heading comes before the first."""
@@ -62,9 +57,8 @@ class StepLines:
 def follow(out: Path, command: Sequence[str]) -> int:
     """Runs a command to its end and shows the steps that it logs; returns its exit code, 128 + n if signal n ended it.
 
-    Args:
-        out: the job's folder, made if missing: verl's file logger writes its ``metrics.jsonl`` there, and the rollouts
-            are expected in ``rollouts`` there. The log is appended to: a resumed job goes on with it.
+    verl's file logger writes ``metrics.jsonl`` into ``out``, which is made if missing, and the rollouts are expected in
+    ``rollouts`` there. The log is appended to: a resumed job goes on with it.
     """
     out.mkdir(parents=True, exist_ok=True)
     steps = StepLines(out)

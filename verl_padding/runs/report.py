@@ -12,14 +12,10 @@ from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import session_of_key
 
-METRICS = "metrics.jsonl"
-"""Written by verl's ``file`` logger: one line ``{"step": ..., "data": {metric: value}}`` per step."""
-ROLLOUTS = "rollouts"
-"""verl's ``trainer.rollout_data_dir``: ``<step>.jsonl`` with one line per row, whose ``uid`` is the row's key."""
-LOG = "log"
-"""The output of the job."""
-LAST = 10
-"""Steps at the end of a run that count as its result."""
+METRICS = "metrics.jsonl"  # of verl's `file` logger: one line {"step": ..., "data": {metric: value}} per step
+ROLLOUTS = "rollouts"  # verl's trainer.rollout_data_dir: <step>.jsonl, one line per row, whose uid is the row's key
+LOG = "log"  # the output of the job
+LAST = 10  # steps at the end of a run that count as its result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +53,8 @@ def read_step(path: Path) -> StepRows:
     real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
     # verl gives every row of a session the session's reward.
     rewards = {session_of_key(row["uid"]): row["score"] for row in real}
-    return StepRows(
-        step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=len(rows) - len(real)
-    )
+    pads = len(rows) - len(real)
+    return StepRows(step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=pads)
 
 
 def _objects(path: Path) -> list[dict[str, Any]]:
@@ -72,12 +67,9 @@ def _objects(path: Path) -> list[dict[str, Any]]:
 class Goal:
     """What a recipe is known to reach."""
 
-    reward: float
-    """Mean reward of a session that the mean over the last steps has to reach."""
-    floor: float
-    """No step may fall below it once a step has reached `reward`."""
-    steps: int
-    """Steps that the recipe is made for; a shorter run need not have learned."""
+    reward: float  # of a session: the mean over the last steps has to reach it
+    floor: float  # no step may fall below it once a step has reached `reward`
+    steps: int  # that the recipe is made for; a shorter run need not have learned
 
 
 class Learning:
