@@ -117,6 +117,42 @@ def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):
     assert table["computed tokens"] == ["30", "30", "23"]
 
 
+BRANCHING = [
+    {"prompt": prompt, "session": session, "token_ids": [prompt_token, 7, 7, 7, 7, 7, 7, 8, *response]}
+    for prompt, prompt_token in (("p0", 1), ("p1", 2))
+    for session, response in enumerate(([3, 4, 5], [3, 4, 6], [9] * 4, [9] * 5))
+]
+"""Of each prompt two responses that part after two tokens, and two of which one is the beginning of the other."""
+
+
+def test_trees_stand_beside_chains_and_no_sharing_by_ids_or_by_what_rows_share(tmp_path):
+    settings = (
+        "--dp",
+        1,
+        "--n",
+        4,
+        "--mini-batch",
+        2,
+        "--packer",
+        "plan",
+        "--sharing",
+        "trees",
+        "--budget",
+        256,
+        "--compare",
+    )
+    shown = plan_of(write_lines(tmp_path / "ids.jsonl", BRANCHING), *settings)["comparison"]
+    assert list(shown) == ["verl", "plan_without_sharing", "plan_with_chains", "plan"]
+    # Of each prompt 13 tokens once, and a copy of the last one before [9..] and before 6 part.
+    assert [column["computed_tokens"] for column in shown.values()] == [94, 94, 70, 2 * (8 + 3 + 2 + 6)]
+    lengths = [
+        {"prompt": row["prompt"], "session": row["session"], "tokens": len(row["token_ids"]), "shares": shares}
+        for row, shares in zip(BRANCHING, [0, 10, 8, 12] * 2, strict=True)
+    ]
+    by_shares = plan_of(write_lines(tmp_path / "shares.jsonl", lengths), *settings)["comparison"]
+    assert by_shares["plan"]["computed_tokens"] == shown["plan"]["computed_tokens"]
+
+
 def notes(file: Path, *args: object) -> list[str]:
     result = run(file, *args, "--json")
     assert result.exit_code == 0, result.output

@@ -98,7 +98,7 @@ def plan(
         str, typer.Option(help=f"{', '.join(COST_MODELS)}, a model, or the padding_costs.json of a checkpoint.")
     ] = PaddingConfig.cost_model,
     sharing: Annotated[
-        Sharing, typer.Option(help="chains: rows that extend each other are computed once (with --packer plan).")
+        Sharing, typer.Option(help="chains, trees: what rows share is computed once (with --packer plan).")
     ] = PaddingConfig.sharing,
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,

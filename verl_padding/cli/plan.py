@@ -141,7 +141,8 @@ def _totals(planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> di
 
 
 def _heading(name: str, job: Job) -> str:
-    return "plan with sharing" if name == PLAN and job.sharing != "off" else name.replace("_", " ")
+    with_sharing = "plan with trees" if job.sharing == "trees" else "plan with sharing"
+    return with_sharing if name == PLAN and job.sharing != "off" else name.replace("_", " ")
 
 
 def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, Any]:

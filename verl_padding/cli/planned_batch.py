@@ -13,7 +13,7 @@ import numpy as np
 
 from verl_padding.cli.rows_file import RowsFile
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan import BatchPlan, Job, PlanError, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, PlanError, Sharing, Update, plan_batch
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.counted import counted
 from verl_padding.plan.layout import Layout
@@ -28,7 +28,12 @@ from verl_padding.plan.planner import costs_of
 from verl_padding.runs import charts
 from verl_padding.stock.padding import VERL_PAD_TOKENS, Track, pack_as_verl, verl_layout
 
-VERL, PLAN, UNSHARED = "verl", "plan", "plan_without_sharing"  # layouts that are compared
+VERL, PLAN = "verl", "plan"  # layouts that are compared
+LESS_SHARED: dict[Sharing, dict[Sharing, str]] = {
+    "off": {},
+    "chains": {"off": "plan_without_sharing"},
+    "trees": {"off": "plan_without_sharing", "chains": "plan_with_chains"},
+}  # and those that share less than what was asked for
 MOST_STEPS, MOST_RANKS, MOST_BARS = 6, 64, 128  # in a picture: with many ranks, fewer steps, to fit a screen or two
 
 
@@ -100,9 +105,10 @@ class PlannedBatch:
         stock_MDK = verl_layout(rows.tokens_R, **shape, track=track)
         unshared = replace(costs, forest=None)
         layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=replace(unshared, pad_tokens=VERL_PAD_TOKENS))}
-        if self.job.sharing != "off":
-            layout = plan_batch(rows, replace(self.job, sharing="off")).layouts[ACTOR]
-            layouts[UNSHARED] = CutLayout(rows_MDK=micro_batches_of(layout), costs=unshared)
+        for sharing, name in LESS_SHARED[self.job.sharing].items():
+            job = replace(self.job, sharing=sharing)
+            layout = plan_batch(rows, job).layouts[ACTOR]
+            layouts[name] = CutLayout(rows_MDK=micro_batches_of(layout), costs=costs_of(rows, job, self.update))
         if self.planned.is_cut:
             return layouts | {PLAN: self.planned}
         tokens_R = [*rows.tokens_R, *[self.job.pad_tokens] * self.plan.n_pads]

@@ -4,13 +4,15 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
-from verl_padding.plan.row_keys import row_key, session_of_key
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
 from verl_padding.plan.rows import may_extend
 from verl_padding.runs.report import dumps_in
 
@@ -36,6 +38,7 @@ class _Row(NamedTuple):
     tokens: Any  # `Rows` refuses what is not a whole number
     whole: str | tuple[int, ...] | None  # text or token ids of prompt and response, if the file has them
     extends: int | None  # line of the row that this one extends, if the file has it
+    shares: int | None = None  # tokens that this row shares with the one on the line before, if the file has it
 
 
 def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]:
@@ -86,7 +89,9 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
     if not found:
         raise PaddingDataError(f"{name}: holds no row. {FORMS}.")
     try:
-        rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], _extended_rows(found, name))
+        tokens_R = [row.tokens for row in found]
+        shared = _extended_rows(found, name), _forest_of(found, count_tokens)
+        rows = Rows.from_keys([row.key for row in found], tokens_R, *shared)
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=pads, is_dump=is_dump)
@@ -115,7 +120,7 @@ def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
         raise ValueError(f"its lengths differ: {lengths}")
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
-    return _Row(line, key, lengths[0], whole, entry.get("extends"))
+    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"))
 
 
 def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
@@ -133,6 +138,31 @@ def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
             raise PaddingDataError(f"{_place(name, row.line)}: {why}")
         extends_R[at] = earlier
     return extends_R
+
+
+def _forest_of(found: Sequence[_Row], count_tokens: CountTokens | None) -> Forest | None:
+    """What rows of a prompt share, by ``shares``, or else by their tokens or texts; None if the file has neither."""
+    tokens_R = [row.tokens for row in found]
+    if any(row.shares is not None for row in found):
+        # From the last line to the first: a row comes before those that it extends.
+        shared_I = [0, *[row.shares or 0 for row in reversed(found)]]
+        return Forest.in_order(tokens_R, range(len(found))[::-1], shared_I[:-1])
+    if any(row.whole is None for row in found):
+        return None
+    order = sorted(range(len(found)), key=lambda row: (uid_of_key(found[row].key), found[row].whole), reverse=True)
+    shared_I = [0]
+    for before, row in pairwise(order):
+        one, other = found[before].whole or (), found[row].whole or ()
+        alike = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        if uid_of_key(found[before].key) != uid_of_key(found[row].key):
+            shared_I.append(0)
+        elif alike == len(other):
+            shared_I.append(min(tokens_R[row], tokens_R[before]))
+        else:
+            # Of a text, the token at which rows part may begin before it.
+            tokens = count_tokens(other[:alike]) - 1 if count_tokens and isinstance(other, str) else alike
+            shared_I.append(min(max(tokens, 0), tokens_R[row] - 1, tokens_R[before]))
+    return Forest.in_order(tokens_R, order, shared_I)
 
 
 def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:
