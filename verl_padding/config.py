@@ -1,11 +1,9 @@
 """The ``padding`` section of a verl config: typed, frozen, checked when it is made."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.roles import FieldRole, Fill, Role
@@ -13,7 +11,6 @@ from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 
 Denominator = Literal["rows", "nominal"]
-
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -91,12 +88,9 @@ class PaddingConfig:
         return self.timing or self.cost_model == "measured"
 
     @classmethod
-    def from_section(cls, section: Any) -> PaddingConfig:
-        """Reads ``config.padding``; ``None`` (no such section) gives the defaults.
-
-        Raises:
-            PaddingConfigError: the section is not a mapping, holds an unknown key or a bad value.
-        """
+    def from_section(cls, section: Any) -> Self:
+        """Reads ``config.padding``; ``None`` (no such section) gives the defaults. Raises a PaddingConfigError if the
+        section is not a mapping, or holds an unknown key or a bad value."""
         if section is None:
             return cls()
         if not isinstance(section, Mapping):
@@ -117,10 +111,9 @@ class PaddingConfig:
 
 def choices_by_setting() -> dict[str, tuple[str, ...]]:
     """Choices of each setting that takes one of several names and nothing else."""
-    hints = get_type_hints(PaddingConfig)
     found = {}
     for field in dataclasses.fields(PaddingConfig):
-        of_type = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        of_type = get_args(field.type) if get_origin(field.type) is Literal else ()
         if choices := field.metadata.get("choices", of_type):
             found[field.name] = choices
     return found

@@ -19,7 +19,6 @@ from verl_padding.timing.learned_costs import FILE, LearnedCosts
 from verl_padding.worker import micro_batch_clock
 
 logger = logging.getLogger(__name__)
-
 FOLDER = "timing"
 
 
@@ -58,12 +57,8 @@ class StepTiming:
         )
 
     def read(self, step: int, keys: Sequence[str]) -> dict[str, float]:
-        """Reads the clocks after a local update, and learns from it; returns its metrics.
-
-        Args:
-            step: the global step; its file has all of its local updates.
-            keys: key of each row of the batch.
-        """
+        """Reads the clocks after a local update, whose rows have these ``keys``, and learns from it; returns its
+        metrics. The file of a global step has all of its local updates."""
         answers = [each.execute_with_func_generator(micro_batch_clock.read_in_worker) for each in self._worker_groups]
         laps = [lap for answer in answers for lap in answer.non_tensor_batch[micro_batch_clock.LAPS]]
         timed = TimedStep(step=step, keys=list(keys), laps=laps)

@@ -23,11 +23,10 @@ def padded_or_refused(trainer: type) -> Any:
     """The trainer that a job with a padding section gets; a PaddingConfigError if it pads nothing."""
     chosen = COUNTERPARTS.get(trainer, trainer)
     if not issubclass(chosen, TakesPadding):
-        raise PaddingConfigError(
-            f"padding: {trainer.__name__} is not a padded trainer and would ignore it. Choose trainer.v1.trainer_mode="
-            f"{', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}, make a trainer of your own extend "
-            "verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings), or leave +padding out."
-        )
+        why = f"{trainer.__name__} is not a padded trainer and would ignore it"
+        modes = f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}"
+        own = "make a trainer of yours extend verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings)"
+        raise PaddingConfigError(f"padding: {why}. Choose {modes}, {own}, or leave +padding out.")
     return chosen
 
 

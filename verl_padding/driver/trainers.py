@@ -10,8 +10,6 @@ from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.stock_guard import COUNTERPARTS, padded_or_refused
 from verl_padding.job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
 
-_log_of_separate_async = logging.getLogger(v1.PPOTrainerSeparateAsync.__module__)
-
 
 @v1.register_trainer(MODE_PREFIX + SYNC)
 class PaddedTrainerSync(PaddedTrainer, v1.PPOTrainerSync):
@@ -36,7 +34,8 @@ class PaddedTrainerSeparateAsync(PaddedTrainer, v1.PPOTrainerSeparateAsync):
     def _setup(self) -> None:
         if not self._enable_hybrid_replicas:
             # verl 0.9.1 then logs a line with ``flush=True``, which Python's loggers do not take where they write it.
-            _log_of_separate_async.setLevel(max(logging.WARNING, _log_of_separate_async.level))
+            logger = logging.getLogger(v1.PPOTrainerSeparateAsync.__module__)
+            logger.setLevel(max(logging.WARNING, logger.level))
         super()._setup()
 
 

@@ -85,11 +85,9 @@ def _sizes_of_groups(engine: RoleEngine) -> dict[str, Any]:
 
 
 def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
-    """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some attentions pass by.
-
+    """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some attentions pass by:
     verl and VeOmni exchange around flash attention, each for its own engines (verl's ``monkey_patch.py``, VeOmni's
-    attentions ``.._with_sp``), and +local=cpu around sdpa. VeOmni's eager attention depends on the type of the model.
-    """
+    attentions ``.._with_sp``), and +local=cpu around sdpa. VeOmni's eager attention depends on the model's type."""
     attention, ranks, is_veomni = engine.attention, engine.size("Ulysses"), engine.strategy == "veomni"
     if ranks == 1 or engine.strategy not in (*FSDP, "veomni"):
         return

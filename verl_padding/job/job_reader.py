@@ -1,7 +1,5 @@
 """Reads the shape of a job from a verl config, on the driver: what the planner must respect, and what cannot be run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -34,7 +32,7 @@ def translate_plan_error(refusal: PlanError) -> str:
     return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), message)
 
 
-def check_job(config: DictConfig, mode: str | None = None) -> JobReader:
+def check_job(config: DictConfig, mode: str | None = None) -> "JobReader":
     """The reader of a job's config; refuses a job that cannot run, by a PaddingConfigError before workers start."""
     check_verl_is_known()
     padding = PaddingConfig.from_section(config.get("padding"))
@@ -73,7 +71,6 @@ class JobReader:
         self.mode = mode or stock_mode(config.trainer.v1.trainer_mode)
         """The verl mode that the job's trainer extends; by default the one that the trainer's name says."""
         self.padding = padding
-        """The job's section ``padding``."""
         self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         """Local updates per global step, which share its prompts."""
 
@@ -124,10 +121,7 @@ class JobReader:
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter one costs the same.
-
-        Args:
-            at_least: tokens that a pad needs for what it shows the model; fewer are refused.
-        """
+        Fewer than ``at_least``, which a pad needs for what it shows the model, are refused."""
         multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
         shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
         length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
@@ -146,18 +140,12 @@ class JobReader:
         seed: int | None = None,
         pad_tokens: int | None = None,
     ) -> Job:
-        """The planner's job of one local update.
+        """The planner's job of one local update; refused if a size does not divide another, or a call has no worker.
 
-        Args:
-            calls: names of the worker calls that are planned; None for all that the update makes.
-            dp_sizes: data-parallel size of each worker call, by the names of ``job/calls.py``; None for what the config
-                says, where the worker groups know for sure.
-            updates_actor: False while ``trainer.critic_warmup`` lasts.
-            seed: seed of the planner's shuffle; None for the configured one.
-            pad_tokens: tokens of a pad; None for the length of a pad without an image.
-
-        Raises:
-            PaddingConfigError: a size does not divide another, or the job has no worker for a call.
+        ``calls`` are planned, by default all that the update makes. ``dp_sizes`` has the data-parallel size of each, by
+        the names of ``job/calls.py``; by default the config's, but worker groups know for sure. ``updates_actor`` is
+        False while ``trainer.critic_warmup`` lasts. ``seed`` of the planner's shuffle is by default the configured one,
+        and ``pad_tokens`` are by default the length of a pad without an image.
         """
         config, padding, updates, inference = self._config, self.padding, {}, {}
         sizes = dp_sizes or {call.name: self.engines[call.role].dp_size for call in CALLS if call.role in self.engines}

@@ -8,6 +8,11 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.transformer_cost import EXPERTS
 
+ROPE_BY_LENGTH = ("dynamic", "longrope", "su")
+"""Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name of ``longrope``."""
+TOWERS = ("vision", "visual", "audio")
+"""What the names of those parts of a model's config have in them that see one image or sound, and no text."""
+
 
 def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
     """The config of a section's model (``actor_rollout_ref.model`` or ``critic.model``), with its overrides; refused
@@ -27,12 +32,7 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
     override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
     assert isinstance(override, dict)
     update_model_config(of_model, override.get("model_config", override))
-    values: dict[str, Any] = of_model.to_dict()
-    return values
-
-
-ROPE_BY_LENGTH = ("dynamic", "longrope", "su")
-"""Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name of ``longrope``."""
+    return dict(of_model.to_dict())
 
 
 def rope_by_length(config: Mapping[str, Any]) -> str | None:
@@ -43,10 +43,6 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
         if part.get("use_dynamic_ntk"):  # of Qwen-1's remote code
             return f"use_dynamic_ntk={part['use_dynamic_ntk']}"
     return None
-
-
-TOWERS = ("vision", "visual", "audio")
-"""What the names of those parts of a model's config have in them that see one image or sound, and no text."""
 
 
 def has_tower(config: Mapping[str, Any]) -> bool:

@@ -157,12 +157,10 @@ class RoleEngine:
         if (size := getattr(config, name)) is None:
             why = f"micro-batches are cut by this with use_dynamic_bsz={config.use_dynamic_bsz}"
             raise PaddingConfigError(f"{self.settings[name]}=None: {why}. Set it.")
-        if config.use_dynamic_bsz:
-            fields["token_budget"] = int(size) * self.sequence_parallel_size
-            fields["budget_setting"] = self.settings[name]
-        else:
-            fields["micro_batch_rows"] = int(size)
-        return fields
+        if not config.use_dynamic_bsz:
+            return fields | {"micro_batch_rows": int(size)}
+        budget = int(size) * self.sequence_parallel_size
+        return fields | {"token_budget": budget, "budget_setting": self.settings[name]}
 
     @property
     def micro_batch_multiple(self) -> int:
@@ -194,11 +192,8 @@ def role_engines(config: DictConfig) -> dict[str, RoleEngine]:
 
 def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     """The engine of actor or reference as verl's ``ActorRolloutRefWorker.init_model`` makes it, or of the critic as
-    ``_setup`` of its v1 trainer does.
-
-    The critic's gets ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so its engine's section
-    decides the rest. verl's YAML has none of these settings, so Hydra needs a + before them.
-    """
+    ``_setup`` of its v1 trainer does. The critic's gets ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing
+    else, so its engine's section decides the rest. verl's YAML has none of these, so Hydra needs a + before them."""
     is_critic, is_ref = section == "critic", section == REF_SECTION
     role = _instantiate(ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section)), section)
     engine = role.engine

@@ -46,10 +46,8 @@ def verl_layout(
     tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int, token_budget: int, track: Track = lambda each: each
 ) -> list[list[list[list[int]]]]:
     """Rows of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads.
-
     ``track`` wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow. Where stock verl would
-    stop at the batch, this raises a PaddingDataError.
-    """
+    stop at the batch, this raises a PaddingDataError."""
     if mini_batch_rows % dp_size:
         raise PaddingDataError(
             f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch (--mini-batch x --n) "
@@ -66,11 +64,9 @@ def verl_layout(
 
 
 def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int) -> tuple[list[list[list[int]]], int]:
-    """Rows of each mini-batch and rank, and the number of pads, by verl's ``_balance_batch``.
-
-    Pads go behind the rows up to a multiple of both sizes; ranks are balanced over the whole batch, and each rank's
-    rows sorted and cut into mini-batches in their order. ``mini_batch_rows`` is a multiple of ``dp_size``.
-    """
+    """Rows of each mini-batch and rank, and the number of pads, by verl's ``_balance_batch``: pads go behind the rows
+    up to a multiple of both sizes; ranks are balanced over the whole batch, and each rank's rows sorted and cut into
+    mini-batches in their order. ``mini_batch_rows`` is a multiple of ``dp_size``."""
     import torch
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
@@ -85,10 +81,8 @@ def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int)
 
 
 def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int) -> list[list[list[int]]]:
-    """Micro-batches of each rank's cell, by verl's own packer.
-
-    verl's ranks agree, by collectives, on the first number of micro-batches that works on all of them.
-    """
+    """Micro-batches of each rank's cell, by verl's own packer. verl's ranks agree, by collectives, on the first number
+    of micro-batches that works on all of them."""
     import torch
     from tensordict import TensorDict
     from verl.utils.seqlen_balancing import rearrange_micro_batches

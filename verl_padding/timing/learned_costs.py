@@ -58,10 +58,8 @@ class _Learned:
         return seen[:: -(-len(seen) // MOST)]
 
     def fill_to_try(self) -> int:
-        """Half the tokens of the fullest micro-batches, if all were about as full and none was tried lately; else 0.
-
-        To a fit, what does not depend on a micro-batch's tokens, grows with them or with their square is then the same.
-        """
+        """Half the tokens of the fullest micro-batches, if all were about as full and none was tried lately; else 0. To
+        a fit, what does not depend on a micro-batch's tokens, grows with them or with their square is then the same."""
         if self.tried and max(self.steps) - self.tried < MEMORY:
             return 0
         emptiest, fullest = np.quantile([measured.fill for measured, _ in self.seen()], [FEW, 1 - FEW])
@@ -69,12 +67,10 @@ class _Learned:
 
 
 class LearnedCosts:
-    """What micro-batches of each call cost, by the steps seen so far; the same laps give the same costs.
-
-    After each step a fit to the micro-batches of the steps so far, and the formula, are compared on micro-batches that
-    the fit has not seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`. Where
-    all micro-batches were about equally full, one step in `MEMORY` tries half as full ones.
-    """
+    """What micro-batches of each call cost, by the steps seen so far; the same laps give the same costs. After each
+    step a fit to the micro-batches of the steps so far, and the formula, are compared on micro-batches the fit has not
+    seen. The plan uses one of them, and switches where the other is better by `SWITCH_MARGIN`. Where all micro-batches
+    were about equally full, one step in `MEMORY` tries half as full ones."""
 
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = defaultdict(_Learned)
@@ -89,19 +85,15 @@ class LearnedCosts:
 
     def learn(self, timed: TimedStep, formulas: Mapping[str, CostModel], cut_by_plan: Collection[str]) -> list[str]:
         """Learns from a step; returns a sentence for each call whose plan changes over, or that is to try another fill.
-
-        Args:
-            formulas: of each call, what the plan uses while nothing better is known.
-            cut_by_plan: calls whose micro-batches are as full as the plan says: others can try none.
-        """
+        ``formulas`` has what the plan of each call uses while nothing better is known, and ``cut_by_plan`` the calls
+        whose micro-batches are as full as the plan says: others can try none."""
         changes = []
         for call, laps in timed.by_call().items():
             known = self._learned[call]
             known.add(measurements(laps, formulas[call]))
             known.fitted = fit_cost([measured for measured, _ in known.seen()]) or known.fitted
             known.trial_fill = 0
-            errors = _errors(known.seen()) if len(known.steps) >= LEAST_STEPS else None
-            if errors is None:
+            if len(known.steps) < LEAST_STEPS or (errors := _errors(known.seen())) is None:
                 continue
             of_fits, of_formula = errors
             in_use, other = (of_fits, of_formula) if known.used else (of_formula, of_fits)
@@ -126,11 +118,7 @@ class LearnedCosts:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What :meth:`write` has written.
-
-        Raises:
-            PaddingDataError: it cannot be read, or holds something else.
-        """
+        """What :meth:`write` has written; raises a PaddingDataError if it cannot be read, or holds something else."""
         costs = cls()
         try:
             for call, known in json.loads(path.read_text(encoding="utf-8")).items():
@@ -161,15 +149,12 @@ def _fullness(seen: Sequence[Measured]) -> int:
 
 def _errors(seen: Sequence[Measured]) -> tuple[float, float] | None:
     """How wrong fits are, and the formula, as shares of the measured seconds; None where too little is known to fit.
-
     One half of the measurements is predicted by a fit to the other, and the other way round; they come by what they
-    hold, so that both halves have full ones and empty ones.
-    """
+    hold, so that both halves have full ones and empty ones."""
     halves = seen[::2], seen[1::2]
     by_fit: list[Measured] = []
     for fitted_to, half in (halves, halves[::-1]):
-        fit = fit_cost([measured for measured, _ in fitted_to])
-        if fit is None:
+        if (fit := fit_cost([measured for measured, _ in fitted_to])) is None:
             return None
         by_fit += [(measured, fit.predict(measured)) for measured, _ in half]
     return prediction_error(by_fit), prediction_error(seen)

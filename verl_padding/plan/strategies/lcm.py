@@ -11,11 +11,8 @@ from verl_padding.plan.strategies.strategy import Strategy
 
 
 def padded_rows(n_rows: int, *sizes: int) -> int:
-    """Rows of a batch after padding, by the rule of verl 0.9 (``_get_required_batch_multiple``).
-
-    Args:
-        n_rows: real rows.
-        sizes: data-parallel sizes and rows per mini-batch of all calls that share the batch.
+    """Rows of a batch of ``n_rows`` real ones after padding, by verl 0.9's rule (``_get_required_batch_multiple``);
+    ``sizes`` are the data-parallel sizes and the rows per mini-batch of all calls that share the batch.
 
     >>> padded_rows(25, 4, 8, 12)
     48
@@ -37,21 +34,15 @@ class Lcm(Strategy):
         update = shape.updates[name]
         rows, unit = shape.mini_batch_rows(update), update.dp_size * update.cell_multiple
         if rows % unit:
-            raise PlanError(
-                f"strategy='lcm': a mini-batch of {name!r} has {update.mini_batch_setting}="
-                f"{update.prompts_per_mini_batch} x {shape.sessions_setting}={shape.sessions_per_prompt} = {rows} "
-                f"rows, not a multiple of dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = "
-                f"{unit}; change one of them or choose another strategy"
-            )
+            prompts = f"{update.mini_batch_setting}={update.prompts_per_mini_batch}"
+            sessions = f"{shape.sessions_setting}={shape.sessions_per_prompt}"
+            multiple = f"dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = {unit}"
+            why = f"a mini-batch of {name!r} has {prompts} x {sessions} = {rows} rows, not a multiple of {multiple}"
+            raise PlanError(f"strategy='lcm': {why}; change one of them or choose another strategy")
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
-        total = padded_rows(
-            len(rows),
-            shape.row_multiple,
-            *(update.dp_size for update in shape.updates.values()),
-            *(shape.mini_batch_rows(update) for update in shape.updates.values()),
-        )
-        size = shape.mini_batch_rows(shape.updates[name])
+        sizes = [each for update in shape.updates.values() for each in (update.dp_size, shape.mini_batch_rows(update))]
+        total, size = padded_rows(len(rows), shape.row_multiple, *sizes), shape.mini_batch_rows(shape.updates[name])
         by_prompt = ordered(rows_of_prompts(rows), shape.updates[name], shape.seed)
         order = [row for group in by_prompt for row in group]
         return cut_evenly(order, total // size, name, mini_batch_rows=size)

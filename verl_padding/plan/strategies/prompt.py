@@ -15,10 +15,6 @@ class Prompt(Strategy):
         rows_P = ordered(rows_of_prompts(rows), update, shape.seed)
         groups = even_groups([len(group) for group in rows_P], min(steps, len(rows_P)))
         rows_M = [[row for prompt in prompts for row in rows_P[prompt]] for prompts in groups]
-        warning = None
-        if len(groups) < steps:
-            warning = (
-                f"{name}: only {len(groups)} of {steps} optimizer steps, because each step needs a prompt and only "
-                f"{len(rows_P)} of {shape.prompts} arrived"
-            )
-        return MiniBatches(rows_M=rows_M, warning=warning)
+        why = f"each step needs a prompt and only {len(rows_P)} of {shape.prompts} arrived"
+        warning = f"{name}: only {len(groups)} of {steps} optimizer steps, because {why}"
+        return MiniBatches(rows_M=rows_M, warning=warning if len(groups) < steps else None)

@@ -13,20 +13,16 @@ class Strategy(ABC):
     """A way to cut the rows of an update into mini-batches, one optimizer step each."""
 
     def check(self, shape: StepShape, name: str) -> None:
-        """
-        Raises:
-            PlanError: the update called ``name`` cannot be cut like this, whatever rows come: as long as a strategy
-                says nothing else, because its prompts do not divide into whole mini-batches.
-        """
+        """Raises a PlanError if the update called ``name`` cannot be cut like this, whatever rows come: as long as a
+        strategy says nothing else, because its prompts do not divide into whole mini-batches."""
         update, prompts = shape.updates[name], shape.prompts_setting
         size = update.prompts_per_mini_batch
         if shape.prompts % size:
             divisors = [divisor for divisor in range(1, shape.prompts + 1) if shape.prompts % divisor == 0]
             nearest = [d for d in divisors if d < size][-1:] + [d for d in divisors if d > size][:1]
-            raise PlanError(
-                f"{update.mini_batch_setting}={size} of {name!r} does not divide {prompts}={shape.prompts}: set it to "
-                f"{' or '.join(map(str, nearest))}, or make {prompts} a multiple of {size}"
-            )
+            fix = f"set it to {' or '.join(map(str, nearest))}, or make {prompts} a multiple of {size}"
+            setting = f"{update.mini_batch_setting}={size}"
+            raise PlanError(f"{setting} of {name!r} does not divide {prompts}={shape.prompts}: {fix}")
 
     @abstractmethod
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
