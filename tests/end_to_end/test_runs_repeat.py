@@ -130,14 +130,15 @@ def run_growing(folder: Path, sharing: str, *overrides: str) -> JobFacts:
     )
 
 
+@pytest.mark.parametrize("sharing", ["chains", "trees"])
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
+def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, sharing, tmp_path):
     overrides = []
     if estimator == "gae":
         # verl draws the head of a critic anew in each run where the model has none.
         value_model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
         overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={value_model}"]
-    shared = run_growing(tmp_path / "shared", "chains", *overrides)
+    shared = run_growing(tmp_path / "shared", sharing, *overrides)
     plain = run_growing(tmp_path / "plain", "off", *overrides)
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]

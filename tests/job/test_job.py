@@ -374,6 +374,17 @@ def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
         assert check_job(padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
 
 
+def test_a_model_whose_rows_cannot_part_shares_chains_instead_of_trees_and_the_log_says_so_once(tmp_path, caplog):
+    kinds = {"full_attention": "trees", "linear_attention": "chains"}
+    for kind, sharing in kinds.items():
+        transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=[kind, "full_attention"]).save_pretrained(
+            tmp_path
+        )
+        reader = check_job(padded(f"{MODEL}.path={tmp_path}", "padding.packer=plan", "padding.sharing=trees"))
+        assert [reader.sharing, reader.step_job().sharing] == [sharing] * 2
+        assert caplog.text.count("linear_attention") == (sharing == "chains")
+
+
 def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):
     transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
     override = f"+{MODEL}.override_config.vision_config.initializer_range=0.01"

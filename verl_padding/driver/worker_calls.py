@@ -105,7 +105,7 @@ def wrap_worker_groups(
     if reader.has_vision:
         changes.append(vision_fixes.install_in_worker)
     if padding.packer == "plan":
-        changes.append(plan_packer.install(padding.sharing))
+        changes.append(plan_packer.install(reader.sharing))
     if padding.is_timed:
         changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}
@@ -159,7 +159,7 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], reader: JobReader, batc
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
     probe = probe_for_leaks(
         row["position_ids"].shape[:-1],
-        sharing=reader.padding.sharing,
+        sharing=reader.sharing,
         fixes={role: f"{engine.model_section}.use_remove_padding=False" for role, engine in reader.engines.items()},
         multiples={role: engine.micro_batch_multiple for role, engine in reader.engines.items()},
     )

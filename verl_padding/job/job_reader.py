@@ -1,5 +1,6 @@
 """Reads the shape of a job from a verl config, on the driver: what the planner must respect, and what cannot be run."""
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,12 +18,17 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB,
 from verl_padding.job.engine_refusals import check_adapters, check_engines, check_model
 from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
 from verl_padding.job.loss_weightings import check_losses
-from verl_padding.job.model_config import has_tower, n_routed_experts, read_model_config
+from verl_padding.job.model_config import has_tower, kinds_of_layers, n_routed_experts, read_model_config
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, RoleEngine, has_reference, role_engines
 from verl_padding.pads.vision_families import image_maker
-from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
+from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, Sharing, TransformerCost, Update
 from verl_padding.plan.counted import counted
+
+logger = logging.getLogger(__name__)
+
+BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers in which a row may go on from where another one was computed."""
 
 
 def translate_plan_error(refusal: PlanError) -> str:
@@ -95,6 +101,19 @@ class JobReader:
     def has_images(self) -> bool:
         """Whether rows of the actor may have images or sounds, wherever its config has the tower for them."""
         return has_tower(self.model_config)
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """What is shared: chains where trees are asked for and a layer of the actor does not see whole rows."""
+        if self.padding.sharing != "trees":
+            return self.padding.sharing
+        if not (others := kinds_of_layers(self.model_config) - BRANCHING_LAYERS):
+            return "trees"
+        logger.warning(
+            f"verl_padding: padding.sharing=chains instead of trees, since the actor has layers of {sorted(others)}: a "
+            "row that parts from another one would begin in the wrong state."
+        )
+        return "chains"
 
     def check_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, whose images pads cannot have, or whose
@@ -178,7 +197,7 @@ class JobReader:
                 # With the others, each call brings its own where it has one.
                 cost_model=padding.cost_model if padding.cost_model in COST_MODELS else "attention",
                 packer=padding.packer,
-                sharing=padding.sharing,
+                sharing=self.sharing,
                 seed=padding.seed if seed is None else seed,
             )
         except PlanError as refusal:

@@ -45,6 +45,11 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def kinds_of_layers(config: Mapping[str, Any]) -> set[str]:
+    """The kinds of attention, or of what is in its place, in a model's layers; none where its config does not say."""
+    return {str(kind) for part in _parts(config) for kind in part.get("layer_types") or ()}
+
+
 def has_tower(config: Mapping[str, Any]) -> bool:
     """Whether a model sees images or hears sounds, by a tower anywhere in its config."""
     return any(
