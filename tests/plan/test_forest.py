@@ -33,7 +33,9 @@ def tokens_computed(rows):
 @given(TOKEN_ROWS, st.data())
 def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
     some = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, min_size=1))
-    numbers, start_I = forest_of(rows).segments(some)
+    numbers = np.array(some)
+    at, start_I = forest_of(rows).segments(numbers)
+    numbers = numbers[at]
     assert len(set(numbers)) == len(numbers)
     assert set(numbers) <= set(some)
     computed = sum(len(rows[row]) - start for row, start in zip(numbers, start_I, strict=True))
@@ -48,14 +50,28 @@ def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
 @given(TOKEN_ROWS)
 def test_chains_share_whole_rows_alone(rows):
     chains = forest_of(rows).chains()
-    numbers, start_I = chains.segments(range(len(rows)))
+    numbers, start_I = chains.segments(np.arange(len(rows)))
     assert not start_I.any()
     kept = {tuple(rows[row]) for row in numbers}
     for row in rows:
         assert any(tuple(row) == longer[: len(row)] for longer in kept)
 
 
+@given(TOKEN_ROWS, st.data())
+def test_rows_of_several_micro_batches_compute_what_each_of_them_does(rows, data):
+    batch_R = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows))))
+    forest, numbers = forest_of(rows), np.arange(len(rows))
+    at, start_I = forest.segments(numbers, batch_R)
+    together = {(int(row), int(start)) for row, start in zip(at, start_I, strict=True)}
+    apart = set()
+    for batch in range(3):
+        own = numbers[batch_R == batch]
+        places, starts = forest.segments(own)
+        apart |= {(int(own[place]), int(start)) for place, start in zip(places, starts, strict=True)}
+    assert together == apart
+
+
 def test_chains_that_are_named_are_a_forest():
     forest = Forest.of_chains(np.array([3, 5, 4, 2]), np.array([0, 0, 2, 0]))
-    assert [each.tolist() for each in forest.segments([0, 1, 2, 3])] == [[1, 2], [0, 0]]
-    assert [each.tolist() for each in forest.segments([0, 3])] == [[0], [0]]
+    assert [each.tolist() for each in forest.segments(np.arange(4))] == [[1, 2], [0, 0]]
+    assert [each.tolist() for each in forest.segments(np.array([0, 3]))] == [[0], [0]]

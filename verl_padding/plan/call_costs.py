@@ -78,23 +78,28 @@ class CallCosts:
         numbers = np.asarray(rows, dtype=np.int64)
         if self.forest is None:
             return self.tokens_R[numbers], self.cost_R[numbers]
-        numbers, start_I = self.forest.segments(numbers)
-        return self.tokens_R[numbers] - start_I, self.of_rests(numbers, start_I)
+        at, start_I = self.forest.segments(numbers)
+        return self.tokens_R[numbers[at]] - start_I, self.of_rests(numbers[at], start_I)
 
     def of_rests(self, rows: Int64s, start_I: Int64s) -> Int64s:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before it."""
-        return (
-            self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
-            if start_I.any()
-            else self.cost_R[rows]
-        )
+        if not start_I.any():
+            return self.cost_R[rows]
+        return self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
 
     def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
-        sums_DK2 = np.array(
-            [[[part.sum() for part in self.computed(rows)] for rows in rows_K] for rows_K in rows_DK], dtype=np.int64
-        )
-        return sums_DK2[..., 0], sums_DK2[..., 1]
+        shape = len(rows_DK), len(rows_DK[0])
+        rows_B = [rows for rows_K in rows_DK for rows in rows_K]
+        numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
+        batch_I, start_I = np.repeat(np.arange(len(rows_B)), list(map(len, rows_B))), np.zeros_like(numbers)
+        if self.forest is not None:
+            at, start_I = self.forest.segments(numbers, batch_I)
+            numbers, batch_I = numbers[at], batch_I[at]
+        sums_2B = np.zeros((2, len(rows_B)), dtype=np.int64)
+        np.add.at(sums_2B[0], batch_I, self.tokens_R[numbers] - start_I)
+        np.add.at(sums_2B[1], batch_I, self.of_rests(numbers, start_I))
+        return sums_2B[0].reshape(shape), sums_2B[1].reshape(shape)
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first; of rows that count as equally long, the costliest."""

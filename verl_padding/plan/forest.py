@@ -71,22 +71,34 @@ class Forest:
             lines.append(np.minimum(lines[-1][:-width], lines[-1][width:]))
         return lines
 
-    def shared_among(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-        """Some rows in order, and how many tokens each shares with the one before it among them."""
-        numbers = np.asarray(rows, dtype=np.int64)
-        numbers = numbers[np.argsort(self.place_R[numbers])]
-        shared_I = np.zeros_like(numbers)
-        if len(numbers) > 1:
-            first, end = self.place_R[numbers[:-1]] + 1, self.place_R[numbers[1:]] + 1
-            power = np.log2(end - first).astype(np.int64)  # of a width of which two cover what lies between
-            for k in np.unique(power):
-                at, line = np.flatnonzero(power == k), self._least_shared[k]
-                shared_I[at + 1] = np.minimum(line[first[at]], line[end[at] - (1 << k)])
-        return numbers, shared_I
+    def shared_among(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
+        """Which of some rows comes first, next and so on, and how many tokens each shares with the one before it.
 
-    def segments(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-        """What is computed of some rows in one micro-batch: rows, and the first token of each that is computed."""
-        numbers, shared_I = self.shared_among(rows)
-        computed = shared_I < self.tokens_R[numbers]
+        Args:
+            group_I: of each of the rows; rows of different groups share nothing, and groups come one after the other.
+        """
+        place_I = self.place_R[rows]
+        order = np.argsort(place_I) if group_I is None else np.lexsort((place_I, group_I))
+        shared_I = np.zeros_like(order)
+        if len(order) > 1:
+            first, end = place_I[order[:-1]] + 1, place_I[order[1:]] + 1
+            beside = np.arange(1, len(order))
+            if group_I is not None:
+                together = group_I[order[1:]] == group_I[order[:-1]]
+                first, end, beside = first[together], end[together], beside[together]
+            power = np.log2(end - first).astype(np.int64)  # of a width of which two cover what lies between
+            for k in set(power.tolist()):
+                at, line = np.flatnonzero(power == k), self._least_shared[k]
+                shared_I[beside[at]] = np.minimum(line[first[at]], line[end[at] - (1 << k)])
+        return order, shared_I
+
+    def segments(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
+        """Which of some rows are computed in one micro-batch, and the first token of each that is.
+
+        Args:
+            group_I: the micro-batch of each of the rows, if they are in several.
+        """
+        order, shared_I = self.shared_among(rows, group_I)
+        computed = shared_I < self.tokens_R[rows[order]]
         start_I = np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0)
-        return numbers[computed], start_I[computed]
+        return order[computed], start_I[computed]

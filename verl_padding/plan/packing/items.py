@@ -8,6 +8,7 @@ are packed: several goals are tried.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -55,70 +56,68 @@ def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
     if costs.forest is None:
         yield Items.of_rows(costs, rows)
         return
-    most = most_rows or len(rows)
-    yield _runs(costs, rows, most, inf, chains=True)
-    _, start_I = costs.forest.segments(rows)
-    if start_I.any():
+    numbers, most = np.array(rows, dtype=np.int64), most_rows or len(rows)
+    order, shared_I = costs.forest.shared_among(numbers)
+    yield _runs(costs, numbers[order], shared_I, most, inf, chains=True)
+    tokens_I, cost_I = costs.computed(numbers)
+    if len(tokens_I) and (shared_I < costs.tokens_R[numbers[order]])[shared_I >= LEAST_SHARED].any():
         assert costs.call.token_budget is not None
-        tokens, cost = (int(part.sum()) for part in costs.computed(rows))
-        bins = costs.call.dp_size * -(-tokens // (costs.call.token_budget * costs.call.dp_size))
+        bins = costs.call.dp_size * -(-int(tokens_I.sum()) // (costs.call.token_budget * costs.call.dp_size))
         for goal in GOALS:
-            yield _runs(costs, rows, most, goal * cost / bins)
+            yield _runs(costs, numbers[order], shared_I, most, goal * int(cost_I.sum()) / bins)
 
 
-def _runs(costs: CallCosts, rows: Sequence[int], most: int, most_cost: float, *, chains: bool = False) -> Items:
-    """Runs of the rows in the order of their trees, each as long as budget, cost and number of rows allow.
+def _runs(
+    costs: CallCosts, rows: Int64s, shared_I: Int64s, most: int, most_cost: float, *, chains: bool = False
+) -> Items:
+    """Runs of rows in the order of their trees, each as long as budget, cost and number of rows allow.
 
     Args:
+        shared_I: tokens that each row shares with the one before it.
         chains: each row of a run but the first is a beginning of the one before.
     """
-    assert costs.forest is not None
     budget = costs.call.token_budget
     assert budget is not None
-    numbers, shared_I = costs.forest.shared_among(rows)
-    length_I = costs.tokens_R[numbers]
+    length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
     start_I = np.where(is_whole_I, shared_I, np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0))
-    tokens_I, cost_I = length_I - start_I, costs.of_rests(numbers, start_I)
-    path_I = np.where(is_whole_I, 0, length_I)
     goes_on_I = is_whole_I if chains else start_I > 0
-    tokens_to, cost_to, path_to = (np.append(0, np.cumsum(part)) for part in (tokens_I, cost_I, path_I))
-    ends = np.append(np.flatnonzero(~goes_on_I)[1:], len(numbers))
+    parts = length_I - start_I, costs.of_rests(rows, start_I), np.where(is_whole_I, 0, length_I)
+    # Of the rows before each place, and of the first row of a run: what it shares is computed again.
+    tokens_to, cost_to, path_to = (np.append(0, np.cumsum(part)).tolist() for part in parts)
+    again_I, own_I, starts_path_I = (
+        start_I.tolist(),
+        costs.cost_R[rows].tolist(),
+        np.where(is_whole_I, length_I, 0).tolist(),
+    )
+    ends = [*(np.flatnonzero(~goes_on_I)[1:]).tolist(), len(rows)]
+    numbers, shared = rows.tolist(), shared_I.tolist()
     found: list[tuple[int, int, list[int]]] = []
     first = 0
-    for end in ends.tolist():
+    for end in ends:
         while first < end:
-            # What the first row of a run shares with the row before it is computed again.
-            again, own = int(start_I[first]), int(costs.cost_R[numbers[first]])
-            path = 0 if path_I[first] else int(length_I[first])
-            limits = (
-                np.searchsorted(tokens_to, tokens_to[first] + budget - again, side="right") - 1,
-                np.searchsorted(path_to, path_to[first] + MOST_GATHERED * budget - path, side="right") - 1,
-                end
-                if most_cost == inf
-                else np.searchsorted(cost_to[: end + 1], cost_to[first + 1] + most_cost - own, "right") - 1,
+            again, path = again_I[first], starts_path_I[first]
+            cost_before = cost_to[first + 1] - own_I[first]
+            last = min(
+                bisect_right(tokens_to, tokens_to[first] + budget - again, first, end + 1) - 1,
+                bisect_right(path_to, path_to[first] + MOST_GATHERED * budget - path, first, end + 1) - 1,
+                bisect_right(cost_to, cost_before + most_cost, first, end + 1) - 1,
                 first + most,
             )
-            last = max(first + 1, min(end, *map(int, limits)))
+            last = max(first + 1, last)
             if last < end and last - first > 1:
-                last = _where_least_is_shared(shared_I, cost_to, own, first, last)
-            tokens = int(tokens_to[last] - tokens_to[first]) + again
-            gathered = -(-(int(path_to[last] - path_to[first]) + path) // MOST_GATHERED)
-            cost = int(cost_to[last] - cost_to[first + 1]) + own
-            found.append((cost, max(tokens, gathered), numbers[first:last].tolist()))
+                # Where the next row shares least: the last such place among those that leave enough.
+                enough = cost_before + (1 - GIVEN_UP) * (cost_to[last] - cost_before)
+                least = max(first + 1, bisect_left(cost_to, enough, first, last))
+                last = min(range(last, least - 1, -1), key=shared.__getitem__)
+            tokens = tokens_to[last] - tokens_to[first] + again
+            gathered = -(-(path_to[last] - path_to[first] + path) // MOST_GATHERED)
+            found.append((cost_to[last] - cost_before, max(tokens, gathered), numbers[first:last]))
             first = last
     found.sort(key=lambda item: (-item[0], -item[1]))
     taken = np.maximum.accumulate(np.array([tokens for _, tokens, _ in found], dtype=np.int64)[::-1])[::-1]
     return Items(
-        rows_I=[rows for _, _, rows in found],
+        rows_I=[run for _, _, run in found],
         tokens_I=np.minimum(taken, budget).tolist(),
         cost_I=[cost for cost, _, _ in found],
     )
-
-
-def _where_least_is_shared(shared_I: Int64s, cost_to: Int64s, own: int, first: int, last: int) -> int:
-    """Where a run that might end before ``last`` ends: where the next row shares least, the last such place."""
-    enough = (1 - GIVEN_UP) * (cost_to[last] - cost_to[first + 1] + own)
-    least = max(first + 1, int(np.searchsorted(cost_to, cost_to[first + 1] + enough - own, side="left")))
-    places = np.arange(least, last + 1)
-    return int(places[len(places) - 1 - int(shared_I[places][::-1].argmin())])
