@@ -54,6 +54,23 @@ def test_the_settings_have_these_names_and_defaults():
     assert {field.name: getattr(PaddingConfig(), field.name) for field in fields(PaddingConfig)} == SETTINGS
 
 
+OF_PLANS = {
+    plan.Rows: "key_R prompt_R session_R tokens_R extends_R",
+    plan.Job: "strategy prompts sessions_per_prompt updates inference row_multiple pad_tokens cost_model packer "
+    "sharing seed prompts_setting sessions_setting",
+    plan.Update: "prompts_per_mini_batch shuffle mini_batch_setting",
+    plan.Pass: "as_update",
+}
+
+
+def test_what_a_plan_is_made_from_has_these_fields():
+    for made, names in OF_PLANS.items():
+        assert set(names.split()) <= {field.name for field in fields(made)}, made
+    of_call = {"dp_size", "token_budget", "micro_batch_rows", "micro_batch_multiple", "sync_point", "padded_to"}
+    for made in (plan.Pass, plan.Update):
+        assert of_call <= {field.name for field in fields(made)}
+
+
 def test_the_choices_and_the_trainers_have_these_names():
     assert sorted(plan.STRATEGIES) == ["lcm", "prompt", "rows"]
     assert sorted(plan.COST_MODELS) == ["attention", "tokens"]

@@ -1,5 +1,6 @@
 """The verbs for a trainer of one's own, in the real TransferQueue."""
 
+import doctest
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ import verl_padding
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads import upsampling
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.roles import FieldRole, Role
 
@@ -45,6 +47,13 @@ def test_a_batch_is_upsampled_to_the_next_multiple_and_stripped_to_what_it_was(l
         assert (back.keys, back.tags) == (batch.keys, batch.tags)
         assert queue_content() == before
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+@pytest.mark.parametrize("verb", [upsample, strip, real_rows])
+def test_the_example_of_each_verb_runs_as_it_is_printed(verb):
+    found = doctest.DocTestFinder(recurse=False).find(verb, globs=vars(upsampling) | {"batch": put_rows([(5, 3)] * 5)})
+    results = [doctest.DocTestRunner().run(example) for example in found]
+    assert [(result.failed, result.attempted > 0) for result in results] == [(0, True)]
 
 
 def test_pads_are_refused_in_a_batch_that_has_some_and_nothing_is_put():

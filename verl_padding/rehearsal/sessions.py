@@ -29,6 +29,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
+from verl_padding.driver.trainers import asks_for_padding
 from verl_padding.errors import PaddingError
 from verl_padding.local.scripted_replies import Replies
 from verl_padding.pads.template import PadTemplate, Schema
@@ -286,9 +287,10 @@ def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool
 
 def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:
     """What a padded job would refuse: a field that no pad can be made for."""
-    if config.get("padding") is None or not rows:
+    if not asks_for_padding(config) or not rows:
         return
-    padding = PaddingConfig.from_section(config.padding)
+    section = config.get("padding")
+    padding = PaddingConfig() if section is None else PaddingConfig.from_section(section)
     template = PadTemplate(eos_token_id=tokenizer.eos_token_id or 0, length=8, schema=Schema(padding.fields))
     for name in dict.fromkeys(name for row in rows for name in row.fields):
         try:

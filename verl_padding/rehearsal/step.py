@@ -11,6 +11,7 @@ from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_padding.driver.trainers import asks_for_padding
 from verl_padding.local.launch import run_command
 from verl_padding.local.scripted_replies import TEXTS
 from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError
@@ -69,7 +70,7 @@ def rehearse_step(
     small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention, **of_reduced)
     with open_dict(small):
         small.hydra = {"run": {"dir": str(folder / "hydra")}}
-        if small.get("padding") is not None:  # which composing has taken out
+        if asks_for_padding(small):  # which composing has taken out
             small.hydra.callbacks = {"verl_padding": CALLBACK}
     (folder / "config").mkdir()
     OmegaConf.save(small, folder / "config" / "job.yaml")

@@ -1,4 +1,4 @@
-"""What micro-batches take by the clock: laps, the file of a step, metrics and pictures of them.
+"""What micro-batches take by the clock: laps, the file of a step, and costs that are learned from them.
 
 May import: errors, plan.
 """
