@@ -348,7 +348,7 @@ def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
     [
         ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
         ([{"micro_batch": torch.tensor(1.0)}] * 2, "'micro_batch': rows have it, as torch.float32, but"),
-        ([{}, {"chain": "a chain of thought"}], "'chain': rows have it, as no tensor, but"),
+        ([{}, {"micro_batch": "a word"}], "'micro_batch': rows have it, as no tensor, but"),
     ],
 )
 def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):

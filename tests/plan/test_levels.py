@@ -11,6 +11,7 @@ from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.packing.bins import first_fit, spread
 from verl_padding.plan.packing.by_level import LevelPacker, Levels
+from verl_padding.plan.packing.items import Items
 from verl_padding.plan.packing.pads import Cut, fit
 
 EXAMPLES = settings(max_examples=200)
@@ -27,7 +28,7 @@ def costs_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) ->
 
 def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> LevelPacker:
     costs = costs_of(tokens, n_ranks, budget, multiple)
-    return LevelPacker(costs, costs.longest_first(range(len(tokens))))
+    return LevelPacker(costs, Items.of_rows(costs, range(len(tokens))))
 
 
 def packed(packer: LevelPacker) -> Levels:

@@ -85,11 +85,8 @@ def _runs(
     parts = length_I - start_I, costs.of_rests(rows, start_I), np.where(is_whole_I, 0, length_I)
     # Of the rows before each place, and of the first row of a run: what it shares is computed again.
     tokens_to, cost_to, path_to = (np.append(0, np.cumsum(part)).tolist() for part in parts)
-    again_I, own_I, starts_path_I = (
-        start_I.tolist(),
-        costs.cost_R[rows].tolist(),
-        np.where(is_whole_I, length_I, 0).tolist(),
-    )
+    again_I, own_I = start_I.tolist(), costs.cost_R[rows].tolist()
+    starts_path_I = np.where(is_whole_I, length_I, 0).tolist()
     ends = [*(np.flatnonzero(~goes_on_I)[1:]).tolist(), len(rows)]
     numbers, shared = rows.tolist(), shared_I.tolist()
     found: list[tuple[int, int, list[int]]] = []
