@@ -16,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
 )
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
@@ -221,4 +223,11 @@ def test_a_layer_that_attends_in_another_way_ends_the_job(folder, rows):
     model = tiny("qwen2", folder)
     model.config._attn_implementation = "eager"
     with pytest.raises(PaddingError, match="sharing=chains"):
+        start_engine(Actor, model, sharing="trees").forward_step(micro_batch(rows, rows, shared=True), None, True)
+
+
+def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
+    config = Qwen2MoeConfig(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=0, num_experts=2)
+    model = in_float64(Qwen2MoeForCausalLM(config))
+    with pytest.raises(PaddingError, match=r"window in its mask alone.*sharing=chains"):
         start_engine(Actor, model, sharing="trees").forward_step(micro_batch(rows, rows, shared=True), None, True)

@@ -109,6 +109,21 @@ def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
     assert tips_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
 
 
+@pytest.mark.parametrize("sharing", ["chains", "trees"])
+def test_rows_of_equal_tokens_and_other_images_between_them_keep_no_rows_from_sharing(sharing):
+    images = [{"pixel_values": torch.full((n, 4), value)} for value, n in ((1.0, 2), (2.0, 2), (1.0, 4), (2.0, 4))]
+    data = rows_of([[5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5]], multi_modal_inputs=images)
+    assert tips_of(data, sharing) == (2, 3, 2, 3)
+    assert find_tree(data, sharing).tokens == 10
+
+
+def test_rows_with_images_beside_them_share_no_more_than_chains():
+    data = rows_of(
+        [[5, 6, 7, 8], [5, 6, 7, 9], [9, 9]], multi_modal_inputs=[{}, {}, {"pixel_values": torch.ones(2, 4)}]
+    )
+    assert not find_tree(data, "trees").branches
+
+
 def test_they_share_under_a_temperature_of_the_whole_call():
     for temperature in (0.5, torch.tensor(0.5)):
         data = rows_of([[5, 6, 7], [5, 6, 7, 8, 5]])

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,9 +89,9 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
     if not found:
         raise PaddingDataError(f"{name}: holds no row. {FORMS}.")
     try:
-        tokens_R = [row.tokens for row in found]
-        shared = _extended_rows(found, name), _forest_of(found, count_tokens)
-        rows = Rows.from_keys([row.key for row in found], tokens_R, *shared)
+        extends_R = _extended_rows(found, name)
+        rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], extends_R)
+        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=pads, is_dump=is_dump)
@@ -140,11 +140,16 @@ def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
     return extends_R
 
 
-def _forest_of(found: Sequence[_Row], count_tokens: CountTokens | None) -> Forest | None:
+def _forest_of(found: Sequence[_Row], tokens_R: Sequence[int], count_tokens: CountTokens | None) -> Forest | None:
     """What rows of a prompt share, by ``shares``, or else by their tokens or texts; None if the file has neither."""
-    tokens_R = [row.tokens for row in found]
     if any(row.shares is not None for row in found):
         # From the last line to the first: a row comes before those that it extends.
+        for place, (above, line) in enumerate(pairwise(found)):
+            shares = 0 if line.shares is None else line.shares
+            of_one_prompt = uid_of_key(above.key) == uid_of_key(line.key)
+            most = min(tokens_R[place : place + 2]) if of_one_prompt else 0
+            if not isinstance(shares, int) or isinstance(shares, bool) or not 0 <= shares <= most:
+                raise PlanError(f"row number {line.line}: shares={shares!r} must be a whole number from 0 to {most}")
         shared_I = [0, *[row.shares or 0 for row in reversed(found)]]
         return Forest.in_order(tokens_R, range(len(found))[::-1], shared_I[:-1])
     if any(row.whole is None for row in found):

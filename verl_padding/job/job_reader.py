@@ -107,7 +107,9 @@ class JobReader:
         """What is shared: chains where trees are asked for and a layer of the actor does not see whole rows."""
         if self.padding.sharing != "trees":
             return self.padding.sharing
-        if not (others := kinds_of_layers(self.model_config) - BRANCHING_LAYERS):
+        others = kinds_of_layers(self.model_config) - BRANCHING_LAYERS
+        others |= {"a tower for images or sounds"} if self.has_images else set()
+        if not others:
             return "trees"
         logger.warning(
             f"verl_padding: padding.sharing=chains instead of trees, since the actor has layers of {sorted(others)}: a "

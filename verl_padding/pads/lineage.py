@@ -73,6 +73,15 @@ class Inputs:
         shared_I = [self.shared(a, b) if groups[a] == groups[b] else 0 for a, b in pairwise(order)]
         return order, [0, *shared_I]
 
+    @property
+    def has_images(self) -> bool:
+        """Whether a row has any."""
+        return any(self._images)
+
+    def alike(self, one: int, other: int) -> int:
+        """How many of their first tokens are equal, whatever else outputs depend on."""
+        return _alike(self.ids_R[one], self.ids_R[other])
+
     def extends(self, longer: int, shorter: int) -> bool:
         """Whether a row begins with all of another, whatever outputs depend on."""
         return self.shared(longer, shorter) == len(self.ids_R[shorter])
@@ -82,7 +91,7 @@ class Inputs:
         if self._temperature is not None and self._temperature[shorter] != self._temperature[longer]:
             return 0
         n_shorter, n_longer = len(self.ids_R[shorter]), len(self.ids_R[longer])
-        length = _alike(self.ids_R[shorter], self.ids_R[longer])
+        length = self.alike(shorter, longer)
         for name, rows in self._fields_RT.items():
             if len(rows[shorter]) != n_shorter or len(rows[longer]) != n_longer:
                 return 0  # it covers something else

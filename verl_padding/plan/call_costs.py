@@ -85,7 +85,8 @@ class CallCosts:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before it."""
         if not start_I.any():
             return self.cost_R[rows]
-        return self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
+        # Priced for a fill, a row's last tokens may seem to cost less than nothing.
+        return np.maximum(self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0), 0)
 
     def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import LEAST_SHARED
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 TREE = "prefix_tree"
 """Key of the tree in a micro-batch, and of its place on attention modules and in their calls."""
@@ -74,20 +77,23 @@ class PrefixTree:
         return any(self.start_S)
 
 
-def build_tree(lengths_R: Sequence[int], order: Sequence[int], shared_I: Sequence[int]) -> PrefixTree:
+def build_tree(
+    lengths_R: Sequence[int], order: Sequence[int], shared_I: Sequence[int], before_I: Sequence[int] | None = None
+) -> PrefixTree:
     """
     Args:
         lengths_R: tokens of each row.
         order: the rows' numbers, so that a row shares most with the row before it, and a longer row comes before its
             own beginnings.
         shared_I: how many of its first tokens each row, in that order, shares with the row before it.
+        before_I: the row, earlier in that order, that each shares them with; None for the one right before it.
     """
     tip_S: list[int] = []
     start_S: list[int] = []
     place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)
-    tokens, before = 0, np.empty(0, dtype=np.int64)
-    for row, shared in zip(order, shared_I, strict=True):
-        length = lengths_R[row]
+    tokens = 0
+    for row, shared, earlier in zip(order, shared_I, before_I or [order[0], *order[:-1]], strict=True):
+        length, before = lengths_R[row], place_RT[earlier]
         if shared < length:
             start = shared - 1 if shared >= LEAST_SHARED else 0
             own = np.arange(tokens, tokens + length - start)
@@ -97,7 +103,6 @@ def build_tree(lengths_R: Sequence[int], order: Sequence[int], shared_I: Sequenc
             tokens += len(own)
         else:
             place_RT[row] = before[:length]
-        before = place_RT[row]
     return PrefixTree(tip_S=tip_S, start_S=start_S, place_RT=place_RT)
 
 

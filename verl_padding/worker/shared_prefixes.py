@@ -54,10 +54,22 @@ def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
     inputs = Inputs(data)
     lengths_R = [len(ids) for ids in inputs.ids_R]
     is_pad_R = read_column(data, IS_PADDING).tolist() if IS_PADDING in data else [False] * len(data)
-    order, shared_I = inputs.trees([f"pad {row}" if is_pad else "" for row, is_pad in enumerate(is_pad_R)])
-    if sharing == "chains":
-        shared_I = [n if n == lengths_R[row] else 0 for row, n in zip(order, shared_I, strict=True)]
-    return build_tree(lengths_R, order, shared_I)
+    group_R = [f"pad {row}" if is_pad else "" for row, is_pad in enumerate(is_pad_R)]
+    order, shared_I = inputs.trees(group_R)
+    before_I = [order[0], *order[:-1]]
+    # What sees an image may see more than what is before it: a mask of the model's says so, which trees leave out.
+    branches = sharing == "trees" and not inputs.has_images
+    for place, row in enumerate(order):
+        if not branches and shared_I[place] < lengths_R[row]:
+            shared_I[place] = 0
+        # A row with the same tokens may lie between, of other images or routes.
+        for before in reversed(order[:place]):
+            if group_R[before] != group_R[row] or inputs.alike(before, row) <= shared_I[place]:
+                break
+            shared = inputs.shared(before, row)
+            if shared > shared_I[place] and (branches or shared == lengths_R[row]):
+                shared_I[place], before_I[place] = shared, before
+    return build_tree(lengths_R, order, shared_I, before_I)
 
 
 def share_in(engine: Any, sharing: Sharing) -> None:
@@ -127,8 +139,13 @@ def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
             return prepare(self, micro_batch=micro_batch)
         segments = segments_of(micro_batch, tree)
         inputs, output_args = prepare(self, micro_batch=segments)
-        if tree.branches and _text_config(self).get("_attn_implementation") == "sdpa":
-            inputs["attention_mask"] = ANY_MASK
+        config = self.module.config.get_text_config()
+        if (
+            tree.branches
+            and config._attn_implementation == "sdpa"
+            and not getattr(config, "output_router_logits", False)
+        ):
+            inputs["attention_mask"] = ANY_MASK  # a balancing loss of routers would read it
         output_args[SEGMENTS] = segments
         return inputs, output_args
 
@@ -164,10 +181,6 @@ def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
         return {name: None if value is None else expand(name, value) for name, value in outputs.items()}
 
     return prepare_model_outputs
-
-
-def _text_config(engine: Any) -> dict[str, Any]:
-    return vars(engine.module.config.get_text_config())
 
 
 def _check_all_layers_attended(engine: Any, tree: PrefixTree) -> None:
