@@ -227,7 +227,9 @@ def test_a_layer_that_attends_in_another_way_ends_the_job(folder, rows):
 
 
 def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
-    config = Qwen2MoeConfig(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=0, num_experts=2)
-    model = in_float64(Qwen2MoeForCausalLM(config))
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    config = Qwen2MoeConfig(**SMALL, **experts, **window)
+    model = Qwen2MoeForCausalLM(config)
     with pytest.raises(PaddingError, match=r"window in its mask alone.*sharing=chains"):
         start_engine(Actor, model, sharing="trees").forward_step(micro_batch(rows, rows, shared=True), None, True)

@@ -139,13 +139,11 @@ def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
             return prepare(self, micro_batch=micro_batch)
         segments = segments_of(micro_batch, tree)
         inputs, output_args = prepare(self, micro_batch=segments)
-        config = self.module.config.get_text_config()
-        if (
-            tree.branches
-            and config._attn_implementation == "sdpa"
-            and not getattr(config, "output_router_logits", False)
-        ):
-            inputs["attention_mask"] = ANY_MASK  # a balancing loss of routers would read it
+        if tree.branches:
+            config = self.module.config.get_text_config()
+            reads_mask = getattr(config, "output_router_logits", False)  # a balancing loss of routers
+            if config._attn_implementation == "sdpa" and not reads_mask:
+                inputs["attention_mask"] = ANY_MASK
         output_args[SEGMENTS] = segments
         return inputs, output_args
 
