@@ -83,25 +83,19 @@ def follow_by_sdpa(attend: Callable[..., Any]) -> Callable[..., Any]:
             strict=True,
         )
         tree.attended.add(id(module))
-        window = kwargs.pop("sliding_window", None)
-        if window is None and _has_window(module):
+        # A model that hands its attention no window, not even None, has it in the mask, which is left out here.
+        if "sliding_window" not in kwargs and getattr(module.config, "sliding_window", None) is not None:
             raise PaddingError(
                 f"padding.sharing='trees': {type(module).__name__} has a sliding window in its mask alone, which rows "
                 "that part do not see. Set padding.sharing=chains."
             )
+        window = kwargs.pop("sliding_window", None)
         return torch.cat(
             [sdpa_attention_forward(module, q, k, v, _mask(q, k, window), **kwargs)[0] for q, k, v in parts_S], dim=1
         ), None
 
     setattr(attend_to_paths, TREE, True)
     return attend_to_paths
-
-
-def _has_window(module: nn.Module) -> bool:
-    config: Any = getattr(module, "config", None)
-    kinds: Any = getattr(config, "layer_types", None)
-    is_full = bool(kinds) and kinds[module.layer_idx] == "full_attention"
-    return getattr(config, "sliding_window", None) is not None and not is_full
 
 
 def _mask(query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor | None:
