@@ -44,8 +44,7 @@ def exchange_around_sdpa(monkey_patch: Any) -> None:
         states = (part.transpose(1, 2).contiguous() for part in (query, key, value))
         shared = {}
         if tree is not None:
-            shared[TREE] = tree
-            tree.attended.add(id(module))
+            shared[TREE] = tree, id(module)
         exchanged: torch.Tensor = monkey_patch._ulysses_flash_attention_forward(
             *states, None, query.shape[2], position_ids=position_ids.contiguous(), softmax_scale=scaling, **shared
         )

@@ -1,5 +1,7 @@
 """Which rows of a batch in the real TransferQueue extend each other, against a comparison of every pair."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,14 @@ import transfer_queue as tq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.branching_rows import branching_rows
 from tests.support.rows_in_queue import PARTITION
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import lineage
-from verl_padding.pads.lineage import find_extensions
+from verl_padding.pads.lineage import find_extensions, find_forest
 from verl_padding.plan import Rows
-from verl_padding.plan.row_keys import session_of_key
+from verl_padding.plan.row_keys import session_of_key, uid_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -54,6 +57,32 @@ def test_a_large_batch_is_read_in_parts_with_the_same_result(monkeypatch):
     monkeypatch.setattr(lineage, "LARGE_AT_ONCE", 1)
     assert found(rows) == want
     assert sum(earlier is not None for earlier in want) == 13
+
+
+@pytest.mark.parametrize("at_once", [(1 << 22, 1 << 16), (40, 1)], ids=["at once", "in parts"])
+@pytest.mark.parametrize("routed", [False, True])
+def test_rows_of_a_prompt_share_up_to_where_their_tokens_or_routes_part(routed, at_once, monkeypatch):
+    monkeypatch.setattr(lineage, "TOKENS_AT_ONCE", at_once[0])
+    monkeypatch.setattr(lineage, "LARGE_AT_ONCE", at_once[1])
+    rows = branching_rows(prompts=3, rollouts=3)
+    ids = [prompt + response for prompt, response in rows.values()]
+    draw = torch.Generator().manual_seed(0)
+    # Routes that part at random places, mostly late.
+    routes = [(torch.rand(len(row), 2, 1, generator=draw) < 0.05).to(torch.int64) for row in ids]
+    batch = put_grown_sessions(rows, **({"routed_experts": routes} if routed else {}))
+    forest = find_forest(batch, [tag["seq_len"] for tag in batch.tags])
+    order = np.argsort(forest.place_R)
+    for before, row in pairwise(order):
+        want = 0
+        if uid_of_key(batch.keys[before]) == uid_of_key(batch.keys[row]):
+            lines = [
+                list(zip(ids[each], routes[each].tolist() if routed else ids[each], strict=True))
+                for each in (before, row)
+            ]
+            want = next((n for n, (a, b) in enumerate(zip(*lines, strict=False)) if a != b), min(map(len, lines)))
+        assert forest.shared_R[row] == want
+    assert forest.shared_R[order[0]] == 0
+    assert forest.shared_R.sum() > (30 if routed else 100)
 
 
 def test_a_batch_of_one_row_sessions_is_not_read(monkeypatch):

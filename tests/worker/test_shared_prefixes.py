@@ -13,7 +13,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import MICRO_BATCH
+from verl_padding.pads.columns import MICRO_BATCH, SHARED
 from verl_padding.worker.plan_packer import follow_plan
 from verl_padding.worker.prefix_tree import TREE
 from verl_padding.worker.shared_prefixes import SHARES, find_tree, share_in
@@ -159,8 +159,12 @@ class Engine(FSDPEngineWithLMHead):
 
 
 def cut(tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True) -> TensorDict:
-    """The one micro-batch of these rows, as the plan cuts it."""
+    """The one micro-batch of these rows, as the plan cuts it, by which row 3 extends rows 0 and 2."""
     data = rows_of(tokens)
+    if chained:
+        data[SHARED] = torch.tensor(
+            [len(row) if len(tokens) > 3 and number in (0, 2) else 0 for number, row in enumerate(tokens)]
+        )
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains" if chained else "off")(data)
@@ -245,6 +249,8 @@ def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
 def test_the_budget_counts_computed_tokens(caplog):
     cut(CHAIN)
     assert caplog.text == ""
+    with pytest.raises(PaddingDataError, match="12 tokens, more than the 11 of this call"):
+        cut(CHAIN, budget=11)
     with pytest.raises(PaddingDataError, match="20 tokens, more than the 18 of this call"):
         cut(CHAIN, budget=18, chained=False)
 
@@ -253,7 +259,7 @@ def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog)
     micro_batch = cut([[1, 2, 3], [5], [1, 2, 4], [1, 2, 5, 6]], budget=8)
     assert TREE not in micro_batch
     assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 1, 3, 4]
-    assert "a micro-batch computes 11 tokens, and the budget is 8: its rows do not share" in caplog.text
+    assert "a micro-batch computes 11 tokens, where 5 were planned and the budget is 8: its rows do not" in caplog.text
 
 
 def test_rows_that_are_not_packed_do_not_share():

@@ -231,11 +231,11 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             job = self._timing.with_learned_costs(job)
         extends_R = forest = None
         if job.sharing != "off":
-            started, images = time.perf_counter(), self._job_reader.has_images
+            started = time.perf_counter()
             if job.sharing == "trees":
-                forest = find_forest(batch, tokens_R, images=images)
+                forest = find_forest(batch, tokens_R)
             else:
-                extends_R = find_extensions(batch, tokens_R, images=images)
+                extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images)
             metrics[names.LINEAGE_SECONDS] = time.perf_counter() - started
         try:
             plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest), job)

@@ -23,9 +23,11 @@ LOSS_FACTOR = "loss_factor"
 (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
 MICRO_BATCH = "micro_batch"
 """Column (R,) in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
+SHARED = "shared_tokens"
+"""Column (R,) in calls that share: tokens of the row that are planned to be computed in another one; 0 for a pad."""
 BATCH_ROW = "batch_row"
 """Column (R,) in calls whose micro-batches are timed: the row's number in the batch; -1 for a pad."""
-COUNTS = (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, BATCH_ROW)
+COUNTS = (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, SHARED, BATCH_ROW)
 COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(COUNTS, torch.int64)
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
@@ -76,7 +78,7 @@ def loss_columns(
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
-    """The number of each row's micro-batch; nothing if verl's packer cuts them."""
+    """The number of each row's micro-batch, and what it shares there; nothing if verl's packer cuts them."""
     layout = plan.layouts[call]
     if plan.packer != "plan" or layout.micro_batch_rows is None:
         return {}
@@ -87,4 +89,5 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
         for number, rows in enumerate(n_rows_DK[rank])
         for _ in range(rows)
     ]
-    return {MICRO_BATCH: torch.tensor(numbers)}
+    columns = {MICRO_BATCH: torch.tensor(numbers)}
+    return columns | in_order(SHARED, layout, plan.shared[call], of_pads=0) if call in plan.shared else columns

@@ -171,28 +171,27 @@ def find_extensions(
     return extends_R
 
 
-def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False) -> Forest:
-    """What the rows of each prompt begin with alike, in one session or in several.
-
-    Args:
-        images: whether rows may have images.
-    """
+def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int]) -> Forest:
+    """What the rows of each prompt begin with alike, in one session or in several; rows have no images."""
     rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(batch.keys):
         rows_of.setdefault(uid_of_key(key), []).append(row)
-    prompts = list(rows_of.values())
-    there = fields_of_all([batch.keys[row] for row in prompts[0]], batch.partition_id)
-    # Without these, position ids follow from the tokens; workers compare them in any case.
-    large = images or not there.isdisjoint(RECORDED)
-    names = [TOKENS, IMAGES, *PER_TOKEN] if large else [TOKENS]
-    rows: list[int] = []
-    shared: list[int] = []
-    for part in _parts(prompts, tokens_R, LARGE_AT_ONCE if large else TOKENS_AT_ONCE):
-        inputs = Inputs(read_fields([batch.keys[row] for row in part], batch.partition_id, names))
-        order, shared_I = inputs.trees([uid_of_key(batch.keys[row]) for row in part])
-        rows += [part[item] for item in order]
-        shared += shared_I
-    return Forest.in_order(tokens_R, rows, shared)
+    order: list[int] = []
+    shared_I: list[int] = []
+    for part in _parts(list(rows_of.values()), tokens_R, TOKENS_AT_ONCE):
+        keys = [batch.keys[row] for row in part]
+        places, shared = Inputs(read_fields(keys, batch.partition_id, [TOKENS])).trees(list(map(uid_of_key, keys)))
+        order += [part[place] for place in places]
+        shared_I += shared
+    # Position ids follow from the tokens where nothing else is there; workers compare them in any case.
+    if not fields_of_all(batch.keys, batch.partition_id).isdisjoint(RECORDED):
+        for part in _parts([[place] for place in range(len(order))], [tokens_R[row] for row in order], LARGE_AT_ONCE):
+            beside = [max(part[0] - 1, 0), *part]  # each row and the one before it, a few at a time
+            keys = [batch.keys[order[place]] for place in beside]
+            inputs = Inputs(read_fields(keys, batch.partition_id, [TOKENS, *PER_TOKEN]))
+            for number, place in enumerate(part):
+                shared_I[place] = min(shared_I[place], inputs.shared(number, number + 1))
+    return Forest.in_order(tokens_R, order, shared_I)
 
 
 def find_continued(batch: KVBatchMeta, tokens_R: Sequence[int], *, images: bool = False) -> list[int | None]:

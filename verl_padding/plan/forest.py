@@ -20,6 +20,11 @@ LEAST_SHARED = 2
 """Tokens from which on sharing saves any: the last one of them is computed again."""
 
 
+def elsewhere(shared_I: Int64s, tokens_I: Int64s) -> Int64s:
+    """How many tokens of each row are computed in the row before it: all, or those that they share but for the last."""
+    return np.where(shared_I == tokens_I, tokens_I, np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forest:
     """The rows of a batch in the order of their trees.
@@ -92,13 +97,28 @@ class Forest:
                 shared_I[beside[at]] = np.minimum(line[first[at]], line[end[at] - (1 << k)])
         return order, shared_I
 
+    def elsewhere(self, rows: Int64s, group_I: Int64s) -> Int64s:
+        """How many tokens of each of some rows are computed in another row of its micro-batch, ``group_I``."""
+        order, elsewhere_I = self._in_order(rows, group_I)
+        found_I = np.zeros_like(elsewhere_I)
+        found_I[order] = elsewhere_I
+        return found_I
+
+    def _in_order(self, rows: Int64s, group_I: Int64s | None) -> tuple[Int64s, Int64s]:
+        order, shared_I = self.shared_among(rows, group_I)
+        return order, elsewhere(shared_I, self.tokens_R[rows[order]])
+
+    @property
+    def saves(self) -> bool:
+        """Whether any rows share a token that need not be computed again."""
+        return bool(((self.shared_R >= LEAST_SHARED) | (self.shared_R == self.tokens_R)).any())
+
     def segments(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
         """Which of some rows are computed in one micro-batch, and the first token of each that is.
 
         Args:
             group_I: the micro-batch of each of the rows, if they are in several.
         """
-        order, shared_I = self.shared_among(rows, group_I)
-        computed = shared_I < self.tokens_R[rows[order]]
-        start_I = np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0)
-        return order[computed], start_I[computed]
+        order, elsewhere_I = self._in_order(rows, group_I)
+        computed = elsewhere_I < self.tokens_R[rows[order]]
+        return order[computed], elsewhere_I[computed]

@@ -8,9 +8,10 @@ from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batch_costs import score_layout
+from verl_padding.plan.mini_batch_costs import micro_batches_of, score_layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_cells
 from verl_padding.plan.rows import Rows
@@ -45,6 +46,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     figures: dict[str, LayoutFigures] = {}
     warnings: list[str] = []
     shapes: dict[str, object] = {}
+    shared: dict[str, tuple[int, ...]] = {}
     for name, call in job.calls():
         cut = MiniBatches(rows_M=[list(range(len(rows)))])
         if isinstance(call, Update):
@@ -62,14 +64,26 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             layouts[name] = fill_cells(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
             figures[name] = score_layout(layouts[name], costs)
         shapes[name] = shape
+        if costs.forest is not None:
+            shared[name] = _shared_tokens(costs.forest, layouts[name])
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,
         sharing=job.sharing,
         layouts=layouts,
         figures=figures,
+        shared=shared,
         warnings=tuple(warnings),
     )
+
+
+def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
+    micro_batches = [rows for ranks in micro_batches_of(layout) for rows_K in ranks for rows in rows_K]
+    real_B = [[row for row in rows if row < layout.n_rows] for rows in micro_batches]
+    rows = np.array([row for real in real_B for row in real], dtype=np.int64)
+    shared_R = np.zeros(layout.n_rows, dtype=np.int64)
+    shared_R[rows] = forest.elsewhere(rows, np.repeat(np.arange(len(real_B)), list(map(len, real_B))))
+    return tuple(shared_R.tolist())
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:

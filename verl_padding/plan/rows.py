@@ -44,11 +44,12 @@ class Rows:
 
     def shared(self, *, trees: bool) -> Forest | None:
         """What is computed once: what whole rows share or, with ``trees``, rows that part; None for nothing."""
-        if self.forest is not None and (trees or self.extends_R is None):
-            return self.forest if trees else self.forest.chains()
-        if self.extends_R is None or all(earlier is None for earlier in self.extends_R):
-            return None
-        return Forest.of_chains(np.array(self.tokens_R, dtype=np.int64), chain_of_rows(self.extends_R))
+        forest = self.forest
+        if self.extends_R is not None and not (trees and forest is not None):
+            forest = Forest.of_chains(np.array(self.tokens_R, dtype=np.int64), chain_of_rows(self.extends_R))
+        elif forest is not None and not trees:
+            forest = forest.chains()
+        return forest if forest is not None and forest.saves else None
 
     def __post_init__(self) -> None:
         n_rows = len(self.key_R)

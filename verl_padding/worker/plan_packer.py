@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
-from verl_padding.pads.columns import MICRO_BATCH, read_column
+from verl_padding.pads.columns import MICRO_BATCH, SHARED, read_column
 from verl_padding.pads.lineage import EXTENDS, TOKENS
 from verl_padding.plan import Sharing
 from verl_padding.worker.prefix_tree import TREE
@@ -72,26 +72,27 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
         shares = sharing != "off" and tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
-            computed = len(micro_batch[TOKENS].values())
-            if shares and (tree := find_tree(micro_batch, sharing)).tokens < computed:
+            tokens = computed = len(micro_batch[TOKENS].values())
+            if shares and (tree := find_tree(micro_batch, sharing)).tokens < tokens:
                 computed = tree.tokens
                 tu.assign_non_tensor_data(micro_batch, TREE, tree)
-            _check_tokens(computed, budget, shares=shares)
+            planned = tokens - int(read_column(micro_batch, SHARED).sum()) if SHARED in micro_batch else tokens
+            _check_tokens(computed, planned, budget)
         return micro_batches, indices
 
     return prepare_micro_batches
 
 
-def _check_tokens(computed: int, budget: int, *, shares: bool) -> None:
-    """Refuses a micro-batch that was not planned like this; rows that share less than was planned only cost time."""
-    if computed <= budget:
-        return
-    if not shares:
+def _check_tokens(computed: int, planned: int, budget: int) -> None:
+    """Refuses a micro-batch that was not planned like this; rows that share less than planned cost time and memory."""
+    if planned > budget:
         raise PaddingDataError(
-            f"a micro-batch of {computed} tokens, more than the {budget} of this call: rows have changed since the "
-            "plan. Set padding.packer=verl to have the workers cut them anew."
+            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
+            " Set padding.packer=verl to have the workers cut them anew."
         )
-    logger.warning(
-        f"verl_padding: a micro-batch computes {computed} tokens, and the budget is {budget}: its rows do not share "
-        f"what was planned. Correct extra_fields[{EXTENDS!r}] of the agent loop, or set padding.sharing=off."
-    )
+    if computed > planned:
+        logger.warning(
+            f"verl_padding: a micro-batch computes {computed} tokens, where {planned} were planned and the budget is "
+            f"{budget}: its rows do not share what was planned. Correct extra_fields[{EXTENDS!r}] of the agent loop, "
+            "or set padding.sharing=off."
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,22 @@ if TYPE_CHECKING:
 
 TREE = "prefix_tree"
 """Key of the tree in a micro-batch, and of its place on attention modules and in their calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """The segments and paths of a tree, as attention on a device takes them."""
+
+    places: torch.Tensor
+    """Where the tokens of the paths are computed, one path after the other."""
+    lengths_S: list[int]
+    """Tokens of each segment."""
+    path_lengths_S: list[int]
+    """Tokens of each path."""
+    ends_S: torch.Tensor
+    """int32 (S + 1,): where the segments begin and end."""
+    path_ends_S: torch.Tensor
+    """int32 (S + 1,): where the paths begin and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +63,9 @@ class PrefixTree:
     attended: set[int] = field(default_factory=set)
     """Layers whose attention has followed the tree."""
 
+    on_device: dict[tuple[int, torch.device], Paths] = field(default_factory=dict)
+    """The paths, made once for all layers."""
+
     @cached_property
     def path_lengths_S(self) -> list[int]:
         """Keys that the last query of each segment attends to: the tokens of its row."""
@@ -61,10 +81,22 @@ class PrefixTree:
         """Tokens that are computed."""
         return sum(self.lengths_S)
 
-    @cached_property
-    def path_places(self) -> torch.Tensor:
-        """Where the tokens of the segments' paths are computed, one path after the other."""
-        return torch.from_numpy(np.concatenate([self.place_RT[tip] for tip in self.tip_S]))
+    def paths(self, tokens: int, device: torch.device) -> Paths:
+        """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the tree fill up Ulysses
+        ranks."""
+        if (tokens, device) not in self.on_device:
+            rest = [tokens - self.tokens] if tokens > self.tokens else []
+            lengths_S, path_lengths_S = self.lengths_S + rest, self.path_lengths_S + rest
+            behind = np.arange(self.tokens, tokens)
+            places = np.concatenate([*(self.place_RT[tip] for tip in self.tip_S), behind])
+            self.on_device[tokens, device] = Paths(
+                places=torch.from_numpy(places).to(device),
+                lengths_S=lengths_S,
+                path_lengths_S=path_lengths_S,
+                ends_S=torch.tensor(list(accumulate(lengths_S, initial=0)), dtype=torch.int32, device=device),
+                path_ends_S=torch.tensor(list(accumulate(path_lengths_S, initial=0)), dtype=torch.int32, device=device),
+            )
+        return self.on_device[tokens, device]
 
     @cached_property
     def row_places(self) -> torch.Tensor:

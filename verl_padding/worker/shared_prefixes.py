@@ -92,7 +92,13 @@ def share_in(engine: Any, sharing: Sharing) -> None:
                 f"FSDPEngineWithLMHead.{name}) on it if it reads no others, or set padding.sharing=off."
             )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
-    for name, wrap in (("prepare_model_inputs", _of_segments), ("prepare_model_outputs", _of_all_rows)):
+    wraps: dict[str, Callable[..., Any]] = {
+        "prepare_model_inputs": _of_segments,
+        "prepare_model_outputs": _of_all_rows,
+    }
+    if sharing == "trees":
+        wraps["forward_backward_batch"] = _and_let_go
+    for name, wrap in wraps.items():
         method = getattr(cls, name)
         if not hasattr(method, SHARES):
             wrapped = wrap(method)
@@ -126,15 +132,31 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
     return segments
 
 
+def _follow(engine: Any, tree: PrefixTree | None) -> None:
+    """Has the attention of an engine's model follow a tree that branches; None for no tree."""
+    if tree is not getattr(engine, FOLLOWED, None):
+        setattr(engine, FOLLOWED, tree)
+        for layer in attention_layers(engine.module):
+            setattr(layer, TREE, tree)
+
+
+def _and_let_go(run: Callable[..., Any]) -> Callable[..., Any]:
+    # Layers that are checkpointed follow a tree again in the backward pass, so it lasts until the call ends.
+    @functools.wraps(run)
+    def forward_backward_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            _follow(self, None)
+
+    return forward_backward_batch
+
+
 def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
         tree = tree_of(micro_batch)
-        branching = tree if tree is not None and tree.branches else None
-        if branching is not getattr(self, FOLLOWED, None):
-            setattr(self, FOLLOWED, branching)
-            for layer in attention_layers(self.module):
-                setattr(layer, TREE, branching)
+        _follow(self, tree if tree is not None and tree.branches else None)
         if tree is None:
             return prepare(self, micro_batch=micro_batch)
         segments = segments_of(micro_batch, tree)

@@ -75,11 +75,11 @@ def follow_by_sdpa(attend: Callable[..., Any]) -> Callable[..., Any]:
         if tree is None:
             attended: tuple[torch.Tensor, None] = attend(module, query, key, value, attention_mask, **kwargs)
             return attended
-        places, lengths_S, path_lengths_S = _with_pads(tree, query.shape[2], query.device)
+        paths = tree.paths(query.shape[2], query.device)
         parts_S = zip(
-            query.split(lengths_S, dim=2),
-            GatherTokens.apply(key, 2, places).split(path_lengths_S, dim=2),
-            GatherTokens.apply(value, 2, places).split(path_lengths_S, dim=2),
+            query.split(paths.lengths_S, dim=2),
+            GatherTokens.apply(key, 2, paths.places).split(paths.path_lengths_S, dim=2),
+            GatherTokens.apply(value, 2, paths.places).split(paths.path_lengths_S, dim=2),
             strict=True,
         )
         tree.attended.add(id(module))
@@ -116,9 +116,7 @@ def follow_by_flash(attend: Callable[..., Any]) -> Callable[..., Any]:
         tree: PrefixTree | None = getattr(module, TREE, None)
         if tree is None:
             return attend(module, *args, **kwargs)
-        attended = attend(module, *args, **kwargs | {TREE: tree})
-        tree.attended.add(id(module))
-        return attended
+        return attend(module, *args, **kwargs | {TREE: (tree, id(module))})
 
     setattr(attend_with_tree, TREE, True)
     return attend_with_tree
@@ -127,6 +125,7 @@ def follow_by_flash(attend: Callable[..., Any]) -> Callable[..., Any]:
 def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
     """transformers' ``_flash_attention_forward``, which verl calls with all tokens and some of the heads.
 
+    Its argument :data:`TREE` is a tree, and which layer follows it.
     flash-attn from 2.1 on aligns the causal mask of a segment with the end of its path.
     """
 
@@ -140,33 +139,20 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        tree: PrefixTree | None = kwargs.pop(TREE, None)
-        if tree is None:
+        if (followed := kwargs.pop(TREE, None)) is None:
             return attend(query, key, value, attention_mask, query_length, *args, **kwargs)
-        places, lengths_S, path_lengths_S = _with_pads(tree, query.shape[1], query.device)
+        tree, layer = followed
+        tree.attended.add(layer)
+        paths = tree.paths(query.shape[1], query.device)
         kwargs |= {
             "position_ids": None,
-            "cu_seq_lens_q": _boundaries(lengths_S, query.device),
-            "cu_seq_lens_k": _boundaries(path_lengths_S, query.device),
-            "max_length_q": max(lengths_S),
-            "max_length_k": max(path_lengths_S),
+            "cu_seq_lens_q": paths.ends_S,
+            "cu_seq_lens_k": paths.path_ends_S,
+            "max_length_q": max(paths.lengths_S),
+            "max_length_k": max(paths.path_lengths_S),
         }
-        key, value = GatherTokens.apply(key, 1, places), GatherTokens.apply(value, 1, places)
+        key, value = GatherTokens.apply(key, 1, paths.places), GatherTokens.apply(value, 1, paths.places)
         return attend(query, key, value, None, query_length, *args, **kwargs)
 
     setattr(attend_to_paths, TREE, True)
     return attend_to_paths
-
-
-def _boundaries(lengths: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
-
-
-def _with_pads(tree: PrefixTree, tokens: int, device: torch.device) -> tuple[torch.Tensor, list[int], list[int]]:
-    """Places of the paths, and lengths of segments and paths; tokens behind the tree fill up Ulysses ranks."""
-    places = tree.path_places.to(device)
-    extra = tokens - tree.tokens
-    if not extra:
-        return places, tree.lengths_S, tree.path_lengths_S
-    places = torch.cat([places, torch.arange(tree.tokens, tokens, device=device)])
-    return places, [*tree.lengths_S, extra], [*tree.path_lengths_S, extra]

@@ -17,7 +17,7 @@ import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.forest import LEAST_SHARED
+from verl_padding.plan.forest import LEAST_SHARED, elsewhere
 
 GOALS = (inf, 1.0, 1 / 2, 1 / 4, 1 / 10)
 """What a run may cost at most, in parts of an even share of a bin."""
@@ -63,6 +63,7 @@ def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
     if len(tokens_I) and (shared_I < costs.tokens_R[numbers[order]])[shared_I >= LEAST_SHARED].any():
         assert costs.call.token_budget is not None
         bins = costs.call.dp_size * -(-int(tokens_I.sum()) // (costs.call.token_budget * costs.call.dp_size))
+        yield Items.of_rows(costs, rows)
         for goal in GOALS:
             yield _runs(costs, numbers[order], shared_I, most, goal * int(cost_I.sum()) / bins)
 
@@ -80,7 +81,7 @@ def _runs(
     assert budget is not None
     length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
-    start_I = np.where(is_whole_I, shared_I, np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0))
+    start_I = elsewhere(shared_I, length_I)
     goes_on_I = is_whole_I if chains else start_I > 0
     parts = length_I - start_I, costs.of_rests(rows, start_I), np.where(is_whole_I, 0, length_I)
     # Of the rows before each place, and of the first row of a run: what it shares is computed again.
