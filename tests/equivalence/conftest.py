@@ -3,11 +3,16 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
 from tests.equivalence.engine_shapes import Shape, started, with_shared_heads
+from tests.support.engine_in_process import in_float64
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.rows_in_queue import empty_queue
 from verl_padding.local.tiny_models import make_tiny_model
@@ -19,6 +24,19 @@ def _empty_queue(request) -> Iterator[None]:
     yield
     if "transfer_queue" in request.fixturenames:
         empty_queue()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Callable[..., nn.Module]:
+    """Loads the tiny model of a kind in float64."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def load(kind: str, auto: Any = AutoModelForCausalLM, **settings: Any) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of a value head
+            return in_float64(auto.from_pretrained(make_tiny_model(kind, folder), dtype=torch.float64, **settings))
+
+    return load
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 
@@ -22,7 +22,6 @@ from tests.support.engine_in_process import (
     Critic,
     Row,
     Whole,
-    in_float64,
     loss_tokens,
     micro_batch_of,
     start_engine,
@@ -34,7 +33,6 @@ from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, po
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.loss_weightings import MEANS_OVER_ROWS
-from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
@@ -50,12 +48,9 @@ TOP_K = 4
 CALL = "actor"
 
 
-def rows_of_sessions(**fields: Callable[[int], Any]) -> dict[str, Row]:
-    """Rows of which many begin with another; ``fields`` make more of a row's, from its number of tokens."""
-    rows = trained_rows(grown_sessions([4, 1, 3, 2, 5, 1], prompts=4))
-    for row in rows.values():
-        row.update({name: make(len(row["input_ids"])) for name, make in fields.items()})
-    return rows
+def rows_of_sessions() -> dict[str, Row]:
+    """Rows of which many begin with another."""
+    return trained_rows(grown_sessions([4, 1, 3, 2, 5, 1], prompts=4))
 
 
 def batch_of(rows: dict[str, Row]) -> Rows:
@@ -90,18 +85,6 @@ def rows() -> dict[str, Row]:
 @pytest.fixture(scope="module")
 def plan(rows) -> BatchPlan:
     return plan_of(rows)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Callable[..., nn.Module]:
-    folder = tmp_path_factory.mktemp("models")
-
-    def load(kind: str, auto: Any = AutoModelForCausalLM, **settings: Any) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # of a value head
-            return in_float64(auto.from_pretrained(make_tiny_model(kind, folder), dtype=torch.float64, **settings))
-
-    return load
 
 
 @pytest.fixture(scope="module")
@@ -297,14 +280,22 @@ def teachers(tokens: int) -> torch.return_types.topk:
     return torch.randn(200, 256, generator=draw, dtype=torch.float64)[:tokens].log_softmax(-1).topk(TOP_K)
 
 
+def taught_fields(tokens: int, *, use_topk: bool) -> Row:
+    """What a teacher says of a row: its top-k, or the log-probs of the tokens alone."""
+    values, indices = teachers(tokens)
+    return {"teacher_logprobs": values, "teacher_ids": indices} if use_topk else {"teacher_logprobs": values[:, :1]}
+
+
 @pytest.fixture(scope="module")
 def taught() -> dict[bool, tuple[dict[str, Row], BatchPlan]]:
-    """Whether a teacher tells its top-k, or the log-probs of the tokens alone -> rows and their plan."""
-    sampled = rows_of_sessions(teacher_logprobs=lambda tokens: teachers(tokens).values[:, :1])
-    top_k = rows_of_sessions(
-        teacher_logprobs=lambda tokens: teachers(tokens).values, teacher_ids=lambda tokens: teachers(tokens).indices
-    )
-    return {use_topk: (rows, plan_of(rows)) for use_topk, rows in ((False, sampled), (True, top_k))}
+    """Whether a teacher tells its top-k -> rows and their plan."""
+    found = {}
+    for use_topk in (False, True):
+        rows = rows_of_sessions()
+        for row in rows.values():
+            row.update(taught_fields(len(row["input_ids"]), use_topk=use_topk))
+        found[use_topk] = rows, plan_of(rows)
+    return found
 
 
 DISTILLING_LOSSES = further(

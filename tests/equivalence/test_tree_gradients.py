@@ -1,16 +1,12 @@
 """Rows that begin alike and part, computed once up to there, give in float64 what each row gives alone."""
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForTokenClassification,
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,11 +15,19 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
 )
-from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import POLICY_LOSSES, seeded
-from tests.equivalence.test_shared_gradients import assert_same_gradients, plain_gradients, plan_of, shared_gradients
+from tests.equivalence.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
+from tests.equivalence.test_shared_gradients import CASES as SHARED_CASES
+from tests.equivalence.test_shared_gradients import (
+    THROUGH_FLOAT32,
+    assert_same_gradients,
+    checkpointed,
+    plain_gradients,
+    plan_of,
+    shared_gradients,
+    taught_fields,
+)
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     COMMON,
@@ -38,10 +42,9 @@ from tests.support.engine_in_process import (
     trained_rows,
 )
 from tests.support.flash_attention_on_cpu import attend_as_on_a_gpu
-from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
+from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.errors import PaddingError
-from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 from verl_padding.worker.prefix_tree import TREE
 from verl_padding.worker.shared_prefixes import find_tree
@@ -60,52 +63,24 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def rows() -> list[Row]:
     return list(trained_rows(branching_rows()).values())
 
 
-def tiny(kind: str, folder: Path, auto: Any = AutoModelForCausalLM, **settings: Any) -> nn.Module:
+def drawn(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return in_float64(auto.from_pretrained(make_tiny_model(kind, folder), dtype=torch.float64, **settings))
+        return in_float64(make())
 
 
-def grouped_heads(folder: Path) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return in_float64(LlamaForCausalLM(LlamaConfig(**SMALL)))
+def grouped_heads(_models: Any) -> nn.Module:
+    return drawn(lambda: LlamaForCausalLM(LlamaConfig(**SMALL)))
 
 
-def sliding_window(folder: Path) -> nn.Module:
+def sliding_window(_models: Any) -> nn.Module:
     config = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1)
     assert set(config.layer_types) == {"full_attention", "sliding_attention"}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return in_float64(Qwen2ForCausalLM(config))
-
-
-def checkpointed(model: nn.Module) -> nn.Module:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
-
-
-def adapted(folder: Path) -> nn.Module:
-    model = get_peft_model(tiny("qwen2", folder), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(0))
-    return model.double()
-
-
-def fused(folder: Path) -> nn.Module:
-    model = tiny("qwen2", folder)
-    model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
-    return model
+    return drawn(lambda: Qwen2ForCausalLM(config))
 
 
 def micro_batch(rows: list[Row], of: list[Row], *, shared: bool = False, **said: Any) -> Any:
@@ -132,46 +107,32 @@ def assert_same(got: torch.Tensor, want: torch.Tensor, tolerance: float = RELATI
     assert (got - want).norm() / want.norm() <= tolerance
 
 
-CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
-CASES: dict[str, tuple[Callable[[Path], nn.Module], dict[str, Any], dict[str, Any]]] = {
-    "qwen2": (partial(tiny, "qwen2"), {}, {}),
-    "qwen3": (partial(tiny, "qwen3"), {}, {}),
+CASES = SHARED_CASES | {
     "grouped heads": (grouped_heads, {}, {}),
     "a sliding window": (sliding_window, {}, {}),
-    "checkpointing": (lambda folder: checkpointed(grouped_heads(folder)), {}, {}),
-    "checkpointing, a sliding window": (lambda folder: checkpointed(sliding_window(folder)), {}, {}),
+    "gradient checkpointing, a sliding window": (lambda models: checkpointed(sliding_window(models)), {}, {}),
     "a critic": (
-        partial(tiny, "qwen2", auto=AutoModelForTokenClassification, num_labels=1),
+        lambda models: models("qwen2", AutoModelForTokenClassification, num_labels=1),
         {},
         {"calculate_entropy": False},
     ),
-    "adapters": (adapted, {}, {}),
-    "experts": (partial(tiny, "qwen3_moe", experts_implementation="eager"), {}, {}),
-    "fused kernels": (fused, {}, {"use_fused_kernels": True}),
-    "sum of pi squared": (partial(tiny, "qwen2"), {}, {"calculate_sum_pi_squared": True}),
-    "a temperature": (partial(tiny, "qwen2"), {}, {"temperature": 0.7}),
-    "entropy in chunks": (partial(tiny, "qwen2"), CHUNKS, {}),
-    "entropy checkpointing": (partial(tiny, "qwen2"), {"entropy_checkpointing": True}, {}),
 }
-"""The model, settings of the engine, and what each micro-batch says."""
-THROUGH_FLOAT32 = ("experts", "fused kernels")
-"""Routers and kernels of transformers and verl."""
-BY_FLASH = ("grouped heads", "a sliding window", "checkpointing, a sliding window")
+BY_FLASH = ("grouped heads", "a sliding window", "gradient checkpointing, a sliding window")
 
 
 @pytest.mark.parametrize(
     ("name", "by_flash"), [*[(name, False) for name in CASES], *[(name, True) for name in BY_FLASH]]
 )
-def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, by_flash, folder, rows, monkeypatch):
+def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, by_flash, models, rows, monkeypatch):
     make_model, settings, said = CASES[name]
-    models = make_model(folder), make_model(folder)
+    both = make_model(models), make_model(models)
     if by_flash:
-        for model in models:
+        for model in both:
             attend_as_on_a_gpu(monkeypatch, model)
     kind, loss = (Critic, critic_loss) if name == "a critic" else (Actor, policy_loss)
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
-    sharing, plain = start_engine(kind, models[0], sharing="trees", **settings), kind(models[1], **settings)
+    sharing, plain = start_engine(kind, both[0], sharing="trees", **settings), kind(both[1], **settings)
     together, alone = micro_batch(rows, rows, shared=True, **said), [micro_batch([row], rows, **said) for row in rows]
     assert_same(gradient(sharing, loss, [together]), gradient(plain, loss, alone), tolerance)
     with torch.no_grad():
@@ -184,8 +145,8 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, b
 
 
 @pytest.fixture(scope="module")
-def engines(folder) -> tuple[Whole, Whole]:
-    return start_engine(Actor, tiny("qwen2", folder), sharing="trees"), Actor(tiny("qwen2", folder))
+def engines(models) -> tuple[Whole, Whole]:
+    return start_engine(Actor, models("qwen2"), sharing="trees"), Actor(models("qwen2"))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -209,6 +170,19 @@ def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothin
     assert_same_gradients(got, plain_gradients(engines[1], rows, plan, loss))
 
 
+@pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
+def test_so_does_a_registered_distilling_loss_whose_teacher_is_cut_with_the_rows(name, policy_gradient, engines):
+    loss = distilling_loss("token-mean", name, policy_gradient=policy_gradient)
+    use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
+    rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
+    for row in rows.values():
+        row.update(taught_fields(len(row["input_ids"]), use_topk=use_topk))
+    plan, said = plan_of(rows, 4, sharing="trees"), {"distillation_use_topk": use_topk}
+    got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
+    want = plain_gradients(engines[1], rows, plan, loss, **said)
+    assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
+
+
 @pytest.mark.parametrize("branches", [8, 32, 128])
 def test_gradients_of_many_branches_add_up_in_float32(branches):
     exact = torch.randn(branches, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
@@ -219,8 +193,8 @@ def test_gradients_of_many_branches_add_up_in_float32(branches):
     assert ((states.grad[0].double() - want) / want).abs().max() <= torch.finfo(torch.bfloat16).eps / 2 * 1.01
 
 
-def test_a_layer_that_attends_in_another_way_ends_the_job(folder, rows):
-    model = tiny("qwen2", folder)
+def test_a_layer_that_attends_in_another_way_ends_the_job(models, rows):
+    model = models("qwen2")
     model.config._attn_implementation = "eager"
     with pytest.raises(PaddingError, match="sharing=chains"):
         start_engine(Actor, model, sharing="trees").forward_step(micro_batch(rows, rows, shared=True), None, True)
