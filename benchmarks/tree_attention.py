@@ -14,11 +14,16 @@ import platform
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
+
+with suppress(ImportError):  # where torchvision is another build than torch, transformers loads with it alone
+    import verl_padding.local  # noqa: F401
+
 import transformers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
