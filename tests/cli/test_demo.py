@@ -46,8 +46,8 @@ def test_a_failed_job_is_reported_with_its_log_and_is_the_same_for_the_same_seed
         demo.run_demo(steps=2, out=tmp_path / "stock", stock=True)
 
 
-def finished_run(monkeypatch, rewards, *, padded=True, code=0):
-    """Has the job leave a run with these rewards, and end with a code."""
+def finished_run(monkeypatch, rewards, *, padded=True, code=0, last_dump="whole"):
+    """Has the job leave a run with these rewards, and end with a code; its last dump may be no more than this text."""
 
     def job(overrides, *, folder, on_line):
         write_run(folder, padded=padded, real_rows=(6,) * len(rewards))
@@ -55,6 +55,10 @@ def finished_run(monkeypatch, rewards, *, padded=True, code=0):
             path = folder / "rollouts" / f"{step}.jsonl"
             rows = [json.loads(line) | {"score": reward} for line in path.read_text().splitlines()]
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if last_dump is None:
+            path.unlink()
+        elif last_dump != "whole":
+            path.write_text(last_dump)
         on_line("a line of the job")
         return code
 
@@ -89,9 +93,11 @@ def test_the_demo_reports_whether_it_has_learned_and_its_exit_code_does_too(
 @pytest.mark.parametrize(
     ("steps", "rewards", "is_ended"),
     [
-        (None, [*RISE, *[0.99] * 10], True),
-        (None, [*RISE, *[0.99] * 9, 0.1], False),
-        (60, [*RISE, *[0.99] * 10], False),
+        # The dump of the last step that is logged may not be whole.
+        (None, [*RISE, *[0.99] * 11], True),
+        (None, [*RISE, *[0.99] * 10], False),
+        (None, [*RISE, *[0.99] * 9, 0.1, 0.99], False),
+        (60, [*RISE, *[0.99] * 11], False),
     ],
 )
 def test_without_a_number_of_steps_the_demo_ends_its_job_once_the_agent_has_learned(
@@ -99,6 +105,13 @@ def test_without_a_number_of_steps_the_demo_ends_its_job_once_the_agent_has_lear
 ):
     finished_run(monkeypatch, rewards, code=9)
     assert demo.run_demo(steps=steps, out=tmp_path, stock=False) == (0 if is_ended else 9)
+
+
+@pytest.mark.parametrize("last_dump", ["", "half a li", None], ids=["empty", "half written", "missing"])
+def test_what_the_job_logs_and_dumps_while_it_is_ended_is_not_of_the_run(last_dump, monkeypatch, tmp_path, capsys):
+    finished_run(monkeypatch, [*RISE, *[0.99] * 10, 0.1], last_dump=last_dump)
+    assert demo.run_demo(steps=None, out=tmp_path, stock=False) == 0
+    assert "The agent has learned its task: the mean reward of a session is 0.990" in capsys.readouterr().out
 
 
 def test_stock_verl_is_judged_by_the_same_goal(monkeypatch, tmp_path, capsys):

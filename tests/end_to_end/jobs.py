@@ -17,7 +17,7 @@ import pandas as pd
 from tests.end_to_end import probe
 from verl_padding.local.launch import LOG, run_command
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
-from verl_padding.runs.report import ROLLOUTS, StepRows, read_metrics, read_rows
+from verl_padding.runs.report import ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -134,7 +134,7 @@ def run_job(
     return JobFacts(
         folder=folder,
         metrics=dict(read_metrics(folder)),
-        rows={rows.step: rows for rows in read_rows(folder)},
+        rows={rows.step: rows for rows in map(read_step, dumps_in(folder / ROLLOUTS))},
         log=log,
         **read_probe(facts, torn=probe.KILL_ACTOR in probed),
     )

@@ -17,7 +17,7 @@ from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
 from verl_padding.recipes.subagents.job import tiny_job
-from verl_padding.runs.report import ROLLOUTS, read_metrics, read_rows
+from verl_padding.runs.report import ROLLOUTS, dumps_in, read_metrics, read_step
 
 STEPS = 3
 ENGINE_AGREEMENT = 1e-4  # of vLLM's log-probs and the trainer's, in float32: two implementations of one model
@@ -64,7 +64,7 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local
     assert code == 0, log[-5000:]
     metrics = dict(read_metrics(tmp_path))
     assert sorted(metrics) == list(range(1, STEPS + 1))
-    for rows in read_rows(tmp_path):
+    for rows in map(read_step, dumps_in(tmp_path / ROLLOUTS)):
         step = metrics[rows.step]
         assert [name for name, value in step.items() if not math.isfinite(value)] == []
         assert (step["padding/real_rows/total"], rows.dumped_pads) == (rows.real, 0)

@@ -13,7 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.runs.charts import OURS, STOCK
 from verl_padding.runs.curves import CONFIG, RunCurves, _looks, draw, stock_rule_of, table_of
-from verl_padding.runs.report import METRICS, ROLLOUTS, StepRows, read_metrics, read_rows
+from verl_padding.runs.report import METRICS, ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
 from verl_padding.stock.padding import StockRule
 
 
@@ -109,7 +109,7 @@ def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):
         rows = [{"output": "a\u2028b\x85c", "uid": uid, "score": 0.5 if uid[0] == "a" else 1.0} for uid in uids]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{step}.jsonl").write_text(text)
-    assert read_rows(tmp_path) == [
+    assert [read_step(path) for path in dumps_in(tmp_path / ROLLOUTS)] == [
         StepRows(step=2, reward=1.0, real=1, dumped_pads=2),
         StepRows(step=10, reward=0.75, real=3, dumped_pads=0),  # of two sessions, not of three rows
     ]

@@ -76,20 +76,22 @@ def run_demo(*, steps: int | None, out: Path, stock: bool, images: bool = False,
 
         def follow(_line: str) -> None:
             show_steps()
-            while steps is None and len(rewards) < lines.shown:
+            # verl writes a dump beside the step that follows it, whose metrics show that it is whole.
+            while steps is None and len(rewards) < lines.shown - 1:
                 rewards.append(read_step(out / ROLLOUTS / f"{len(rewards) + 1}.jsonl").reward)
                 if len(rewards) >= LAST and Learning(rewards, goal).learned:
                     raise _Learned
 
-        code = 0
+        code, has_learned = 0, True
         with suppress(_Learned):
-            code = run_local_job(overrides, folder=out, on_line=follow)
+            code, has_learned = run_local_job(overrides, folder=out, on_line=follow), False
         show_steps()
     minutes = (time.monotonic() - started) / 60
     if code:
         console.print(f"The job ended with code {code}; its output is in {out / LOG}.", style="red", markup=False)
         return code
-    run = RunCurves.read(name)
+    # What was logged while the job was ended is not of the run.
+    run = RunCurves.read(name, len(rewards) if has_learned else None)
     runs = [run] if stock else [run, run.by_stock_rule(stock_rule_of(out))]
     draw(runs, out / PICTURE)
     console.print(table_of(runs), soft_wrap=False)

@@ -36,11 +36,6 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     return [(entry["step"], entry["data"]) for entry in entries if ROW_REWARD in entry["data"]]
 
 
-def read_rows(folder: Path) -> list[StepRows]:
-    """Rows of each step, from the rollout dumps of a job that has ended."""
-    return [read_step(path) for path in dumps_in(folder / ROLLOUTS)]
-
-
 def dumps_in(folder: Path) -> list[Path]:
     """The rollout dumps in a folder, ``<step>.jsonl``, in the order of their steps; none if there is no such folder."""
     dumps = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
