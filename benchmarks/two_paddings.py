@@ -150,7 +150,7 @@ def read(side: Side, *, columns: bool) -> Any:
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
     # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or not.
     names = [*READ, *(OWN_COLUMNS if columns else ())]
-    return data.select(*[name for name in names if name in data.keys()])  # noqa: SIM118  (a TensorDict)
+    return data.select(*[name for name in names if name in data])
 
 
 def clear_queue() -> None:

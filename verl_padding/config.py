@@ -63,8 +63,9 @@ class PaddingConfig:
     optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""
     sharing: Sharing = "off"
     """Whether tokens that rows have in common are computed once. ``chains``: if a row's tokens begin with all tokens of
-    another row, prompt and response, only the longer row is computed, and both get its outputs. It needs
-    ``packer=plan``, dynamic batch sizes and FSDP engines."""
+    another row, prompt and response, only the longer row is computed, and both get its outputs. ``trees``: so are
+    tokens that rows begin with before they part; where the model's layers do not allow it, chains are shared. Both
+    need ``packer=plan``, dynamic batch sizes and FSDP engines."""
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
     Metrics tell the sums, and a file per step has every lap (``verl-padding timeline`` draws it)."""

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ACTOR, CRITIC = "language_model", "value_model"
 PROBE = "probe"  # folder of the probe's notes, in that of a job
-ON_A_CPU = "verl_padding.local.verl_patches"  # what the plug-in loads with VERL_PLATFORM=cpu
+ON_A_CPU = "tests.end_to_end.without_plugin"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ def _local_parameters(engine) -> list:
 
 def _routes_of_pads(data) -> list:
     """Experts of each token and layer of the rows without a loss, if routes came along: what pads say they took."""
-    if "routed_experts" not in data.keys():  # noqa: SIM118  (a TensorDict)
+    if "routed_experts" not in data:
         return []
     pairs = zip(data["routed_experts"].unbind(), data["loss_mask"].unbind(), strict=True)
     return [slots for routes, mask in pairs if not mask.any() for slots in routes.flatten(0, 1).tolist()]
@@ -87,7 +87,7 @@ def _routes_of_pads(data) -> list:
 
 def _images_of(data) -> list[bool]:
     """Whether each row with a loss shows the model an image, if rows can."""
-    if "multi_modal_inputs" not in data.keys():  # noqa: SIM118  (a TensorDict)
+    if "multi_modal_inputs" not in data:
         return []
     pairs = zip(data["multi_modal_inputs"], data["loss_mask"].unbind(), strict=True)
     return ["pixel_values" in getattr(inputs, "data", inputs) for inputs, mask in pairs if mask.any()]

@@ -86,11 +86,7 @@ def _computed(trainer, batch: KVBatchMeta) -> Outcome:
     except Exception as raised:  # whatever verl raises, the same must come with pads
         error = type(raised), str(raised)
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
-    rows = {
-        name: [row.tolist() for row in data[name].unbind()]
-        for name in RESULTS
-        if name in data.keys()  # noqa: SIM118  (a TensorDict)
-    }
+    rows = {name: [row.tolist() for row in data[name].unbind()] for name in RESULTS if name in data}
     return Outcome(rows, trainer.kl_ctrl_in_reward.value, metrics, error)
 
 

@@ -78,7 +78,7 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
     assert torch.equal(data[columns.REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
     assert real_M.min() >= 1
     assert cells.any()
-    assert columns.LOSS_FACTOR not in data.keys(), "all rows weigh the same"  # noqa: SIM118  (a TensorDict)
+    assert columns.LOSS_FACTOR not in data, "all rows weigh the same"
 
 
 def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():

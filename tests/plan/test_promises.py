@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.drawn_jobs import batches, jobs
+from tests.support.drawn_jobs import MOST_TOKENS, DrawnRows, batches, computed_once, jobs
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.calls import Call
@@ -19,8 +19,12 @@ from verl_padding.plan.planner import reuses_layout_of
 from verl_padding.plan.strategies import STRATEGIES
 
 EXAMPLES = settings(max_examples=60)
-MOSTLY_CUT_BY_PLAN = st.one_of(jobs(), jobs(pass_cut_as_update=True))
-"""Many of these share prefixes, too."""
+MOSTLY_CUT_BY_PLAN = st.one_of(
+    st.tuples(batches(), jobs()),
+    st.tuples(batches(), jobs(pass_cut_as_update=True)),
+    st.tuples(batches(max_prompts=2, max_rows=8, known="forest"), jobs(pass_cut_as_update=True, sharing="trees")),
+)
+"""Rows and their job. Many of these share prefixes, too."""
 SEVERAL_STEPS = "plans of several steps whose micro-batches a pass takes over"
 met: Counter = Counter()
 """What the examples have met, so that no promise passes because nothing was asked of it."""
@@ -37,20 +41,42 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
     return plan
 
 
-def computed(rows: Rows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
-    """What the engine computes of a micro-batch: pads, and the rows that no longer row of their chain is beside."""
+def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+    """Of the rows of a micro-batch, pads and those that no row which goes on from all of them is beside."""
     if job.sharing == "off" or call.token_budget is None:
         return list(held)
-    beginnings = {shorter for row in held if row < len(rows) for shorter in _beginnings(rows, row)}
+    beginnings = {shorter for row in held if row < len(rows) for shorter in _beginnings(rows, job, row)}
     return [row for row in held if row not in beginnings]
 
 
-def _beginnings(rows: Rows, row: int) -> list[int]:
-    """The rows of the chain before a row: each extends the one before, and is the first that does."""
+def _beginnings(rows: DrawnRows, job: Job, row: int) -> list[int]:
+    """The rows that are computed in a row: with chains those before it in its chain, with trees all it begins with.
+
+    In a chain, each row extends the one before, and is the first that does, or comes next before it among the trees.
+    """
+    if rows.text_R is not None and rows.forest is not None:
+        text, by_place = rows.text_R[row], np.argsort(rows.forest.place_R).tolist()
+        after = by_place[by_place.index(row) + 1 :]
+        shorter = [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
+        if job.sharing == "trees":
+            return shorter
+        return [after[0], *_beginnings(rows, job, after[0])] if shorter[:1] == after[:1] != [] else []
     earlier = rows.extends_R[row] if rows.extends_R else None
     if earlier is None or rows.extends_R is None or rows.extends_R.index(earlier) != row:
         return []
-    return [earlier, *_beginnings(rows, earlier)]
+    return [earlier, *_beginnings(rows, job, earlier)]
+
+
+def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+    """Positions, from 1, of the tokens that the engine computes of a micro-batch."""
+    alone = tips(rows, job, call, held)
+    once: list[int] = []
+    if job.sharing == "trees" and call.token_budget is not None and rows.text_R is not None:
+        once = computed_once([rows.text_R[row] for row in held if row < len(rows)])
+        met["rows that part"] += len(once) < sum(rows.tokens_R[row] for row in alone if row < len(rows))
+        alone = [row for row in alone if row >= len(rows)]
+    ends = [rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in alone]
+    return [*once, *[position for end in ends for position in range(1, end + 1)]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,9 +84,10 @@ def _not_vacuous():
     met.clear()
     yield
     # Each is met several times as often, whatever the seed.
-    once = "pads", "steps", "two updates", "fewer steps", "micro-batches", "micro-batches of pads alone"
-    for what in (*once, "shared prefixes", "rows that are computed in others"):
-        assert met[what] >= met["plans"] / 50, (what, met)
+    in_all_tests = "pads", "steps", "two updates", "fewer steps", "shared prefixes"
+    in_some = "micro-batches", "micro-batches of pads alone", "rows that are computed in others", "rows that part"
+    for what, part in (dict.fromkeys(in_all_tests, 1 / 50) | dict.fromkeys(in_some, 1 / 200)).items():
+        assert met[what] >= met["plans"] * part, (what, met)
     assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
 
 
@@ -130,7 +157,7 @@ def test_no_step_is_without_real_rows_and_every_rank_has_one_where_there_are_eno
         for ranks, reporting in zip(layout.cells, layout.reporting_ranks_M, strict=True):
             real = [row for cell in ranks for row in cell if row < len(rows)]
             # A chain on one rank is computed once.
-            items = computed(rows, job, update, real)
+            items = tips(rows, job, update, real)
             assert min(len(items), update.dp_size) <= reporting <= min(len(real), update.dp_size)
 
 
@@ -186,8 +213,9 @@ def test_whoever_packs_the_mini_batches_hold_the_same_rows(rows, job):
 
 
 @EXAMPLES
-@given(rows=batches(), job=MOSTLY_CUT_BY_PLAN)
-def test_the_same_input_gives_the_same_plan_and_it_survives_json(rows, job):
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_the_same_input_gives_the_same_plan_and_it_survives_json(drawn):
+    rows, job = drawn
     plan = planned(rows, job)
     assert plan_batch(replace(rows), replace(job)) == plan
     for name, layout in plan.layouts.items():
@@ -214,12 +242,12 @@ def test_with_fixed_micro_batches_cells_are_as_small_as_can_be(rows, job):
 
 
 @EXAMPLES
-@given(rows=batches(), job=MOSTLY_CUT_BY_PLAN)
-def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(rows, job):
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(drawn):
+    rows, job = drawn
     plan = planned(rows, job)
     for name, call in job.calls():
         layout = plan.layouts[name]
-        tokens_R = [*rows.tokens_R, *[job.pad_tokens] * layout.n_pads]
         if call.token_budget is not None and job.packer == "verl":
             assert layout.micro_batch_rows is None
             continue
@@ -237,33 +265,35 @@ def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(row
                     if call.token_budget is None:
                         assert len(micro_batch) == call.micro_batch_rows
                     else:
-                        counted = computed(rows, job, call, micro_batch)
-                        met["rows that are computed in others"] += len(micro_batch) - len(counted)
-                        assert sum(tokens_R[row] for row in counted) <= call.token_budget
+                        met["rows that are computed in others"] += len(micro_batch) - len(
+                            tips(rows, job, call, micro_batch)
+                        )
+                        assert len(computed(rows, job, call, micro_batch)) <= call.token_budget
 
 
 @EXAMPLES
-@given(rows=batches(), job=MOSTLY_CUT_BY_PLAN)
-def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(rows, job):
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
+    rows, job = drawn
     plan = planned(rows, job)
     for name, call in job.calls():
         layout, figures = plan.layouts[name], plan.figures[name]
         tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_pads])
         cost_R = COST_MODELS[job.cost_model](tokens_R)
+        cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MOST_TOKENS + 1)), prepend=0)
         if layout.micro_batch_rows is None:
             slowest = sum(max(cost_R[list(cell)].sum() for cell in ranks) for ranks in layout.cells)
             assert figures.imbalance == pytest.approx(slowest / (cost_R.sum() / call.dp_size))
             assert figures.over_lower_bound >= 1
             assert figures.micro_batches is None
             continue
-        slowest = micro_slowest = micro_batches = cost = computed_tokens = 0
+        slowest = micro_slowest = micro_batches = cost = 0
+        computed_tokens = -layout.n_pads * job.pad_tokens
         for mini_batch in range(layout.n_mini_batches):
             held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
-            counted_DK = [[computed(rows, job, call, held) for held in held_K] for held_K in held_DK]
-            load_DK = np.array([[cost_R[counted].sum() for counted in counted_K] for counted_K in counted_DK])
-            all_counted = {row for counted_K in counted_DK for counted in counted_K for row in counted}
-            computed_tokens += sum(rows.tokens_R[row] for row in all_counted if row < len(rows))
-            met["rows that are computed in others"] += sum(map(len, layout.cells[mini_batch])) - len(all_counted)
+            positions_DK = [[computed(rows, job, call, held) for held in held_K] for held_K in held_DK]
+            load_DK = np.array([[cost_P[positions].sum() for positions in of_rank] for of_rank in positions_DK])
+            computed_tokens += sum(len(positions) for of_rank in positions_DK for positions in of_rank)
             slowest += load_DK.sum(axis=1).max()
             micro_slowest += load_DK.max(axis=0).sum()
             cost += load_DK.sum()

@@ -1,19 +1,48 @@
 """Random batches and jobs for the planner's properties."""
 
 import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
 
 from hypothesis import strategies as st
 
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update
 from verl_padding.plan.calls import Call
-from verl_padding.plan.row_keys import session_of_key
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import parts_of_key, session_of_key
+
+MOST_TOKENS = 400
+"""Of a row."""
+Text = tuple[tuple[int, int], ...]
+"""Tokens that tell all tokens before them: (row that has it first, position from 1)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrawnRows(Rows):
+    text_R: tuple[Text, ...] | None = None
+    """Tokens of each row, if its forest is known."""
+
+
+def computed_once(texts: Sequence[Text]) -> list[int]:
+    """Positions of the tokens that are computed where rows share what they begin with: each token of a trie, and once
+    more the last one before each further branch."""
+    tokens = {token for text in texts for token in text}
+    edges = {edge for text in texts for edge in pairwise(text)}
+    branched = [before for before, _ in edges]
+    for token in set(branched):
+        branched.remove(token)
+    return [position for _, position in [*tokens, *branched]]
 
 
 @st.composite
-def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 4) -> Rows:
+def batches(
+    draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 4, known: str | None = None
+) -> DrawnRows:
     """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any order.
 
-    In most batches it is known which rows extend others: chains, and some branches.
+    It is ``known`` which rows extend others, chains and some branches ("extends"), what rows of a prompt begin with
+    ("forest"), or "nothing"; by default any of these.
     """
     n_prompts = draw(st.integers(1, max_prompts))
     keys = []
@@ -23,9 +52,12 @@ def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 
     if not keys:
         keys = ["p0_0_0"]
     keys = draw(st.permutations(keys))
-    tokens = draw(st.lists(st.integers(2, 400), min_size=len(keys), max_size=len(keys)))
-    if not draw(st.sampled_from([True, True, True, False])):
-        return Rows.from_keys(keys, tokens)
+    tokens = draw(st.lists(st.integers(2, MOST_TOKENS), min_size=len(keys), max_size=len(keys)))
+    known = known or draw(st.sampled_from(["forest", "extends", "nothing", "extends", "forest"]))
+    if known == "nothing":
+        return DrawnRows.from_keys(keys, tokens)
+    if known == "forest":
+        return _growing_from_each_other(keys, tokens, Random(draw(st.integers(0, 2**32))))
     # How many places before a row, by length, the one stands that it extends; 0 for none.
     back = draw(st.lists(st.sampled_from([1, 1, 1, 0, 2]), min_size=len(keys), max_size=len(keys)))
     extends: list[int | None] = [None] * len(keys)
@@ -35,11 +67,30 @@ def batches(draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 
         if 0 < back[row] <= len(before):
             extends[row] = before[-back[row]]
         before.append(row)
-    return Rows.from_keys(keys, tokens, extends)
+    return DrawnRows.from_keys(keys, tokens, extends)
+
+
+def _growing_from_each_other(keys: Sequence[str], tokens: Sequence[int], random: Random) -> DrawnRows:
+    """Each row begins with some of the tokens of a row of its prompt before it, with all, or with none."""
+    texts: list[Text] = []
+    of_prompt: dict[str, list[Text]] = {}
+    for row, (key, length) in enumerate(zip(keys, tokens, strict=True)):
+        earlier = of_prompt.setdefault(parts_of_key(key)[0], [])
+        text = random.choice([(), *earlier])
+        shared = text[: random.choice([0, 1, 2, len(text), *random.choices(range(len(text) + 1), k=4)])][:length]
+        texts.append(shared + tuple((row, position) for position in range(len(shared) + 1, length + 1)))
+        earlier.append(texts[-1])
+    order = sorted(range(len(keys)), key=texts.__getitem__, reverse=True)
+    shared_I = [
+        0,
+        *[sum(a == b for a, b in zip(texts[one], texts[next_], strict=False)) for one, next_ in pairwise(order)],
+    ]
+    rows = DrawnRows.from_keys(keys, tokens, forest=Forest.in_order(tokens, order, shared_I))
+    return dataclasses.replace(rows, text_R=tuple(texts))
 
 
 @st.composite
-def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -> Job:
+def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, sharing: str | None = None) -> Job:
     """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is cut as its update."""
     strategy = draw(st.sampled_from(strategies))
     prompts = draw(st.sampled_from([12, 24]))
@@ -80,6 +131,6 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False) -
         row_multiple=draw(st.sampled_from([1, 1, 3, 10])),
         seed=draw(st.integers(0, 3)),
         packer=packer,
-        sharing=draw(st.sampled_from(["chains", "chains", "off"])) if packer == "plan" else "off",
+        sharing=sharing or (draw(st.sampled_from(["chains", "trees", "off"])) if packer == "plan" else "off"),
         cost_model=draw(st.sampled_from(["tokens", "attention"])),
     )

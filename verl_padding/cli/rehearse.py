@@ -44,6 +44,9 @@ def rehearse(
     console.print("This runs the job's own code: data set, agent loops, tools and rewards, a few times each.")
     try:
         config = compose_job(arguments)
+        # Only now: verl reads VERL_PLATFORM when it is imported. What its modules lack is told as what settings lack.
+        import verl_padding.rehearsal.sessions
+        import verl_padding.rehearsal.step  # noqa: F401
     except Exception as error:
         return _show(RehearsalError(str(error), stage="settings", failures=[Failure.of(error)]), {}, console)
     show = partial(_show, files=own_files(config), console=console)

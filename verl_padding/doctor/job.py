@@ -31,6 +31,11 @@ READ_INSTEAD = {
 """Setting that verl's v1 trainers and workers pass over -> the one that does what it says. Reported where a job sets it
 to another value than verl's own config does."""
 
+SHARED = {
+    "chains": "rows that extend each other are computed once",
+    "trees": "what rows of a prompt begin with is computed once",
+}
+
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
     """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what it lacks, and what
@@ -112,7 +117,7 @@ def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Itera
         cut = "" if taken is None else f", micro-batches of the update of the {taken}"
         yield ok(name, counted(inference.dp_size, "data-parallel rank") + cut)
     if job.sharing != "off":
-        yield ok("shared prefixes", "rows that extend each other are computed once")
+        yield ok("shared prefixes", SHARED[job.sharing])
     multiple = lcm(*(engine.row_multiple for engine in engines.values()))
     why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     yield ok("pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}")

@@ -52,9 +52,11 @@ def _handles(actors: Any) -> list[ActorHandle]:
 
 
 class ActorWatch:
-    """Looks at actors from a thread, and interrupts the main thread when one of them has died. Ray reports a death to
-    this process, so a look costs nothing. An actor that restarts, or one that its holder has replaced (``actors``
-    returns those that are held now, by what they are), is not dead."""
+    """Looks at actors from a thread, and interrupts the main thread when one of them has died.
+
+    Ray reports a death to this process, so a look costs nothing. An actor that restarts, or one that its holder has
+    replaced, is not dead: ``actors`` returns those that are held now, by what they are.
+    """
 
     def __init__(self, actors: Callable[[], Mapping[str, Sequence[ActorHandle]]]):
         self._actors = actors
@@ -66,9 +68,11 @@ class ActorWatch:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """Watches over a with-block in the main thread; in another thread the block runs unwatched, with a warning. If
-        an actor dies, raises a LostActorError with its name and Ray's reason, whose cause is what the block raised when
-        it was interrupted, or by itself."""
+        """Watches over a with-block in the main thread; in another thread the block runs unwatched, with a warning.
+
+        If an actor dies, raises a LostActorError with its name and Ray's reason, whose cause is what the block raised
+        when it was interrupted, or by itself.
+        """
         if threading.current_thread() is not threading.main_thread():
             logger.warning("verl_padding: actors are not watched: only waiting in the main thread can be interrupted")
             yield

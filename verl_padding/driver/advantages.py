@@ -94,7 +94,7 @@ def session_advantages(
         rows: the fields of :data:`READ` that the rows have, jagged.
         places_R: their :func:`trajectory_places`.
     """
-    fields = {name: rows[name].unbind() for name in READ if name in rows.keys()}  # noqa: SIM118  (a TensorDict)
+    fields = {name: rows[name].unbind() for name in READ if name in rows}
     sessions = rows_of_sessions(keys)
     columns = [_columns(fields, session, places_R) for session in sessions]
     estimated = _estimated(columns, [keys[session[0]] for session in sessions], algorithm)
@@ -175,7 +175,7 @@ def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     mended = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]
     if not mended:
         return
-    reward_R = rows[REWARDS if REWARDS in rows.keys() else SCORES].unbind()  # noqa: SIM118  (a TensorDict)
+    reward_R = rows[REWARDS if REWARDS in rows else SCORES].unbind()
     last_S = [session[-1] for session in sessions]
     samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[row].sum()[None]} for row in last_S]
     estimated = _estimated(samples, [batch.keys[row] for row in last_S], algorithm)["advantages"]

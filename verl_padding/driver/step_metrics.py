@@ -128,6 +128,6 @@ def session_metrics(keys: Sequence[str], rows: TensorDict) -> dict[str, float]:
         names.SESSION_ROWS: len(keys) / len(sessions),
         names.SESSION_ROWS_MAX: max(map(len, sessions)),
     }
-    if TURNS in rows.keys():  # noqa: SIM118  (a TensorDict)
+    if TURNS in rows:
         metrics[names.SESSION_TURNS] = sum(float(turns) for turns in rows[TURNS]) / len(sessions)
     return metrics

@@ -80,7 +80,8 @@ class StepTiming:
             self._learned.write(self._checkpoint(step) / FILE)
 
     def resume(self, step: int) -> None:
-        """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some."""
+        """Takes what was learned from the folder of a step's checkpoint, if the job goes on from one that has some; a
+        file that cannot be read is refused, by a PaddingDataError."""
         named = self._trainer.resume_mode == "resume_path"
         path = (Path(self._trainer.resume_from_path) if named else self._checkpoint(step)) / FILE
         if self._learned is not None and step and path.is_file():

@@ -71,4 +71,6 @@ def _register_config_group(_: ModuleType) -> None:
 
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    from verl_padding.local import verl_patches  # noqa: F401  (registers its own hooks)
+    from verl_padding.local.verl_patches import register
+
+    register()

@@ -77,6 +77,8 @@ class JobReader:
         self.mode = mode or stock_mode(config.trainer.v1.trainer_mode)
         """The verl mode that the job's trainer extends; by default the one that the trainer's name says."""
         self.padding = padding
+        self.sharing: Sharing = padding.sharing
+        """What is shared; :meth:`check_models` makes chains of trees that the actor's model does not suit."""
         self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         """Local updates per global step, which share its prompts."""
 
@@ -102,24 +104,11 @@ class JobReader:
         """Whether rows of the actor may have images or sounds, wherever its config has the tower for them."""
         return has_tower(self.model_config)
 
-    @cached_property
-    def sharing(self) -> Sharing:
-        """What is shared: chains where trees are asked for and a layer of the actor does not see whole rows."""
-        if self.padding.sharing != "trees":
-            return self.padding.sharing
-        others = kinds_of_layers(self.model_config) - BRANCHING_LAYERS
-        others |= {"a tower for images or sounds"} if self.has_images else set()
-        if not others:
-            return "trees"
-        logger.warning(
-            f"verl_padding: padding.sharing=chains instead of trees, since the actor has layers of {sorted(others)}: a "
-            "row that parts from another one would begin in the wrong state."
-        )
-        return "chains"
-
     def check_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, whose images pads cannot have, or whose
-        config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes."""
+        config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes.
+
+        Where trees are to be shared and a layer of the actor does not see whole rows, chains are, with a warning."""
         models = {ACTOR_MODEL: self.model_config}
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
@@ -129,6 +118,14 @@ class JobReader:
             check_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
+        others = kinds_of_layers(self.model_config) - BRANCHING_LAYERS
+        others |= {"a tower for images or sounds"} if self.has_images else set()
+        if self.sharing == "trees" and others:
+            self.sharing = "chains"
+            logger.warning(
+                "verl_padding: padding.sharing=chains instead of trees, since the actor has layers of "
+                f"{sorted(others)}: a row that parts from another one would begin in the wrong state."
+            )
 
     @property
     def n_experts(self) -> int | None:

@@ -1,9 +1,9 @@
 """Lets verl 0.9 run on a CPU: what is registered with it, and what is changed in it.
 
-The plug-in's entry point imports this module in every process of a job with ``VERL_PLATFORM=cpu``. Each piece is called
-once with the module of verl that it concerns, right after that module's import. A name that verl no longer has ends the
-import with an AttributeError: better than training on something else. With another version of verl, only an error is
-logged, and verl answers "Unknown platform 'cpu'".
+The plug-in's entry point calls :func:`register` in every process of a job with ``VERL_PLATFORM=cpu``. Each piece is
+called once with the module of verl that it concerns, right after that module's import. A name that verl no longer has
+ends the import with an AttributeError: better than training on something else. With another version of verl, only an
+error is logged, and verl answers "Unknown platform 'cpu'".
 """
 
 import gc
@@ -178,7 +178,12 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
 """Modules of verl, and what is called with each."""
 
 
-if is_known(version("verl")):
+def register() -> None:
+    """Lets verl run on a CPU in this process, whichever of its modules are imported from now on."""
+    if not is_known(version("verl")):
+        # verl hides the exceptions of its plug-ins, so the log has to say it
+        logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, version("verl"))
+        return
     # A job's processes hold millions of objects of libraries; looking through them took a tenth of their time.
     gc.set_threshold(50_000)
     # Of its 8 threads, TransferQueue warns at each put and get: hundreds of lines a step, through all of Ray's log.
@@ -186,6 +191,3 @@ if is_known(version("verl")):
     sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
     for module, hook in HOOKS:
         register_post_import_hook(hook, module)
-else:
-    # verl hides the exceptions of its plug-ins, so the log has to say it
-    logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, version("verl"))

@@ -1,45 +1,21 @@
-"""verl's own vLLM replica on a CPU: the same server, with another way to load weights in vLLM's workers."""
+"""verl's own vLLM replica on a CPU: the same server, with the worker extension that can load weights there."""
 
 from typing import Any
 
 import ray
-import torch
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 
 class CpuVllmServer(vLLMHttpServer):
+    """verl's vLLM server, which names another worker extension."""
+
     def _get_worker_extension_cls(self) -> str:
-        return f"{__name__}.CpuWorkerExtension"
+        return "verl_padding.local.vllm_worker.CpuWorkerExtension"
 
 
 class CpuVllmReplica(vLLMReplica):
+    """verl's vLLM replica around a :class:`CpuVllmServer`."""
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(CpuVllmServer)
-
-
-class CpuWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's extension of vLLM's workers, for weights that vLLM has packed for a CPU.
-
-    vLLM on a CPU packs the weight of a linear layer for its kernels and leaves an empty tensor in its place, which
-    verl's ``load_weights``, bucket by bucket, cannot fill. vLLM's own reload puts the layers back first and packs them
-    anew; it needs all weights at once.
-    """
-
-    def update_weights_from_ipc(
-        self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = True
-    ) -> None:
-        """Takes the weights that verl's adapter sends through shared memory; LoRA adapters have to be merged."""
-        if peft_config is not None:
-            raise NotImplementedError("vLLM on a CPU needs model.lora.merge=true")
-        received: list[tuple[str, torch.Tensor]] = []
-
-        def keep(weights: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-            received.extend((name, tensor.clone()) for name, tensor in weights)  # the buffer is used again
-
-        cpu = torch.device("cpu")
-        receiver = BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=cpu, use_shm=use_shm)
-        receiver.receive_weights(on_bucket_received=keep)
-        self.model_runner.reload_weights(weights_iterator=iter(received))

@@ -197,6 +197,7 @@ def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
 
 
 def clear(keys: Sequence[str], partition_id: str) -> None:
+    """Takes rows out of TransferQueue."""
     if keys:
         tq.kv_clear(keys=list(keys), partition_id=partition_id)
 

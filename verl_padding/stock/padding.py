@@ -35,6 +35,7 @@ class StockRule:
         )
 
     def padded_rows(self, real_rows: int) -> int:
+        """Rows of the batch after verl's padding."""
         return padded_rows(real_rows, self.dp_size, self.actor_rows, self.critic_rows)
 
     def optimizer_steps(self, real_rows: int) -> int:

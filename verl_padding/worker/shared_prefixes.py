@@ -120,7 +120,7 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
         return segments
     offsets = torch.tensor([0, *accumulate(tree.lengths_S)])
     for name in (TOKENS, *PER_TOKEN):
-        if name not in segments.keys():  # noqa: SIM118  (a TensorDict)
+        if name not in segments:
             continue
         # (tokens, ..), and position ids (.., tokens)
         dim = -1 if name == "position_ids" else 0
