@@ -3,12 +3,14 @@
 import pytest
 import torch
 from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import agg_loss
 
 from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.equivalence.test_registered_losses import BYPASS
-from tests.support.losses_on_rows import MODES, PAD, Rows, policy_loss, run_as_verl_does
+from tests.support.losses_on_rows import MODES, PAD, Rows, nested, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.left_out import MULTIPLIED
+from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.worker.losses import CLIP_FRACTIONS, CLIPS_NO_ZERO, RealRowsLoss
 
 IDLE = (1, 3)
@@ -112,6 +114,20 @@ def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
             clips_no_zero &= counted[each] == same(of_all[each], rel=RELATIVE_FLOAT32)
     assert clips_no_zero == (name in CLIPS_NO_ZERO or not CLIP_FRACTIONS & of_all.keys())
     assert name == "gpg" or "actor/ppo_kl_computed" in of_some
+
+
+@EACH_MODE
+def test_in_token_modes_the_entropy_loss_is_the_entropy_that_verl_takes_from_the_pass(mode):
+    for masked in (False, True):
+        rows = rows_of(masked=masked)
+        _, metrics = run_as_verl_does(RealRowsLoss(policy_loss(mode), "rows"), rows, ALL, "log_probs")
+        lengths = [(len(row["prompts"]), row["output"] ** 2) for row in rows.fields]
+        entropy = nested(values[prompt - 1 : -1] for prompt, values in lengths).to_padded_tensor(0.0)
+        mask = nested(row["response_mask"] for row in rows.fields).to_padded_tensor(0)
+        # verl: PPOTrainer._compute_old_log_prob
+        want = agg_loss(loss_mat=entropy, loss_mask=mask, loss_agg_mode=mode, loss_scale_factor=8)
+        same = metrics["actor/entropy_loss"] == pytest.approx(float(want), rel=RELATIVE_FLOAT32)
+        assert same or (masked and mode not in TOKEN_MODES)
 
 
 @pytest.mark.parametrize("terms", [True, False], ids=["with KL and entropy", "alone"])

@@ -26,6 +26,7 @@ from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
 from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions, find_forest
+from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
 from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_fields, set_aside
@@ -61,6 +62,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
         advantages.check_advantages_stay_with_rows(config)
+        self._own_old_log_probs = self._padding.old_log_probs == "update"
         self._loss_weightings = loss_weightings(config, self._padding)
         self._schema = Schema(self._padding.fields)
         self._watch: ActorWatch | None = None
@@ -141,6 +143,11 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         finally:
             self._padded_batch = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
+        # What verl takes from the pass, where the update adds up the same: in a mean over rows, verl leaves out those
+        # without a trained token, and the update does not.
+        by_tokens = self.config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
+        if self._own_old_log_probs and by_tokens and "actor/entropy_loss" in metrics:
+            metrics["actor/entropy"] = metrics["actor/entropy_loss"]
         if self._timing is not None:
             started = time.perf_counter()
             metrics.update(self._timing.read(self.global_steps, planned))
@@ -169,7 +176,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         padded = self._padded(batch, plan, template, timed=self._timing is not None)
         if self._job_reader.has_teacher:
             padded.check_all_rows_have("teacher_logprobs")
-        if self._padding.old_log_probs == "update" and self.config.algorithm.get("rollout_correction") is not None:
+        if self._own_old_log_probs and self.config.algorithm.get("rollout_correction") is not None:
             padded.check_no_row_has(
                 "rollout_log_probs",
                 "verl's trainer compares it with old log-probs, of which there are none with "
@@ -186,7 +193,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self._padding.old_log_probs == "update":
+        if self._own_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
 
@@ -266,7 +273,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _padded(
         self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
     ) -> PaddedBatch:
-        own = ACTOR if self._padding.old_log_probs == "update" else None
+        own = ACTOR if self._own_old_log_probs else None
         weightings = self._loss_weightings
         return PaddedBatch(batch, plan, template, loss_weightings=weightings, timed=timed, own_old_log_probs=own)
 
