@@ -13,11 +13,10 @@ from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
-from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, write_steps
+from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
 from verl_padding.timing.laps import Lap
 
 logger = logging.getLogger(__name__)
-FOLDER = "steps"
 
 
 @dataclass(frozen=True, kw_only=True)
