@@ -21,6 +21,16 @@ COMPARES_SESSIONS = tuple(
 """Estimators whose advantage is 0, by their formulas, for sessions of a prompt that have earned the same."""
 
 
+def row_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> dict[str, float]:
+    """All of these but ages, of the rows of each local update of a step, by the job's section ``algorithm``."""
+    return {
+        **session_metrics(rows_of),
+        **token_metrics(rows_of),
+        **advantage_metrics(rows_of, algorithm),
+        **shared_metrics(rows_of),
+    }
+
+
 def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     """Rows, response tokens, score (that of its last row) and turns of a session.
 

@@ -214,10 +214,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
         started = time.perf_counter()
         rows_of = [TrainedRows.read(update.batch, compare=self._padding.record) for update in self._updates]
-        metrics.update(batch_metrics.session_metrics(rows_of))
-        metrics.update(batch_metrics.token_metrics(rows_of))
-        metrics.update(batch_metrics.advantage_metrics(rows_of, self.config.algorithm))
-        metrics.update(batch_metrics.shared_metrics(rows_of))
+        metrics.update(batch_metrics.row_metrics(rows_of, self.config.algorithm))
         metrics.update(self._session_counts.metrics(batch.keys))
         if self.extends != SYNC:
             metrics.update(batch_metrics.age_metrics(rows_of, global_steps))
