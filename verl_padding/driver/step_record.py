@@ -82,17 +82,18 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
             shared_tokens=shared,
             shares_with=int(order[forest.place_R[row] - 1]) if shared else None,
             age=None if made_by is None else step - 1 - made_by,
-            places={call: of_call[row] for call, of_call in place_of.items()},
+            places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
         )
 
 
 def places(layout: Layout) -> dict[int, Place]:
-    """Where a layout puts each real row."""
+    """Where a layout puts each real row, unless it leaves it out. Micro-batches that no rank computes do not count."""
     found: dict[int, Place] = {}
     for mini_batch, cells in enumerate(layout.cells):
         for rank, cell in enumerate(cells):
             is_cut = layout.micro_batch_rows is not None
             parts = layout.micro_batches(mini_batch, rank) if is_cut else [cell]
+            parts = [part for number, part in enumerate(parts) if number not in layout.skipped_M[mini_batch]]
             for micro_batch, part in enumerate(parts):
                 place = Place(mini_batch, rank, micro_batch if is_cut else None)
                 found |= {row: place for row in part if row < layout.n_rows}
