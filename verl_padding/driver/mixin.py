@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -39,7 +40,6 @@ from verl_padding.pads.upsampling import find_images, strip
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
-from verl_padding.timing.laps import Lap
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -140,8 +140,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             assert self._padded_batch is not None, "a step without a plan"
             self._pad_tags += self._padded_batch.pads.tags
             strip(self._padded_batch.pads)
-            planned, plan = self._padded_batch.batch, self._padded_batch.plan
-            weight_R = self._padded_batch.weights(ACTOR)
+            update = LocalUpdate.of(self._padded_batch)
             metrics.update(self._idle_steps(self._padded_batch))
         except BaseException:
             if self._padded_batch is not None:
@@ -150,13 +149,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         finally:
             self._padded_batch = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
-        laps: list[Lap] = []
         if self._timing is not None:
             started = time.perf_counter()
             laps, of_clocks = self._timing.read()
+            update = replace(update, laps=laps)
             metrics.update(of_clocks)
             metrics[names.TIMING_SECONDS] = time.perf_counter() - started
-        self._updates.append(LocalUpdate(batch=planned, plan=plan, weight_R=weight_R, laps=laps))
+        self._updates.append(update)
         self._trained.append(batch)
         return batch
 
@@ -218,7 +217,9 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(step_metrics.performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
         started = time.perf_counter()
-        rows_of = [TrainedRows.read(update.batch, compare=self._padding.record) for update in self._updates]
+        rows_of = [
+            TrainedRows.read(update.batch, update.mask_R, compare=self._padding.record) for update in self._updates
+        ]
         metrics.update(batch_metrics.row_metrics(rows_of, self.config.algorithm))
         metrics.update(self._session_counts.metrics(batch.keys))
         if self.extends != SYNC:

@@ -2,14 +2,18 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.job.calls import ACTOR
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
@@ -26,10 +30,17 @@ class LocalUpdate:
     batch: KVBatchMeta
     """The real rows, as they were planned."""
     plan: BatchPlan
+    mask_R: Sequence[torch.Tensor] = field(repr=False)
+    """Which response tokens of each row were trained, (response,) each."""
     weight_R: Sequence[float]
     """What the gradient of each row's outputs was multiplied by in the actor's update."""
     laps: Sequence[Lap] = ()
-    """Empty where they are not recorded."""
+    """Empty where micro-batches are not timed."""
+
+    @classmethod
+    def of(cls, padded: PaddedBatch) -> Self:
+        """What stays of a padded batch that was trained on."""
+        return cls(batch=padded.batch, plan=padded.plan, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
 
 
 class StepRecord:

@@ -164,9 +164,15 @@ class PaddedBatch:
         return sum(not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M)
 
     @cached_property
+    def mask_R(self) -> list[torch.Tensor]:
+        """Which response tokens of each real row are trained, (response,) each, once the first update was called."""
+        # Read as late as that: until then the trainer may reject tokens.
+        masks = read_fields(self.batch.keys, self.batch.partition_id, ["response_mask"])["response_mask"]
+        return [mask.bool() for mask in masks.unbind()]
+
+    @cached_property
     def _trained_tokens_R(self) -> list[int]:
-        # Read as late as the first update: until then the trainer may reject tokens.
-        return tokens_of_masks(self.batch, "response_mask")
+        return [int(mask.sum()) for mask in self.mask_R]
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
