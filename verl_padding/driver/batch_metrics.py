@@ -131,7 +131,7 @@ def continued_rows(rows: TrainedRows) -> npt.NDArray[np.int64]:
     begins: list[int] = []
     with_last = 0
     for row, with_next in zip(order[::-1].tolist(), shared_I[::-1].tolist(), strict=True):
-        while begins and (session_R[begins[-1]] != session_R[row] or rows.tokens_R[begins[-1]] > with_last):
+        while begins and rows.tokens_R[begins[-1]] > with_last:  # with_last is 0 between sessions
             begins.pop()
         for earlier in reversed(begins):
             if rows.tokens_R[earlier] < rows.tokens_R[row] and index_R[earlier] < index_R[row]:
