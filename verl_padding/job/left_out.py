@@ -17,7 +17,7 @@ from verl_padding.job.role_engine import ACTOR_SECTION
 
 MULTIPLIED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "cispo", BYPASS)
 """verl's policy losses that are sums of terms which the advantage multiplies."""
-OF_REWARDS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "remax")
+OF_REWARDS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg")
 """verl's estimators that read nothing but rewards, and give sessions of a prompt that all earn the same advantages of
 exactly 0, but for rounding. Others read what a pass computes, or whiten advantages over the batch."""
 READ_OLD_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
