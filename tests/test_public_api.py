@@ -47,7 +47,8 @@ SETTINGS = {
     "idle_rows": "compute",
     "old_log_probs": "pass",
     "timing": False,
-    "timing_dir": None,
+    "record": False,
+    "record_dir": None,
     "version": verl_padding.__version__,
 }
 

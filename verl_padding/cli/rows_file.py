@@ -1,4 +1,4 @@
-"""Reads batches of rows from a file of their lengths, or from rollout dumps of verl."""
+"""Reads batches of rows from a file of their lengths, from recorded steps, or from rollout dumps of verl."""
 
 import json
 import sys
@@ -14,6 +14,7 @@ from verl_padding.plan import PlanError, Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
 from verl_padding.plan.rows import may_extend
+from verl_padding.record.step_file import RecordedStep, is_step_file, read_steps
 from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
@@ -42,21 +43,37 @@ class _Row(NamedTuple):
 
 
 def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]:
-    """Reads a file, ``-`` for standard input, or all rollout dumps of a folder, a batch each, in the order of steps.
+    """Reads a file, ``-`` for standard input, or all steps of a folder, a batch each, in their order. Of a recorded
+    step, each local update is a batch.
 
     Raises:
-        PaddingDataError: the folder holds no dump, or `read_rows` refuses a file.
+        PaddingDataError: the folder holds no step, a recorded one has no rows, or `read_rows` refuses a file.
     """
     if path == Path("-"):
         return [read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)]
     files = dumps_in(path) if path.is_dir() else [path]
     if not files:
-        raise PaddingDataError(f"{path}: holds no <step>.jsonl. Name the folder of trainer.rollout_data_dir.")
+        raise PaddingDataError(
+            f"{path}: holds no <step>.jsonl. Name the folder of trainer.rollout_data_dir or of padding.record_dir."
+        )
     batches = []
     for file in files:
-        with file.open("rb") as lines:
-            batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens))
+        if is_step_file(file):
+            updates = read_steps(file)
+            names = [str(file) if len(updates) == 1 else f"{file}, update {update.update}" for update in updates]
+            batches += [_recorded_rows(update, name) for update, name in zip(updates, names, strict=True)]
+        else:
+            with file.open("rb") as lines:
+                batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens))
     return batches
+
+
+def _recorded_rows(update: RecordedStep, name: str) -> RowsFile:
+    if not update.rows:
+        raise PaddingDataError(f"{name}: holds laps alone. Record steps with padding.record=true.")
+    tokens_R = [row.tokens for row in update.rows]
+    rows = Rows.from_keys(update.keys, tokens_R, forest=update.forest())
+    return RowsFile(name=name, rows=rows, lines_R=tuple(range(len(rows))), pads=0, is_dump=False)
 
 
 def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None) -> RowsFile:
