@@ -82,7 +82,8 @@ def demo(
 @app.command(epilog='A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.')
 def plan(
     rows: Annotated[
-        Path, typer.Argument(help="File of rows, a rollout dump of verl, a folder of dumps, or - for standard input.")
+        Path,
+        typer.Argument(help="Rows, a rollout dump, an ATIF trajectory, a log of messages, a folder; - reads them."),
     ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
@@ -105,7 +106,7 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option(help="File for a picture of each step's ranks, with --compare also of stock verl's.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer of dumps, trajectories and logs.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
     from verl_padding.cli.plan import cost_model_of, show_plan
