@@ -28,7 +28,6 @@ from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan import errors as plan_errors
-from verl_padding.timing.laps import TimedStep
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -149,8 +148,7 @@ def logged_metrics() -> set[str]:
     told |= set(session_metrics(rows.key_R, of_rows))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     laps = [replace(lap, call=call) for lap in two_ranks() for call in CALL_BY_NAME]
-    timed = TimedStep(step=1, keys=[], laps=laps)
-    told |= set(timing_metrics(timed, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
+    told |= set(timing_metrics(laps, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
     constants = {value for value in vars(metric_names).values() if isinstance(value, str) and METRIC.match(value)}
     constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
     assert len(constants) >= 15

@@ -45,7 +45,8 @@ SETTINGS = {
     "log_prob_micro_batches": "update",
     "sharing": "off",
     "timing": False,
-    "timing_dir": None,
+    "record": False,
+    "record_dir": None,
     "version": verl_padding.__version__,
 }
 

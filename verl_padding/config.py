@@ -69,9 +69,13 @@ class PaddingConfig:
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
     Metrics tell the sums, and a file per step has every lap (``verl-padding timeline`` draws it)."""
-    timing_dir: str | None = None
-    """Folder of these files, ``<step>.jsonl``. ``null``: the folder ``timing`` beside ``trainer.rollout_data_dir``, or
-    without one, in ``trainer.default_local_dir``. It matters only with ``timing``."""
+    record: bool = False
+    """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and age, where each
+    worker call computes it, and what it shares with which row; nothing of its texts (``verl-padding plan`` reads it).
+    """
+    record_dir: str | None = None
+    """Folder of the files of ``timing`` and ``record``, ``<step>.jsonl``. ``null``: the folder ``steps`` beside
+    ``trainer.rollout_data_dir``, or without one, in ``trainer.default_local_dir``."""
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
@@ -79,7 +83,8 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
-        _check_unless_one_of("timing", self.timing, (True, False))
+        for key in ("timing", "record"):
+            _check_unless_one_of(key, getattr(self, key), (True, False))
         if self.pad_length != "auto":
             _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
 

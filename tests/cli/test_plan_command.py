@@ -20,7 +20,6 @@ from verl_padding.plan import COST_MODELS
 from verl_padding.plan.cost import attention_cost
 from verl_padding.runs import charts
 from verl_padding.runs.charts import WAITING
-from verl_padding.timing.laps import TimedStep
 from verl_padding.timing.learned_costs import LearnedCosts
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
@@ -244,7 +243,7 @@ def test_the_cost_may_be_what_a_job_has_measured(path, tmp_path):
     checkpoint = tmp_path / "padding_costs.json"
     costs = LearnedCosts()
     laps = [lap(rank, 0, 1.0 + tokens, 1.0 + tokens, (tokens,)) for rank in (0, 1) for tokens in range(1, 9)]
-    costs.learn(TimedStep(step=1, keys=[], laps=laps), {"actor": COST_MODELS["attention"]}, [])
+    costs.learn(laps, {"actor": COST_MODELS["attention"]}, [])
     costs.write(checkpoint)
     by_clock, by_formula = (plan_of(path, *SHAPE, "--cost-model", name) for name in (checkpoint, "attention"))
     assert by_clock["figures"]["over_lower_bound"] != by_formula["figures"]["over_lower_bound"]

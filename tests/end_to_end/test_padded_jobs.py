@@ -13,7 +13,8 @@ from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import CRITIC as CRITIC_CALL
 from verl_padding.job.calls import LOG_PROB, REF, VALUES
-from verl_padding.timing.laps import read_steps
+from verl_padding.record.step_file import read_steps
+from verl_padding.timing.laps import laps_by_call
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
@@ -247,10 +248,11 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
     facts: JobFacts = request.getfixturevalue(job)
     keys = {note["step"]: note["keys"] for note in facts.batches}
     for step, metrics in facts.metrics.items():
-        (timed,) = read_steps(facts.folder / "timing" / f"{step}.jsonl")
+        (timed,) = read_steps(facts.folder / "steps" / f"{step}.jsonl")
         assert (timed.step, list(timed.keys)) == (step, keys[step])
-        assert {LOG_PROB, ACTOR_CALL} <= set(timed.by_call())
-        for call, laps in timed.by_call().items():
+        by_call = laps_by_call(timed.laps)
+        assert {LOG_PROB, ACTOR_CALL} <= set(by_call)
+        for call, laps in by_call.items():
             epochs = 2 if (job, call) == ("gae", ACTOR_CALL) else 1
             assert Counter(row for lap in laps for row in lap.rows) == dict.fromkeys(range(len(timed.keys)), epochs)
             assert set(Counter((lap.mini_batch, lap.micro_batch) for lap in laps).values()) == {2}, "of both ranks"

@@ -83,7 +83,9 @@ def demo(
 def plan(
     rows: Annotated[
         Path,
-        typer.Argument(help="Rows, a rollout dump, an ATIF trajectory, a log of messages, a folder; - reads them."),
+        typer.Argument(
+            help="Rows, a recorded step, a rollout dump, an ATIF trajectory, a log of messages, or a folder; - reads them."
+        ),
     ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
@@ -149,7 +151,7 @@ def compare(
 
 @app.command()
 def timeline(
-    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl.")],
+    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.record_dir>/3.jsonl.")],
     picture: Annotated[Path | None, typer.Option(help="File for a picture: ranks over time, micro-batches.")] = None,
     trace: Annotated[Path | None, typer.Option(help="File for a Chrome trace, which ui.perfetto.dev opens.")] = None,
     update: Annotated[int, typer.Option(min=0, help="Local update of the step, from 0 (separate_async).")] = 0,

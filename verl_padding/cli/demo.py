@@ -33,7 +33,7 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
-    padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}", "padding.timing=true"]
+    padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}", "padding.timing=true", "padding.record=true"]
     return [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES, *padding]
 
 

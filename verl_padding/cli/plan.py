@@ -157,7 +157,7 @@ def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Com
             entry["comparison"] = _totals([of_file], [compared[number]])
         batches.append(entry)
     settings = {name: getattr(planned[0].job, name) for name in ("strategy", "packer", "sharing")}
-    if not path.is_dir():
+    if not path.is_dir() and len(batches) == 1:
         return settings | batches[0]
     return settings | {"batches": batches} | ({"comparison": _totals(planned, compared)} if compared else {})
 

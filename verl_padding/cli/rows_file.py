@@ -1,4 +1,4 @@
-"""Reads batches of rows: from a file of their lengths, rollout dumps of verl, trajectories or logs of messages."""
+"""Reads batches of rows: of a file, of recorded steps, of verl's rollout dumps, or of an agent's trajectories."""
 
 import json
 import sys
@@ -27,6 +27,7 @@ from verl_padding.plan.counted import counted
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
 from verl_padding.plan.rows import may_extend
+from verl_padding.record.step_file import RecordedStep, is_step_file, read_steps
 from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
@@ -58,11 +59,11 @@ class _Row(NamedTuple):
 
 
 def read_batches(path: Path, count_tokens: CountTokens | None, encode: ChatEncoder | None = None) -> list[RowsFile]:
-    """Reads a file, ``-`` for standard input, all rollout dumps of a folder, a batch each, in the order of steps, or
-    the ATIF trajectories of a folder and those below it, as one batch.
+    """Reads a file, or ``-`` for standard input, or all steps of a folder, a batch each, in their order; or the ATIF
+    trajectories of a folder and those below it, as one batch. Of a recorded step, each local update is a batch.
 
     Raises:
-        PaddingDataError: the folder holds neither, or `read_rows` refuses a file.
+        PaddingDataError: the folder holds neither, a recorded step has no rows, or `read_rows` refuses a file.
     """
     if path == Path("-"):
         return [read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens, encode=encode)]
@@ -73,13 +74,18 @@ def read_batches(path: Path, count_tokens: CountTokens | None, encode: ChatEncod
         return [_batch([], calls, name=str(path), count_tokens=count_tokens, encode=encode, notes=notes)]
     if not files:
         raise PaddingDataError(
-            f"{path}: holds no <step>.jsonl and no ATIF trajectory. Name the folder of trainer.rollout_data_dir, or "
-            "one of trajectories."
+            f"{path}: holds no <step>.jsonl and no ATIF trajectory. Name the folder of trainer.rollout_data_dir, of "
+            "padding.record_dir, or of trajectories."
         )
     batches = []
     for file in files:
-        with file.open("rb") as lines:
-            batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens, encode=encode))
+        if is_step_file(file):
+            updates = read_steps(file)
+            names = [str(file) if len(updates) == 1 else f"{file}, update {update.update}" for update in updates]
+            batches += [_recorded_rows(update, name) for update, name in zip(updates, names, strict=True)]
+        else:
+            with file.open("rb") as lines:
+                batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens, encode=encode))
     return batches
 
 
@@ -104,6 +110,14 @@ def _calls_and_notes(documents: Mapping[Path, Any]) -> tuple[list[ModelCall], li
         return calls, []
     named = f"{counted(len(missing), 'file')} to which trajectories refer, as {missing[0]}"
     return calls, [f"The plan leaves out {named}: not found."]
+
+
+def _recorded_rows(update: RecordedStep, name: str) -> RowsFile:
+    if not update.rows:
+        raise PaddingDataError(f"{name}: holds laps alone. Record steps with padding.record=true.")
+    tokens_R = [row.tokens for row in update.rows]
+    rows = Rows.from_keys(update.keys, tokens_R, forest=update.forest())
+    return RowsFile(name=name, rows=rows, lines_R=tuple(range(len(rows))), pads=0, is_dump=False)
 
 
 def read_rows(

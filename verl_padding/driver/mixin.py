@@ -14,12 +14,14 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, step_metrics
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
+from verl_padding.driver.step_record import LocalUpdate, StepRecord
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
+from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import CALL_BY_NAME, CALLS
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.job.job_reader import check_job, translate_plan_error
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
@@ -27,7 +29,7 @@ from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions, find_forest
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
-from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_fields, set_aside
+from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
 from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate, Schema
@@ -35,6 +37,7 @@ from verl_padding.pads.upsampling import find_images, strip
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
+from verl_padding.timing.laps import Lap
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -64,12 +67,14 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._schema = Schema(self._padding.fields)
         self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
+        self._record = StepRecord(config, self._padding)
         self._probed = False
         self._warned_of_idle_steps = False
         self._fetched = (0, 0)  # step, and prompts fetched in it so far
         self._padded_batch: PaddedBatch | None = None
-        # Of the local updates of the step: their rows, and the tags of the pads that the workers got.
+        # Of the local updates of the step: their rows, where these went, and the tags of the pads that the workers got.
         self._trained: list[KVBatchMeta] = []
+        self._updates: list[LocalUpdate] = []
         self._pad_tags: list[dict[str, Any]] = []
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
@@ -111,7 +116,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             release_queue()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        self._trained, self._pad_tags = [], []
+        self._trained, self._updates, self._pad_tags = [], [], []
         return super().step(metrics, timing_raw)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
@@ -131,7 +136,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             assert self._padded_batch is not None, "a step without a plan"
             self._pad_tags += self._padded_batch.pads.tags
             strip(self._padded_batch.pads)
-            planned = self._padded_batch.batch.keys
+            planned, plan = self._padded_batch.batch, self._padded_batch.plan
+            weight_R = self._padded_batch.weights(ACTOR)
             metrics.update(self._idle_steps(self._padded_batch))
         except BaseException:
             if self._padded_batch is not None:
@@ -140,10 +146,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         finally:
             self._padded_batch = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
+        laps: list[Lap] = []
         if self._timing is not None:
             started = time.perf_counter()
-            metrics.update(self._timing.read(self.global_steps, planned))
+            laps, of_clocks = self._timing.read()
+            metrics.update(of_clocks)
             metrics[names.TIMING_SECONDS] = time.perf_counter() - started
+        self._updates.append(LocalUpdate(batch=planned, plan=plan, weight_R=weight_R, laps=laps))
         self._trained.append(batch)
         return batch
 
@@ -200,8 +209,11 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         n_gpus = self._get_n_gpus_for_throughput()
         metrics.update(step_metrics.performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
-        rows = read_fields(batch.keys, batch.partition_id, step_metrics.SESSION_FIELDS)
-        metrics.update(step_metrics.session_metrics(batch.keys, rows))
+        started = time.perf_counter()
+        rows_of = [TrainedRows.read(update.batch) for update in self._updates]
+        metrics.update(step_metrics.session_metrics(rows_of))
+        self._record.write(global_steps, self._updates, rows_of)
+        metrics[names.ROWS_SECONDS] = time.perf_counter() - started
 
     def _save_checkpoint(self) -> None:
         # verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved

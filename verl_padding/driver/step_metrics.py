@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
+from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.plan import BatchPlan
@@ -23,9 +23,6 @@ REPORTED = {
     "perf/max_memory_reserved_gb": names.CALL_MEMORY_RESERVED,
 }
 """What the workers report of an update, under its name in verl's metrics -> our metric."""
-
-SCORES, TURNS = SESSION_FIELDS = "rm_scores", "num_turns"
-"""Fields of verl's rows that metrics of sessions are made of."""
 
 
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
@@ -114,20 +111,26 @@ def performance_metrics(
     return {**compute_timing_metrics(batch, timing_raw), **compute_throughout_metrics(batch, timing_raw, n_gpus)}
 
 
-def session_metrics(keys: Sequence[str], rows: TensorDict) -> dict[str, float]:
-    """Rows, response tokens, score (that of its last row) and turns of a session, from the :data:`SESSION_FIELDS`.
+def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
+    """Rows, response tokens, score (that of its last row) and turns of a session, over all local updates of a step.
 
     Example:
         Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` of 5, 3 and 4 response tokens and scores 1, 1 and 0 are sessions of 2
         rows and 1 row, 8 and 4 tokens, scores 1 and 0: the score is 0.5 in the mean.
     """
-    sessions, scores = rows_of_sessions(keys), rows[SCORES].unbind()
+    sessions_of = [rows_of_sessions(rows.keys) for rows in rows_of]
+    rows_S = [len(session) for sessions in sessions_of for session in sessions]
+    scores = [
+        rows.reward_R[[session[-1] for session in sessions]]
+        for rows, sessions in zip(rows_of, sessions_of, strict=True)
+    ]
     metrics: dict[str, float] = {
-        names.SESSION_SCORE: sum(float(scores[of[-1]].sum()) for of in sessions) / len(sessions),
-        names.SESSION_RESPONSE_LENGTH: sum(map(len, scores)) / len(sessions),
-        names.SESSION_ROWS: len(keys) / len(sessions),
-        names.SESSION_ROWS_MAX: max(map(len, sessions)),
+        names.SESSION_SCORE: float(np.concatenate(scores).mean()),
+        names.SESSION_RESPONSE_LENGTH: sum(int(rows.response_R.sum()) for rows in rows_of) / len(rows_S),
+        names.SESSION_ROWS: sum(rows_S) / len(rows_S),
+        names.SESSION_ROWS_MAX: max(rows_S),
     }
-    if TURNS in rows:
-        metrics[names.SESSION_TURNS] = sum(float(turns) for turns in rows[TURNS]) / len(sessions)
+    turns = [rows.turns_R.sum() for rows in rows_of if rows.turns_R is not None]
+    if turns:
+        metrics[names.SESSION_TURNS] = float(sum(turns)) / len(rows_S)
     return metrics

@@ -18,6 +18,7 @@ PAD_TOKENS_SHARE = "padding/pad_tokens/share"
 PLAN_SECONDS = "timing_s/padding/plan"
 LINEAGE_SECONDS = "timing_s/padding/lineage"
 TIMING_SECONDS = "timing_s/padding/timing"
+ROWS_SECONDS = "timing_s/padding/rows"
 UPSAMPLE_SECONDS = "timing_s/padding/upsample"
 
 # Of sessions.

@@ -124,6 +124,10 @@ class PaddedBatch:
         rows.extra_info.pop(columns.TIMED_CALL, None)
         return rows
 
+    def weights(self, call: str) -> list[float]:
+        """What the gradient of each real row's outputs is multiplied by in an update."""
+        return self._factors.get(call) or [1.0] * len(self.batch)
+
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token that weighs."""
         tokens_R, factor_R = self._trained_tokens_R, self._factors.get(call)
