@@ -226,7 +226,10 @@ def test_a_browser_shows_the_seconds_of_a_timed_step(run, tmp_path):
     assert opened.console == []
     assert "Step 2" in opened.visible("h2")
     assert "Seconds of each rank" in opened.visible("p")
-    assert re.findall(r'<option value="(\w+)"', opened.dom.split('id="call"')[1].split("</select>")[0]) == ["actor"]
+    assert re.findall(r'<option value="(\w+)"', opened.dom.split('id="call"')[1].split("</select>")[0]) == [
+        "actor",
+        "log_prob",
+    ]
 
 
 @needs_a_browser

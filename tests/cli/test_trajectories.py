@@ -105,6 +105,20 @@ def test_an_answer_that_the_template_shows_otherwise_than_it_asks_for_it_follows
     assert "1 of 1 answer" in note
 
 
+@pytest.mark.parametrize("condition", ["m.content is none", "m.tool_calls"])
+def test_calls_of_tools_are_shown_to_templates_that_take_them_as_the_api_has_them(condition):
+    as_sent = (
+        "{% for m in messages %}{% if " + condition + " %}{{ m.tool_calls[0].function.name + ':' + "
+        "m.tool_calls[0].function.arguments }}{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "sum", "arguments": '{"n": 12}'}}
+    talk = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [call]}, *TALK[2:]]
+    batch = log({"messages": talk}, encode=encoder(as_sent))
+    first = len("2 + 2?") + 1 + len('sum:{"n": 12}') + 1
+    assert batch.rows.tokens_R == (first, first + len("+ 3?") + 1 + 2)
+    assert batch.notes == ()
+
+
 @pytest.mark.parametrize(
     ("entry", "cause"),
     [

@@ -145,7 +145,7 @@ def read_rows(
             if is_trajectory(entry):
                 trajectories[Path(f"{name}, line {number + 1}")] = entry
             elif is_log(entry):
-                calls += calls_of_log(entry, str(number))
+                calls += calls_of_log(entry, f"line {number}")
             elif "input" not in entry:
                 found.append(_row_of_lengths(entry, number))
             elif entry["uid"].startswith(PAD_UID_PREFIX):

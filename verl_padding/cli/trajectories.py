@@ -8,8 +8,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
 
 from verl_padding.errors import PaddingDataError
 
@@ -40,7 +43,7 @@ class ModelCall:
 @dataclass(frozen=True, kw_only=True)
 class EncodedCall:
     token_ids: tuple[int, ...]
-    leaves_out: bool  # whether the chat template shows less than all of the answer
+    leaves_out: bool  # whether the chat template shows less than all of the answer: its reasoning, or calls of tools
 
 
 class ChatEncoder:
@@ -59,20 +62,40 @@ class ChatEncoder:
             return EncodedCall(token_ids=call.token_ids, leaves_out=False)
         if self._tokenizer is None:
             raise ValueError("has messages without token ids: name the model's tokenizer with --tokenizer")
-        answer = call.messages[-1]
-        prompt, whole = self._texts(call.messages, call.tools)
-        if not whole.startswith(prompt):
-            # The template shows earlier messages otherwise once the answer is there: take the answer from a short chat.
-            shown, short = self._texts(({"role": "user", "content": "."}, answer), call.tools)
-            response = short[first_difference(shown, short) :]
-        else:
+        messages = tuple(map(_as_sent, call.messages)) if self._takes_calls_as_sent else call.messages
+        answer = messages[-1]
+        prompt, whole = self._texts(messages, call.tools)
+        if whole.startswith(prompt):
             response = whole[len(prompt) :]
+        else:
+            # The template shows what was read otherwise once the answer is there: take the answer from a short chat. It
+            # begins where that parts from what asks for an answer, or from another answer.
+            user = {"role": "user", "content": "."}
+            asked, short = self._texts((user, answer), call.tools)
+            _, other = self._texts((user, {"role": "assistant", "content": "\0"}), call.tools)
+            response = short[min(first_difference(asked, short), first_difference(other, short)) :]
         sampled = self._ids(response)
         end = self._tokenizer.eos_token_id
         if end in sampled:  # what follows is the template's
             sampled = sampled[: len(sampled) - sampled[::-1].index(end)]
-        leaves_out = any(part.strip() not in response for part in _parts_of_answer(answer))
+        shown = _without_spaces(response)
+        leaves_out = any(_without_spaces(part) not in shown for part in _parts_of_answer(answer))
         return EncodedCall(token_ids=(*self._ids(prompt), *sampled), leaves_out=leaves_out)
+
+    @cached_property
+    def _takes_calls_as_sent(self) -> bool:
+        """Whether the template shows calls of tools in the form of OpenAI's API alone, as some models' do."""
+        function = {"name": "probe", "arguments": {}}
+        call = {"id": "000000000", "type": "function", "function": function}
+        parsed = {"role": "assistant", "content": "", "tool_calls": [call]}
+
+        def is_shown(answer: Message) -> bool:
+            try:
+                return "probe" in self._texts(({"role": "user", "content": "."}, answer), None)[1]
+            except (TypeError, TemplateError):
+                return False
+
+        return not is_shown(parsed) and is_shown(_as_sent(parsed))
 
     def _texts(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, str]:
         """What is read before the last message, and all messages."""
@@ -85,13 +108,18 @@ class ChatEncoder:
         return ids
 
 
+def _without_spaces(text: str) -> str:
+    """Templates trim texts, and break lines before and after them."""
+    return "".join(text.split())
+
+
 def first_difference(one: str, other: str) -> int:
     """How many characters of two texts are equal up to where they part."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _parts_of_answer(answer: Message) -> Iterator[str]:
-    content = answer["content"]
+    content = answer["content"] or ""
     yield from [content] if isinstance(content, str) else (part.get("text", "") for part in content)
     yield answer.get("reasoning_content") or ""
     for called in answer.get("tool_calls") or ():
@@ -139,12 +167,23 @@ def calls_of_log(entry: Mapping[str, Any], place: str) -> list[ModelCall]:
 
 
 def _message(message: Mapping[str, Any]) -> Message:
-    """A message as chat templates expect it: they leave out other roles, and would show None or quote arguments."""
+    """A message as most chat templates take it: they leave out other roles, and would show None or quote arguments."""
     role = {"developer": "system", "function": "tool"}.get(message["role"], message["role"])
     shown = {**message, "role": role, "content": _joined(message.get("content") or "")}
     if message.get("tool_calls"):
         shown["tool_calls"] = [_tool_call(called) for called in message["tool_calls"]]
     return shown
+
+
+def _as_sent(message: Message) -> Message:
+    """A message as OpenAI's API has it, and as the templates of some models, such as DeepSeek's, expect it."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for called in message["tool_calls"]:
+        function = called["function"]
+        calls.append({**called, "function": {**function, "arguments": json.dumps(function["arguments"])}})
+    return {**message, "content": message["content"] or None, "tool_calls": calls}
 
 
 def _tool_call(called: Mapping[str, Any]) -> Mapping[str, Any]:
