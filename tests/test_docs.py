@@ -10,19 +10,18 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
-import torch
-from tensordict import TensorDict
 from typer import Context
 from typer.main import get_command
 
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read, skip_without_the_extra_docs
+from tests.support.trained_rows import MadeRow, trained_rows
+from tests.support.verl_config import compose_job
 from tests.timing.test_laps import two_ranks
 from verl_padding import errors as padding_errors
 from verl_padding import plan
 from verl_padding.cli.app import app
 from verl_padding.config import PaddingConfig
-from verl_padding.driver import step_metrics, trainers
-from verl_padding.driver.step_metrics import session_metrics
+from verl_padding.driver import batch_metrics, step_metrics, trainers
 from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
@@ -144,8 +143,10 @@ def logged_metrics() -> set[str]:
     named = (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")
     of_workers = {f"{update}/{name}": 1.0 for update in (ACTOR, CRITIC) for name in named}
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
-    of_rows = TensorDict({"rm_scores": torch.zeros(len(rows), 2), "num_turns": torch.ones(len(rows))}, len(rows))
-    told |= set(session_metrics(rows.key_R, of_rows))
+    trained, grpo = [trained_rows({"p_0_0": MadeRow()})], compose_job("algorithm.adv_estimator=grpo").algorithm
+    told |= set(batch_metrics.session_metrics(trained)) | set(batch_metrics.token_metrics(trained))
+    told |= set(batch_metrics.advantage_metrics(trained, grpo)) | set(batch_metrics.shared_metrics(trained))
+    told |= set(batch_metrics.age_metrics(trained, 1))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     laps = [replace(lap, call=call) for lap in two_ranks() for call in CALL_BY_NAME]
     told |= set(timing_metrics(laps, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
@@ -154,7 +155,7 @@ def logged_metrics() -> set[str]:
     assert len(constants) >= 15
     told |= {constant for constant in constants if "{" not in constant}
     for constant in constants:
-        pattern = re.sub(r"\\{\w+\\}", "[a-z_]+", re.escape(constant))
+        pattern = re.sub(r"\\{\w+\\}", "[a-z_0-9]+", re.escape(constant))
         assert any(re.fullmatch(pattern, name) for name in told), f"{constant}: this job does not log it"
     return told
 
@@ -162,8 +163,10 @@ def logged_metrics() -> set[str]:
 def test_each_metric_has_one_line_and_each_line_a_metric():
     lines = re.findall(r"^\| `([^`]+)` \| [^|]{10,} \| [^|]{4,} \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
     assert len(lines) == (DOCS / "metrics.md").read_text().count("\n| `")
-    calls = {"<update>": "(actor|critic)", "<call>": "(actor|critic|log_prob|ref|values)"}
-    patterns = {line: re.sub("<(update|call)>", lambda named: calls[named[0]], re.escape(line)) for line in lines}
+    calls = {"<update>": "(actor|critic)", "<call>": "(actor|critic|log_prob|ref|values)", "<percent>": "[0-9]+"}
+    patterns = {
+        line: re.sub("<(update|call|percent)>", lambda named: calls[named[0]], re.escape(line)) for line in lines
+    }
     of_metric = {name: [line for line in lines if re.fullmatch(patterns[line], name)] for name in logged_metrics()}
     assert {name: found for name, found in of_metric.items() if len(found) != 1} == {}
     assert {line for found in of_metric.values() for line in found} == set(lines)

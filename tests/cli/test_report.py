@@ -67,7 +67,7 @@ def write_dump(folder: Path, step: int, texts: dict[str, tuple[str, str]], rows:
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """Two steps, of which the second is timed."""
+    """Three steps, of which the second is timed, and the third alone that."""
     folder = tmp_path / "my <run>"
     folder.mkdir()
     metrics = [
@@ -77,6 +77,7 @@ def run(tmp_path) -> Path:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
     write_steps([step_of(ROWS)], folder / "steps" / "1.jsonl")
     write_steps([step_of(ROWS[:2], step=2, laps=two_ranks())], folder / "steps" / "2.jsonl")
+    write_steps([step_of([], step=3, keys=["a_0_0"], laps=two_ranks())], folder / "steps" / "3.jsonl")
     write_dump(folder / "rollouts", 1, TEXTS, ROWS)
     return folder
 
@@ -152,21 +153,21 @@ def test_texts_stand_beside_where_they_part_and_are_cut_unless_asked_for(run):
     assert head + tail == "x" * 400 + ("x" * 2000 + "the end of a long prompt")[-400:]
     assert left_out == 2024 - 800
     (uno,) = step["partings"][2]
-    assert (uno["with"], uno["shared_tokens"], uno["characters"]) == ("a_0_0", 7, 5)
+    assert (uno["with"], uno["shared_tokens"], uno["characters"]) == (0, 7, 5)
     assert (uno["before"], uno["mine"], uno["its"]) == ("say: ", "uno", f"one {HOSTILE}")
     # The row before it in its session is one that it does not share with by the forest's order.
     (before,) = step["partings"][1]
     assert (before["with"], before["shared_tokens"], before["mine"], before["its"]) == (
-        "a_0_0", None, " and then two", "",
+        0, 12, " and then two", "",
     )  # fmt: skip
     whole = parsed(report(run, "--texts")).packed["step-1-0"]
     assert whole["texts"][3] == [*TEXTS["b_0_0"]]
 
 
 def test_steps_may_be_chosen_and_what_cannot_be_shown_is_refused(run, tmp_path):
-    assert [*parsed(report(run, "--steps", "2-9")).packed] == ["curves", "step-2-0"]
+    assert [*parsed(report(run, "--steps", "2-9")).packed] == ["curves", "step-2-0", "step-3-0"]
     for arguments, cause in (
-        (["--steps", "7"], "--steps 7: none of them is recorded. Choose from 1 to 2"),
+        (["--steps", "7"], "--steps 7: none of them is recorded. Choose from 1 to 3"),
         (["--steps", "a"], "--steps a: not numbers"),
     ):
         result = CliRunner().invoke(app, ["report", str(run), *arguments])
@@ -222,10 +223,14 @@ def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_
 
 @needs_a_browser
 def test_a_browser_shows_the_seconds_of_a_timed_step(run, tmp_path):
-    opened = _Opened(report(run), tmp_path / "profile")
+    page = report(run)
+    alone = _Opened(page, tmp_path / "profile")
+    assert alone.console == []
+    assert "Step 3" in alone.visible("h2")
+    assert "Seconds of each rank" in alone.visible("p")
+    opened = _Opened(page, tmp_path / "profile", at="#step-2-0/0")
     assert opened.console == []
-    assert "Step 2" in opened.visible("h2")
-    assert "Seconds of each rank" in opened.visible("p")
+    assert "The rollout dump of this step does not have its texts." in opened.visible("td")
     assert re.findall(r'<option value="(\w+)"', opened.dom.split('id="call"')[1].split("</select>")[0]) == [
         "actor",
         "log_prob",

@@ -7,15 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from tensordict import TensorDict
 
-from tests.support.losses_on_rows import nested
 from tests.timing.test_laps import lap, two_ranks
 from verl_padding.config import PaddingConfig
-from verl_padding.driver.step_metrics import plan_metrics, session_metrics, worker_metrics
+from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming, timing_metrics
-from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, Pass, Update
 from verl_padding.plan.call_costs import CallCosts
@@ -157,35 +153,6 @@ def test_what_clocks_say_is_told_of_each_call():
     calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
     laps = [replace(each, call=call) for each in two_ranks() for call in calls]
     assert timing_metrics(laps, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
-
-
-def trained_rows(keys: list[str], scores: list[torch.Tensor], *, turns: list[int] | None = None) -> TrainedRows:
-    """Rows without a prompt, and with an advantage of 1 on every token."""
-    ones = nested([torch.ones(len(each)) for each in scores])
-    fields = {"rm_scores": nested(scores), "response_mask": ones, "advantages": ones}
-    fields |= {} if turns is None else {"num_turns": torch.tensor(turns)}
-    return TrainedRows.of_fields(
-        keys,
-        [len(each) for each in scores],
-        TensorDict(fields, batch_size=len(keys)),
-        forest=None,
-        weights_step_R=[0] * len(keys),
-    )
-
-
-def test_a_session_counts_once_with_the_score_of_its_last_row():
-    keys = ["a_0_10", "a_0_2", "a_1_0", "b_0_0"]
-    scores = [torch.tensor([0.0] * (tokens - 1) + [score]) for score, tokens in ((1, 5), (7, 3), (0, 4), (0.5, 6))]
-    turns = [2, 4, 2, 1]
-    rows = [trained_rows(keys[:3], scores[:3], turns=turns[:3]), trained_rows(keys[3:], scores[3:], turns=turns[3:])]
-    assert session_metrics(rows) == {
-        "padding/session/score/mean": 0.5,
-        "padding/session/response_length/mean": 6.0,
-        "padding/session/rows/mean": 4 / 3,
-        "padding/session/rows/max": 2,
-        "padding/session/num_turns/mean": 3.0,
-    }
-    assert "padding/session/num_turns/mean" not in session_metrics([trained_rows(keys, scores)])
 
 
 TIMED = ("log_prob", "actor")

@@ -14,8 +14,8 @@ from typing import Any
 from verl_padding.cli.report_steps import DumpedText, read_texts, step_as_json
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan.row_keys import session_of_key, uid_of_key
-from verl_padding.record.step_file import RecordedStep, read_steps
-from verl_padding.runs.report import METRICS, ROLLOUTS, STEPS, dumps_in, read_metrics, read_step
+from verl_padding.record.step_file import FOLDER, RecordedStep, read_steps
+from verl_padding.runs.report import METRICS, ROLLOUTS, dumps_in, read_metrics, read_step
 from verl_padding.version import __version__
 
 SESSION_REWARD = "mean reward of a session"
@@ -87,11 +87,11 @@ def write_report(run: Path, out: Path, *, steps: str | None, whole_texts: bool) 
             f"verl-padding report needs {error.name}: pip install 'verl_padding[report]'."
         ) from error
     curves = curves_of(run)
-    recorded = {int(path.stem): path for path in dumps_in(run / STEPS)}
+    recorded = {int(path.stem): path for path in dumps_in(run / FOLDER)}
     if not curves and not recorded:
         raise PaddingDataError(
-            f"{run}: holds neither {METRICS} nor {STEPS}/<step>.jsonl. Name a run's folder, of a job that recorded its "
-            "steps with padding.record=true."
+            f"{run}: holds neither {METRICS} nor {FOLDER}/<step>.jsonl. Name the folder of a job that "
+            "recorded its steps with padding.record=true."
         )
     summaries = [
         StepSummary.of(update, texts, whole_texts=whole_texts)

@@ -2,14 +2,17 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from verl_padding.cli.trajectories import first_difference
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import index_of_key, session_of_key
-from verl_padding.record.step_file import RecordedRow, RecordedStep
+from verl_padding.record.step_file import RecordedStep
 from verl_padding.timing.laps import Lap
 
 MOST_RANKS = 64  # whose bars are drawn
@@ -48,8 +51,8 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
         texts: of its rows, as far as they are known.
         whole_texts: False to leave out what is far from their ends and from where rows part.
     """
-    rows = update.rows
-    kept = None if whole_texts else TEXT
+    rows, forest = update.rows, update.forest()
+    kept, beside = (None, None) if whole_texts else (TEXT, BESIDE)
     shown = [texts.get(row.key) for row in rows]
     calls = dict.fromkeys(call for row in rows for call in row.places)
     return {
@@ -58,11 +61,11 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
         "keys": list(update.keys),
         "rows": {name: [_finite(getattr(row, name)) for row in rows] for name in _COLUMNS},
         "places": {call: [row.places.get(call) for row in rows] for call in calls},
-        "order": update.forest().place_R.tolist() if rows else [],
+        "order": forest.place_R.tolist(),
         "laps": [_lap(lap) for lap in update.laps if lap.rank < MOST_RANKS],
         "ranks": 1 + max((lap.rank for lap in update.laps), default=-1),
         "texts": [text and [_cut(text.input, kept), _cut(text.output, kept)] for text in shown],
-        "partings": [list(_partings(row, rows, texts, whole_texts)) for row in rows],
+        "partings": _partings(update, forest, texts, beside) if rows else [],
     }
 
 
@@ -91,29 +94,24 @@ def _lap(lap: Lap) -> list[Any]:
 
 
 def _partings(
-    row: RecordedRow, rows: Sequence[RecordedRow], texts: Mapping[str, DumpedText], whole_texts: bool
-) -> Iterator[dict[str, Any]]:
-    """Where the text of a row parts from that of the row before it in its session, and of the one it shares with."""
-    others: list[tuple[str, int | None]] = (
-        [(rows[row.shares_with].key, row.shared_tokens)] if row.shares_with is not None else []
-    )
-    before = f"{session_of_key(row.key)}_{index_of_key(row.key) - 1}"
-    if before in texts and before not in dict(others):
-        others.append((before, None))
-    for key, shared in others:
-        if row.key not in texts or key not in texts:
-            continue
-        mine, its = texts[row.key].whole, texts[key].whole
-        at = first_difference(mine, its)
-        kept = None if whole_texts else BESIDE
-        yield {
-            "with": key,
-            "shared_tokens": shared,
-            "characters": at,
-            "before": _end(mine[:at], kept),
-            "mine": _beginning(mine[at:], kept),
-            "its": _beginning(its[at:], kept),
-        }
+    update: RecordedStep, forest: Forest, texts: Mapping[str, DumpedText], kept: int | None
+) -> list[list[dict[str, Any]]]:
+    """Of each row, where its text parts from that of the row that it shares with, and of the one before it in its
+    session."""
+    number_of = {key: row for row, key in enumerate(update.keys)}
+    partings: list[list[dict[str, Any]]] = [[] for _ in update.keys]
+    for row in update.rows:
+        before = number_of.get(f"{session_of_key(row.key)}_{index_of_key(row.key) - 1}")
+        for other in dict.fromkeys((row.shares_with, before)):
+            if other is None or row.key not in texts or update.keys[other] not in texts:
+                continue
+            mine, its = texts[row.key].whole, texts[update.keys[other]].whole
+            at = first_difference(mine, its)
+            (shared,) = forest.shared_by_pairs(np.array([row.row]), np.array([other])).tolist()
+            parting = {"with": other, "shared_tokens": shared, "characters": at}
+            sides = {"before": _end(mine[:at], kept), "mine": _beginning(mine[at:], kept)}
+            partings[row.row].append(parting | sides | {"its": _beginning(its[at:], kept)})
+    return partings
 
 
 def _cut(text: str, kept: int | None) -> Shown:

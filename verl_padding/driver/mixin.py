@@ -12,8 +12,9 @@ from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver import advantages, step_metrics
+from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
+from verl_padding.driver.session_counts import SessionCounts
 from verl_padding.driver.step_record import LocalUpdate, StepRecord
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
@@ -67,6 +68,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._schema = Schema(self._padding.fields)
         self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
+        self._session_counts = SessionCounts(config.actor_rollout_ref.rollout.n)
         self._record = StepRecord(config, self._padding)
         self._probed = False
         self._warned_of_idle_steps = False
@@ -85,7 +87,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._job_reader.check_models()  # the model is at hand now, and no worker has started
 
     def _build_replay_buffer(self) -> Any:
-        return advantages.filter_groups_by_sessions(super()._build_replay_buffer())
+        return self._session_counts.watch(advantages.filter_groups_by_sessions(super()._build_replay_buffer()))
 
     def _setup(self) -> None:
         claim_queue()
@@ -117,6 +119,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self._trained, self._updates, self._pad_tags = [], [], []
+        self._session_counts.start_step()
         return super().step(metrics, timing_raw)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
@@ -210,8 +213,14 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(step_metrics.performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
         started = time.perf_counter()
-        rows_of = [TrainedRows.read(update.batch) for update in self._updates]
-        metrics.update(step_metrics.session_metrics(rows_of))
+        rows_of = [TrainedRows.read(update.batch, compare=self._padding.record) for update in self._updates]
+        metrics.update(batch_metrics.session_metrics(rows_of))
+        metrics.update(batch_metrics.token_metrics(rows_of))
+        metrics.update(batch_metrics.advantage_metrics(rows_of, self.config.algorithm))
+        metrics.update(batch_metrics.shared_metrics(rows_of))
+        metrics.update(self._session_counts.metrics(batch.keys))
+        if self.extends != SYNC:
+            metrics.update(batch_metrics.age_metrics(rows_of, global_steps))
         self._record.write(global_steps, self._updates, rows_of)
         metrics[names.ROWS_SECONDS] = time.perf_counter() - started
 

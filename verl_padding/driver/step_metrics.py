@@ -1,4 +1,4 @@
-"""What pads cost, what the plan does and what sessions are, logged under ``padding/`` each step."""
+"""What pads cost, what the plan does and what the workers say, logged under ``padding/`` each step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,9 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
-from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.plan import BatchPlan
-from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REPORTED = {
@@ -109,28 +107,3 @@ def performance_metrics(
     tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
     batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
     return {**compute_timing_metrics(batch, timing_raw), **compute_throughout_metrics(batch, timing_raw, n_gpus)}
-
-
-def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
-    """Rows, response tokens, score (that of its last row) and turns of a session, over all local updates of a step.
-
-    Example:
-        Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` of 5, 3 and 4 response tokens and scores 1, 1 and 0 are sessions of 2
-        rows and 1 row, 8 and 4 tokens, scores 1 and 0: the score is 0.5 in the mean.
-    """
-    sessions_of = [rows_of_sessions(rows.keys) for rows in rows_of]
-    rows_S = [len(session) for sessions in sessions_of for session in sessions]
-    scores = [
-        rows.reward_R[[session[-1] for session in sessions]]
-        for rows, sessions in zip(rows_of, sessions_of, strict=True)
-    ]
-    metrics: dict[str, float] = {
-        names.SESSION_SCORE: float(np.concatenate(scores).mean()),
-        names.SESSION_RESPONSE_LENGTH: sum(int(rows.response_R.sum()) for rows in rows_of) / len(rows_S),
-        names.SESSION_ROWS: sum(rows_S) / len(rows_S),
-        names.SESSION_ROWS_MAX: max(rows_S),
-    }
-    turns = [rows.turns_R.sum() for rows in rows_of if rows.turns_R is not None]
-    if turns:
-        metrics[names.SESSION_TURNS] = float(sum(turns)) / len(rows_S)
-    return metrics

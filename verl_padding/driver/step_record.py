@@ -13,11 +13,10 @@ from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
-from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, write_steps
+from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
 from verl_padding.timing.laps import Lap
 
 logger = logging.getLogger(__name__)
-FOLDER = "steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +67,7 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
     forest = rows.forest
+    assert forest is not None, "rows that are recorded are compared"
     order = np.argsort(forest.place_R)
     for row, key in enumerate(rows.keys):
         shared, trained, made_by = int(forest.shared_R[row]), int(rows.trained_R[row]), rows.weights_step_R[row]

@@ -5,7 +5,7 @@ They are read once, for the step's metrics and for its record.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import session_of_key
 
 MASK, ADVANTAGES, SCORES, TURNS = FIELDS = "response_mask", "advantages", "rm_scores", "num_turns"
 """Fields of verl's rows that are read, beside their token ids."""
@@ -46,18 +47,23 @@ class TrainedRows:
     """Turns of the conversation, where agent loops count them."""
     weights_step_R: Sequence[int | None]
     """Global step that has made the oldest weights that sampled each row."""
-    forest: Forest
-    """What rows of a prompt begin with alike, by their tokens."""
+    forest: Forest | None
+    """What rows of a prompt begin with alike, by their tokens; None if they were not compared."""
 
     @classmethod
-    def read(cls, batch: KVBatchMeta) -> Self:
-        """Reads the rows of a batch from TransferQueue."""
+    def read(cls, batch: KVBatchMeta, *, compare: bool) -> Self:
+        """Reads the rows of a batch from TransferQueue.
+
+        Args:
+            compare: whether to compare the tokens of rows where each session has one row, too.
+        """
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        compare = compare or len(set(map(session_of_key, batch.keys))) < len(batch.keys)
         return cls.of_fields(
             batch.keys,
             tokens_R,
             read_fields(batch.keys, batch.partition_id, FIELDS),
-            forest=find_forest(batch, tokens_R, outputs=False),
+            forest=find_forest(batch, tokens_R, outputs=False) if compare else None,
             weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
         )
 
@@ -68,7 +74,7 @@ class TrainedRows:
         tokens_R: Sequence[int],
         fields: TensorDict,
         *,
-        forest: Forest,
+        forest: Forest | None,
         weights_step_R: Sequence[int | None],
     ) -> Self:
         """What the :data:`FIELDS` of rows with these keys and tokens say."""
@@ -84,7 +90,6 @@ class TrainedRows:
         trained_R = per_row(trained).astype(np.int64)
         with np.errstate(invalid="ignore"):
             advantage_R = per_row(advantages) / trained_R
-        turns: Any = fields.get(TURNS, None)
         return cls(
             keys=keys,
             tokens_R=np.array(tokens_R, dtype=np.int64),
@@ -94,7 +99,7 @@ class TrainedRows:
             advantage_R=advantage_R,
             has_advantage_R=per_row(advantages != 0) > 0,
             reward_R=per_row(torch.cat(fields[SCORES].unbind())),
-            turns_R=None if turns is None else np.array([float(each) for each in turns]),
+            turns_R=np.array([float(turns) for turns in fields[TURNS]]) if TURNS in fields else None,
             weights_step_R=weights_step_R,
             forest=forest,
         )

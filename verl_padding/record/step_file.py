@@ -17,6 +17,8 @@ from verl_padding.timing.laps import Lap
 
 FORM = 1
 """Version of the form: a reader knows by it whether it can read a file."""
+FOLDER = "steps"
+"""Where the files are if no folder is set: beside the folder of rollouts, or among the checkpoints."""
 
 
 class Place(NamedTuple):

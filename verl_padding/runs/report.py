@@ -14,7 +14,6 @@ from verl_padding.plan.row_keys import session_of_key
 
 METRICS = "metrics.jsonl"  # of verl's `file` logger: one line {"step": ..., "data": {metric: value}} per step
 ROLLOUTS = "rollouts"  # verl's trainer.rollout_data_dir: <step>.jsonl, one line per row, whose uid is the row's key
-STEPS = "steps"  # padding.record_dir, unless it is set: <step>.jsonl
 LOG = "log"  # the output of the job
 LAST = 10  # steps at the end of a run that count as its result
 

@@ -228,7 +228,7 @@ function toggleTexts(line, row) {
   for (const parting of step.partings[row]) {
     cell.append(element("p", "", aboutParting(row, parting)), pre(parting.before));
     const sides = cell.appendChild(element("div", "sides"));
-    for (const [key, text] of [[step.keys[row], parting.mine], [parting.with, parting.its]]) {
+    for (const [key, text] of [[step.keys[row], parting.mine], [step.keys[parting.with], parting.its]]) {
       const side = sides.appendChild(element("div"));
       side.append(element("div", "", key), pre(text));
     }
@@ -245,11 +245,11 @@ function aboutSharing(row, other) {
 }
 
 function aboutParting(row, parting) {
-  const name = parting.with, after = `after ${count(parting.characters, "character")}`;
-  if (parting.mine.length && parting.its.length) return `Its text parts from that of ${name} ${after}:`;
-  const tokens = step.rows.tokens, shorter = Math.min(tokens[row], tokens[step.keys.indexOf(name)]);
+  const name = step.keys[parting.with], after = `after ${count(parting.characters, "character")}`;
+  if (parting.mine.length && parting.its.length) return `Its text parts from that of ${name} ${after}, and its tokens after ${shown(parting.shared_tokens)}:`;
+  const tokens = step.rows.tokens, shorter = Math.min(tokens[row], tokens[parting.with]);
   const begins = parting.its.length ? `Its text is the beginning of that of ${name}` : `Its text begins with that of ${name}`;
-  if (parting.shared_tokens === null || parting.shared_tokens === shorter) return `${begins}, ${after}:`;
+  if (parting.shared_tokens === shorter) return `${begins}, ${after}:`;
   return `${begins}, but their tokens part before: they were tokenized otherwise, or differ in special tokens.`;
 }
 
