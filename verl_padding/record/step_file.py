@@ -51,8 +51,7 @@ class RecordedRow:
     shared_tokens: int
     """How many of its first tokens are also those of row ``shares_with``."""
     shares_with: int | None
-    """Number of the row that it shares its beginning with, the row before it in the order of :class:`Forest`; None for
-    none."""
+    """Number of the row that it shares its beginning with: the one before it in the order of trees. None for none."""
     age: int | None
     """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where it does not say."""
     places: Mapping[str, Place]
