@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from verl_padding.cli.report_steps import DumpedText, read_texts, step_as_json
 from verl_padding.errors import PaddingDataError
@@ -51,7 +51,7 @@ class StepSummary:
     packed: str
 
     @classmethod
-    def of(cls, update: RecordedStep, texts: Mapping[str, DumpedText], *, whole_texts: bool) -> "StepSummary":
+    def of(cls, update: RecordedStep, texts: Mapping[str, DumpedText], *, whole_texts: bool) -> Self:
         rewards = {session_of_key(row.key): row.reward for row in update.rows}
         return cls(
             name=f"step-{update.step}-{update.update}",
@@ -125,13 +125,14 @@ def packed(data: Any) -> str:
 def curves_of(run: Path) -> dict[str, list[tuple[int, float | None]]]:
     """(step, value) of each metric of a run, and of the mean reward of a session."""
     curves: dict[str, list[tuple[int, float | None]]] = {}
-    for step, data in read_metrics(run):
+    metrics = dict(read_metrics(run))
+    for step, data in metrics.items():
         for name, value in data.items():
             if isinstance(value, int | float):
                 curves.setdefault(name, []).append((step, value if math.isfinite(value) else None))
-    rewards: list[tuple[int, float | None]] = [
-        (rows.step, rows.reward) for rows in map(read_step, dumps_in(run / ROLLOUTS))
-    ]
+    # As `RunCurves` has them: of steps that are logged.
+    dumps = [path for path in dumps_in(run / ROLLOUTS) if int(path.stem) in metrics]
+    rewards: list[tuple[int, float | None]] = [(rows.step, rows.reward) for rows in map(read_step, dumps)]
     return {SESSION_REWARD: rewards, **curves} if rewards else curves
 
 

@@ -40,7 +40,7 @@ def read_texts(dump: Path) -> dict[str, DumpedText]:
     if not dump.exists():
         return {}
     with dump.open(encoding="utf-8", newline="\n") as lines:
-        entries = [json.loads(line) for line in lines if line.strip()]
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
     return {entry["uid"]: DumpedText(input=entry["input"], output=entry["output"]) for entry in entries}
 
 
