@@ -144,9 +144,7 @@ def logged_metrics() -> set[str]:
     of_workers = {f"{update}/{name}": 1.0 for update in (ACTOR, CRITIC) for name in named}
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
     trained, grpo = [trained_rows({"p_0_0": MadeRow()})], compose_job("algorithm.adv_estimator=grpo").algorithm
-    told |= set(batch_metrics.session_metrics(trained)) | set(batch_metrics.token_metrics(trained))
-    told |= set(batch_metrics.advantage_metrics(trained, grpo)) | set(batch_metrics.shared_metrics(trained))
-    told |= set(batch_metrics.age_metrics(trained, 1))
+    told |= set(batch_metrics.row_metrics(trained, grpo)) | set(batch_metrics.age_metrics(trained, 1))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     laps = [replace(lap, call=call) for lap in two_ranks() for call in CALL_BY_NAME]
     told |= set(timing_metrics(laps, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))

@@ -3,14 +3,17 @@
 import pytest
 from omegaconf import OmegaConf
 
+from tests.support.branching_rows import branching_rows
 from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding.driver.batch_metrics import (
     advantage_metrics,
     age_metrics,
+    continued_rows,
     session_metrics,
     shared_metrics,
     token_metrics,
 )
+from verl_padding.plan.row_keys import index_of_key, session_of_key
 
 
 def algorithm(estimator: str = "grpo", *, kl_in_reward: bool = False):
@@ -129,3 +132,20 @@ def test_tokens_that_are_trained_in_a_row_and_again_in_one_that_goes_on_from_it_
     assert shared(a=[("abc", "de"), ("abc", "de")]) == (0, 0, 0), "so are two that are equal"
     two_rows_of_one = [("abc", "de"), ("abcdef", "g"), ("abcdeX", "h"), ("abcdef", "gi")]
     assert shared(a=two_rows_of_one) == (0, 0, 1), "g, by the last row; the third one goes on from the first"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_row_goes_on_from_the_longest_shorter_row_before_it_in_its_session_that_it_begins_with(seed):
+    made = branching_rows(seed, turns=(1, 6, 4))
+    text = {key: ("".join(map(chr, prompt)), "".join(map(chr, response))) for key, (prompt, response) in made.items()}
+    rows = trained_rows({key: MadeRow(prompt=prompt, response=response) for key, (prompt, response) in text.items()})
+    whole = [prompt + response for prompt, response in text.values()]
+    want = [-1] * len(whole)
+    for row, key in enumerate(text):
+        for earlier, other in enumerate(text):
+            if session_of_key(other) == session_of_key(key) and index_of_key(other) < index_of_key(key):
+                begins = len(whole[earlier]) < len(whole[row]) and whole[row].startswith(whole[earlier])
+                if begins and (want[row] < 0 or len(whole[earlier]) > len(whole[want[row]])):
+                    want[row] = earlier
+    assert continued_rows(rows).tolist() == want
+    assert max(want) > -1, "some rows go on"

@@ -8,7 +8,9 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import put_columns, put_rows
 from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.driver.step_record import places
 from verl_padding.job.calls import ACTOR, LOG_PROB
+from verl_padding.plan import Layout
 from verl_padding.record.step_file import Place, read_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -105,3 +107,13 @@ def test_the_files_are_beside_the_rollouts_if_there_are_any(monkeypatch, tmp_pat
     rollouts = f"trainer.rollout_data_dir={tmp_path / 'rollouts'}"
     trained_step(monkeypatch, "padding.record=true", rollouts, f"trainer.default_local_dir={tmp_path / 'checkpoints'}")
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["7.jsonl"]
+
+
+def test_a_row_that_an_update_leaves_out_has_no_place_and_micro_batches_that_no_rank_computes_do_not_count():
+    layout = Layout(
+        n_rows=4,
+        cells=(((4, 0), (5, 1)),),  # two ranks; 4 and 5 are pads, in a micro-batch of their own
+        micro_batch_rows=(((1, 1), (1, 1)),),
+        left_out=((2, 3),),
+    )
+    assert places(layout) == {0: Place(0, 0, 0), 1: Place(0, 1, 0)}

@@ -33,7 +33,6 @@ def trained_rows(rows: Mapping[str, MadeRow]) -> TrainedRows:
     ids = [torch.tensor(list(map(ord, row.prompt + row.response))) for row in rows.values()]
     pairs = list(zip(rows.values(), masks, strict=True))
     fields = {
-        "response_mask": nested(masks),
         "advantages": nested([row.advantage * mask.float() for row, mask in pairs]),
         "rm_scores": nested([torch.tensor([0.0] * (len(mask) - 1) + [row.score]) for row, mask in pairs]),
         "num_turns": torch.tensor([row.turns for row in rows.values()]),
@@ -43,6 +42,7 @@ def trained_rows(rows: Mapping[str, MadeRow]) -> TrainedRows:
     return TrainedRows.of_fields(
         list(rows),
         lengths,
+        masks,
         TensorDict(fields, len(rows)),
         forest=Forest.in_order(lengths, order, shared),
         weights_step_R=[row.made_by for row in rows.values()],

@@ -21,6 +21,16 @@ COMPARES_SESSIONS = tuple(
 """Estimators whose advantage is 0, by their formulas, for sessions of a prompt that have earned the same."""
 
 
+def row_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> dict[str, float]:
+    """All of these but ages, of the rows of each local update of a step, by the job's section ``algorithm``."""
+    return {
+        **session_metrics(rows_of),
+        **token_metrics(rows_of),
+        **advantage_metrics(rows_of, algorithm),
+        **shared_metrics(rows_of),
+    }
+
+
 def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     """Rows, response tokens, score (that of its last row) and turns of a session.
 
@@ -121,7 +131,7 @@ def continued_rows(rows: TrainedRows) -> npt.NDArray[np.int64]:
     begins: list[int] = []
     with_last = 0
     for row, with_next in zip(order[::-1].tolist(), shared_I[::-1].tolist(), strict=True):
-        while begins and (session_R[begins[-1]] != session_R[row] or rows.tokens_R[begins[-1]] > with_last):
+        while begins and rows.tokens_R[begins[-1]] > with_last:  # with_last is 0 between sessions
             begins.pop()
         for earlier in reversed(begins):
             if rows.tokens_R[earlier] < rows.tokens_R[row] and index_R[earlier] < index_R[row]:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
+from verl_padding.driver.idle_rows import find_idle_rows
 from verl_padding.driver.session_counts import SessionCounts
 from verl_padding.driver.step_record import LocalUpdate, StepRecord
 from verl_padding.driver.step_timing import StepTiming
@@ -38,7 +40,6 @@ from verl_padding.pads.upsampling import find_images, strip
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.counted import counted
-from verl_padding.timing.laps import Lap
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -71,7 +72,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._session_counts = SessionCounts(config.actor_rollout_ref.rollout.n)
         self._record = StepRecord(config, self._padding)
         self._probed = False
-        self._warned_of_idle_steps = False
+        self._warned_of_idle_steps = self._hinted = False
         self._fetched = (0, 0)  # step, and prompts fetched in it so far
         self._padded_batch: PaddedBatch | None = None
         # Of the local updates of the step: their rows, where these went, and the tags of the pads that the workers got.
@@ -139,8 +140,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             assert self._padded_batch is not None, "a step without a plan"
             self._pad_tags += self._padded_batch.pads.tags
             strip(self._padded_batch.pads)
-            planned, plan = self._padded_batch.batch, self._padded_batch.plan
-            weight_R = self._padded_batch.weights(ACTOR)
+            update = LocalUpdate.of(self._padded_batch)
             metrics.update(self._idle_steps(self._padded_batch))
         except BaseException:
             if self._padded_batch is not None:
@@ -149,13 +149,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         finally:
             self._padded_batch = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
-        laps: list[Lap] = []
         if self._timing is not None:
             started = time.perf_counter()
             laps, of_clocks = self._timing.read()
+            update = replace(update, laps=laps)
             metrics.update(of_clocks)
             metrics[names.TIMING_SECONDS] = time.perf_counter() - started
-        self._updates.append(LocalUpdate(batch=planned, plan=plan, weight_R=weight_R, laps=laps))
+        self._updates.append(update)
         self._trained.append(batch)
         return batch
 
@@ -177,8 +177,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         plan, template = self._plan(batch, tokens_R, metrics)
         planned = time.perf_counter()
-        timed = self._timing is not None
-        padded = PaddedBatch(batch, plan, template, loss_weightings=self._loss_weightings, timed=timed)
+        padded = self._padded(batch, plan, template, timed=self._timing is not None)
         if self._job_reader.has_teacher:
             padded.check_all_rows_have("teacher_logprobs")
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
@@ -189,6 +188,11 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(step_metrics.plan_metrics(plan, tokens_R, template.length))
         metrics.update(step_metrics.rank_token_metrics(plan, tokens_R, template.length, logging_prefix))
         return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self._padding.old_log_probs == "update":
+            return batch
+        return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_ref_log_prob(batch, metrics)
@@ -213,11 +217,10 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(step_metrics.performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
         started = time.perf_counter()
-        rows_of = [TrainedRows.read(update.batch, compare=self._padding.record) for update in self._updates]
-        metrics.update(batch_metrics.session_metrics(rows_of))
-        metrics.update(batch_metrics.token_metrics(rows_of))
-        metrics.update(batch_metrics.advantage_metrics(rows_of, self.config.algorithm))
-        metrics.update(batch_metrics.shared_metrics(rows_of))
+        rows_of = [
+            TrainedRows.read(update.batch, update.mask_R, compare=self._padding.record) for update in self._updates
+        ]
+        metrics.update(batch_metrics.row_metrics(rows_of, self.config.algorithm))
         metrics.update(self._session_counts.metrics(batch.keys))
         if self.extends != SYNC:
             metrics.update(batch_metrics.age_metrics(rows_of, global_steps))
@@ -258,13 +261,26 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             else:
                 extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images)
             metrics[names.LINEAGE_SECONDS] = time.perf_counter() - started
+        idle: Sequence[int] = ()
+        if call is None and ACTOR in job.updates and job.updates[ACTOR].skips_idle:
+            by_session, images = self._padding.advantages == "session", self._job_reader.has_images
+            idle = find_idle_rows(batch, self.config, by_session=by_session, images=images)
         try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest), job)
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest, idle), job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {self.global_steps}: {translate_plan_error(refusal)}") from refusal
-        for warning in plan.warnings:
+        hints = [translate_plan_error(plan.hint)] if plan.hint and not self._hinted else []
+        self._hinted |= bool(hints)
+        for warning in (*plan.warnings, *hints):
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         return plan, template
+
+    def _padded(
+        self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
+    ) -> PaddedBatch:
+        own = ACTOR if self._padding.old_log_probs == "update" else None
+        weightings = self._loss_weightings
+        return PaddedBatch(batch, plan, template, loss_weightings=weightings, timed=timed, own_old_log_probs=own)
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
@@ -296,7 +312,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _plan_single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
         plan, template = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), {}, call)
-        padded = PaddedBatch(batch, plan, template, loss_weightings=self._loss_weightings)
+        padded = self._padded(batch, plan, template)
         try:
             padded.put_pads()
             yield padded

@@ -2,14 +2,18 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.job.calls import ACTOR
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
@@ -26,10 +30,17 @@ class LocalUpdate:
     batch: KVBatchMeta
     """The real rows, as they were planned."""
     plan: BatchPlan
+    mask_R: Sequence[torch.Tensor] = field(repr=False)
+    """Which response tokens of each row were trained, (response,) each."""
     weight_R: Sequence[float]
     """What the gradient of each row's outputs was multiplied by in the actor's update."""
     laps: Sequence[Lap] = ()
-    """Empty where they are not recorded."""
+    """Empty where micro-batches are not timed."""
+
+    @classmethod
+    def of(cls, padded: PaddedBatch) -> Self:
+        """What stays of a padded batch that was trained on."""
+        return cls(batch=padded.batch, plan=padded.plan, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
 
 
 class StepRecord:
@@ -82,17 +93,18 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
             shared_tokens=shared,
             shares_with=int(order[forest.place_R[row] - 1]) if shared else None,
             age=None if made_by is None else step - 1 - made_by,
-            places={call: of_call[row] for call, of_call in place_of.items()},
+            places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
         )
 
 
 def places(layout: Layout) -> dict[int, Place]:
-    """Where a layout puts each real row."""
+    """Where a layout puts each real row, unless it leaves it out. Micro-batches that no rank computes do not count."""
     found: dict[int, Place] = {}
     for mini_batch, cells in enumerate(layout.cells):
         for rank, cell in enumerate(cells):
             is_cut = layout.micro_batch_rows is not None
             parts = layout.micro_batches(mini_batch, rank) if is_cut else [cell]
+            parts = [part for number, part in enumerate(parts) if number not in layout.skipped_M[mini_batch]]
             for micro_batch, part in enumerate(parts):
                 place = Place(mini_batch, rank, micro_batch if is_cut else None)
                 found |= {row: place for row in part if row < layout.n_rows}

@@ -19,7 +19,7 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import session_of_key
 
-MASK, ADVANTAGES, SCORES, TURNS = FIELDS = "response_mask", "advantages", "rm_scores", "num_turns"
+ADVANTAGES, SCORES, TURNS = FIELDS = "advantages", "rm_scores", "num_turns"
 """Fields of verl's rows that are read, beside their token ids."""
 Floats = npt.NDArray[np.float64]
 
@@ -51,10 +51,11 @@ class TrainedRows:
     """What rows of a prompt begin with alike, by their tokens; None if they were not compared."""
 
     @classmethod
-    def read(cls, batch: KVBatchMeta, *, compare: bool) -> Self:
+    def read(cls, batch: KVBatchMeta, mask_R: Sequence[torch.Tensor], *, compare: bool) -> Self:
         """Reads the rows of a batch from TransferQueue.
 
         Args:
+            mask_R: (response,) each: which tokens of the response are trained.
             compare: whether to compare the tokens of rows where each session has one row, too.
         """
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
@@ -62,6 +63,7 @@ class TrainedRows:
         return cls.of_fields(
             batch.keys,
             tokens_R,
+            mask_R,
             read_fields(batch.keys, batch.partition_id, FIELDS),
             forest=find_forest(batch, tokens_R, outputs=False) if compare else None,
             weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
@@ -72,20 +74,20 @@ class TrainedRows:
         cls,
         keys: Sequence[str],
         tokens_R: Sequence[int],
+        mask_R: Sequence[torch.Tensor],
         fields: TensorDict,
         *,
         forest: Forest | None,
         weights_step_R: Sequence[int | None],
     ) -> Self:
-        """What the :data:`FIELDS` of rows with these keys and tokens say."""
-        mask_R = fields[MASK].unbind()
+        """What the :data:`FIELDS` of rows with these keys, tokens and masks say."""
         lengths = torch.tensor([len(mask) for mask in mask_R])
 
         def per_row(values: torch.Tensor) -> Floats:
             summed: Floats = torch.segment_reduce(values.to(torch.float64), "sum", lengths=lengths).numpy()
             return summed
 
-        trained = torch.cat(mask_R).bool()
+        trained = torch.cat(list(mask_R)).bool()
         advantages = torch.cat(fields[ADVANTAGES].unbind()) * trained
         trained_R = per_row(trained).astype(np.int64)
         with np.errstate(invalid="ignore"):

@@ -55,7 +55,7 @@ class RecordedRow:
     age: int | None
     """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where it does not say."""
     places: Mapping[str, Place]
-    """Where each worker call that was planned computes it."""
+    """Where each worker call that was planned computes it; a call that leaves it out is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
