@@ -180,6 +180,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         padded = self._padded(batch, plan, template, timed=self._timing is not None)
         if self._job_reader.has_teacher:
             padded.check_all_rows_have("teacher_logprobs")
+        if self._padding.old_log_probs == "update" and self.config.algorithm.get("rollout_correction") is not None:
+            padded.check_no_row_has(
+                "rollout_log_probs",
+                "verl's trainer compares it with old log-probs, of which there are none with "
+                "padding.old_log_probs=update. Have the agent loop return none, or set "
+                "algorithm.rollout_correction=null",
+            )
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
         self._padded_batch = padded
         padded.put_pads()

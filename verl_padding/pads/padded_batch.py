@@ -80,6 +80,13 @@ class PaddedBatch:
                 "verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
             )
 
+    def check_no_row_has(self, name: str, why: str) -> None:
+        """Refuses a row that has this field, with a PaddingDataError."""
+        if having := self._source.keys_with(name):
+            raise PaddingDataError(
+                f"row {having[0]!r}: has a field {name!r} ({counted(len(having), 'row')} in all): {why}."
+            )
+
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put; none if one of these is refused."""
         if self.pads.keys:
