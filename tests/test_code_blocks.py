@@ -84,9 +84,10 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
         (folder / path.name).symlink_to(path)
     for name in ("benchmarks", "recipes", "tests", "docs", "configs", "verl_padding", "setup.cfg", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
-    for run in ("runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
+    for run in ("demo_out", "runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
         write_run(folder / run, padded="stock" not in run)
-    write_steps([made_step(laps=two_ranks())], folder / "steps/3.jsonl")
+    for steps in ("steps", "demo_out/steps"):
+        write_steps([made_step(laps=two_ranks())], folder / steps / "3.jsonl")
     for environment in ("environment", "vllm_environment"):
         (folder / environment / "bin").mkdir(parents=True)
         (folder / environment / "bin/activate").touch()

@@ -84,7 +84,7 @@ def plan(
     rows: Annotated[
         Path,
         typer.Argument(
-            help="Rows, a recorded step, a rollout dump of verl, a folder of either, or - for standard input."
+            help="Rows, a recorded step, a rollout dump, a trajectory (ATIF), a log of messages, a folder; - for rows."
         ),
     ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
@@ -108,7 +108,7 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option(help="File for a picture of each step's ranks, with --compare also of stock verl's.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer of dumps, trajectories and logs.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
     from verl_padding.cli.plan import cost_model_of, show_plan
@@ -147,6 +147,22 @@ def compare(
     Console().print(table_of(curves))
     draw(curves, picture)
     typer.echo(f"The picture is in {picture}.")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: the demo's, or the OUT of a recipe's script.")],
+    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
+    steps: Annotated[str | None, typer.Option(help="Recorded steps to show, as 1,5,10-20; left out, all.")] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Keep whole texts; without, what is far from ends is cut.")
+    ] = False,
+) -> None:
+    """Writes a run as one HTML file: curves, plans, trees of rows, and texts where rows part. It needs no network."""
+    from verl_padding.cli.report import write_report
+
+    write_report(run, out, steps=steps, whole_texts=texts)
+    typer.echo(f"The report is in {out}, {out.stat().st_size / 1e6:.1f} MB.")
 
 
 @app.command()
