@@ -10,6 +10,7 @@ from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 
+IdleRows = Literal["compute", "skip"]
 Denominator = Literal["rows", "nominal"]
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
@@ -66,7 +67,7 @@ class PaddingConfig:
     another row, prompt and response, only the longer row is computed, and both get its outputs. ``trees``: so are
     tokens that rows begin with before they part; where the model's layers do not allow it, chains are shared. Both
     need ``packer=plan``, dynamic batch sizes and FSDP engines."""
-    idle_rows: Literal["compute", "skip"] = "compute"
+    idle_rows: IdleRows = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly 0. ``compute``: as
     verl. ``skip``: nothing; steps, denominators and gradients stay the same. A loss in which such rows have a gradient
     is refused."""

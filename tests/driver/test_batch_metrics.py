@@ -86,6 +86,7 @@ def test_rows_and_prompts_that_teach_nothing_are_counted_by_exact_zeros_and_by_t
         updates = [{key: row for key, row in PROMPTS.items() if (key < "c") is first} for first in (True, False)]
     assert advantage_metrics(list(map(trained_rows, updates)), algorithm()) == {
         "padding/rows/without_advantage/share": 8 / 11,  # all but a_1_0, d_0_0 and d_1_0: d_1_1 has no trained token
+        "padding/rows/without_advantage/tokens_share": (7 * 2 + 3) / (10 * 2 + 3),
         "padding/prompts/without_advantage/share": 3 / 5,
         "padding/prompts/all_right/share": 1 / 5,
         "padding/prompts/all_wrong/share": 1 / 5,

@@ -186,11 +186,13 @@ def test_all_that_reads_old_log_probs_in_verl_is_known():
 
 def test_the_doctor_says_what_a_job_may_leave_out_and_what_needs_the_rest():
     def found(*overrides):
-        checks = checks_of_job(JobArguments(overrides=("+padding=prompt", *DYNAMIC, GRPO, *overrides)), "cpu")
+        checks = checks_of_job(
+            JobArguments(overrides=("+padding=prompt", "+local=cpu", *DYNAMIC, GRPO, *overrides)), "cpu"
+        )
         findings = [finding for check in checks for finding in check.findings]
         return {each.subject: each.message for each in findings if each.subject.partition("=")[0] in SETTINGS}
 
-    may, asked = found(*UPDATE[1:]), found(*SKIP, f"{A}.ppo_epochs=2")
+    may, asked = found(*UPDATE[1:]), found(*SKIP, f"{A}.ppo_epochs=2", *ONE_STEP)
     assert set(may) == set(asked) == {"padding.idle_rows=skip", "padding.old_log_probs=update"}
     assert "not for this job" not in "".join(may.values())
     assert f"{A}.ppo_epochs=2" in asked["padding.old_log_probs=update"]

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.config import MIN_PAD_LENGTH, IdleRows, PaddingConfig
 from verl_padding.errors import PaddingError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
@@ -103,6 +103,9 @@ def plan(
     sharing: Annotated[
         Sharing, typer.Option(help="chains, trees: what rows share is computed once (with --packer plan).")
     ] = PaddingConfig.sharing,
+    idle_rows: Annotated[
+        IdleRows, typer.Option(help="skip: rows of prompts whose sessions all earn the same are left out.")
+    ] = PaddingConfig.idle_rows,
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
     picture: Annotated[
@@ -120,6 +123,7 @@ def plan(
         mini_batch_setting="--mini-batch",
         cost_model=cost_model_of(cost_model),
         budget_setting="--budget",
+        skips_idle=idle_rows == "skip",
     )
     job = Job(
         strategy=strategy,

@@ -25,7 +25,7 @@ from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
 from verl_padding.plan.counted import counted
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
+from verl_padding.plan.row_keys import row_key, rows_of_sessions, session_of_key, uid_of_key
 from verl_padding.plan.rows import may_extend
 from verl_padding.record.step_file import RecordedStep, is_step_file, read_steps
 from verl_padding.runs.report import dumps_in
@@ -56,6 +56,7 @@ class _Row(NamedTuple):
     whole: str | bytes | None  # text, or token ids by `_packed`, of prompt and response, if the file has them
     extends: int | None  # line of the row that this one extends, if the file has it
     shares: int | None = None  # tokens that this row shares with the one on the line before, if the file has it
+    reward: float | None = None  # of its session, if the file has it
 
 
 def read_batches(path: Path, count_tokens: CountTokens | None, encode: ChatEncoder | None = None) -> list[RowsFile]:
@@ -116,7 +117,9 @@ def _recorded_rows(update: RecordedStep, name: str) -> RowsFile:
     if not update.rows:
         raise PaddingDataError(f"{name}: holds laps alone. Record steps with padding.record=true.")
     tokens_R = [row.tokens for row in update.rows]
-    rows = Rows.from_keys(update.keys, tokens_R, forest=update.forest())
+    idle = [row.row for row in update.rows if not row.trained_tokens]
+    idle += [row for row in _of_equal_rewards(update.keys, [row.reward for row in update.rows]) if row not in idle]
+    rows = Rows.from_keys(update.keys, tokens_R, forest=update.forest(), idle=idle)
     return RowsFile(name=name, rows=rows, lines_R=tuple(range(len(rows))), pads=0, is_dump=False)
 
 
@@ -180,7 +183,8 @@ def _batch(
     try:
         extends_R = _extended_rows(found, name)
         rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], extends_R)
-        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens))
+        idle = tuple(_of_equal_rewards(rows.key_R, [row.reward for row in found]))
+        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens), idle=idle)
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     lines_R = tuple(row.line for row in found)
@@ -226,7 +230,8 @@ def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | No
     if count_tokens is None:
         raise ValueError("a rollout dump has text without lengths: name the model's tokenizer with --tokenizer")
     tokens = count_tokens(entry["input"]) + count_tokens(entry["output"])
-    return _Row(line, entry["uid"], max(tokens, 1), entry["input"] + entry["output"], entry.get("extends"))
+    whole, reward = entry["input"] + entry["output"], entry.get("score")
+    return _Row(line, entry["uid"], max(tokens, 1), whole, entry.get("extends"), reward=reward)
 
 
 def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
@@ -240,7 +245,19 @@ def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
         raise ValueError(f"its lengths differ: {lengths}")
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
-    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"))
+    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"), entry.get("reward"))
+
+
+def _of_equal_rewards(keys: Sequence[str], reward_R: Sequence[float | None]) -> list[int]:
+    """Rows of the prompts of which two sessions or more have earned something, and all the same, by their last rows."""
+    rows_of: dict[str, list[int]] = {}
+    rewards_of: dict[str, list[float | None]] = {}
+    for session in rows_of_sessions(keys):
+        uid = uid_of_key(keys[session[0]])
+        rows_of.setdefault(uid, []).extend(session)
+        rewards_of.setdefault(uid, []).append(reward_R[session[-1]])
+    equal = (uid for uid, rewards in rewards_of.items() if len(rewards) > 1 and len({*rewards, None}) == 2)
+    return sorted(row for uid in equal if None not in rewards_of[uid] for row in rows_of[uid])
 
 
 def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:

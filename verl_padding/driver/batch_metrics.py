@@ -6,19 +6,14 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig
-from verl.trainer.ppo.core_algos import AdvantageEstimator
 
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
+from verl_padding.job.left_out import OF_REWARDS
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 
 ROWS_QUANTILES, TOKENS_QUANTILES = (50, 90, 99), (10, 50, 90, 99)
 """Percentiles of the rows of a session, and of the tokens of a row."""
-COMPARES_SESSIONS = tuple(
-    getattr(AdvantageEstimator, name)
-    for name in ("GRPO", "GRPO_VECTORIZED", "GRPO_PASSK", "RLOO", "RLOO_VECTORIZED", "OPO", "GPG")
-)
-"""Estimators whose advantage is 0, by their formulas, for sessions of a prompt that have earned the same."""
 
 
 def row_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> dict[str, float]:
@@ -80,15 +75,17 @@ def advantage_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> 
     first_P = np.array([scores[0] for scores in scores_P])
     best, worst = max(map(np.max, scores_P)), min(map(np.min, scores_P))
     is_best_P = (first_P == best) & (best > worst or best > 0)
-    n_rows = sum(len(rows.keys) for rows in rows_of)
+    teaches_R = np.concatenate([rows.has_advantage_R for rows in rows_of])
+    tokens_R = np.concatenate([rows.tokens_R for rows in rows_of])
     metrics = {
-        names.ROWS_WITHOUT_ADVANTAGE: sum(int((~rows.has_advantage_R).sum()) for rows in rows_of) / n_rows,
+        names.ROWS_WITHOUT_ADVANTAGE: float((~teaches_R).mean()),
+        names.TOKENS_WITHOUT_ADVANTAGE: float(tokens_R[~teaches_R].sum() / tokens_R.sum()),
         names.PROMPTS_WITHOUT_ADVANTAGE: float((~teaches_P).mean()),
         names.PROMPTS_ALL_RIGHT: float((equal_P & is_best_P).mean()),
         names.PROMPTS_ALL_WRONG: float((equal_P & (first_P == worst) & ~is_best_P).mean()),
     }
     # A penalty in the reward differs where scores are equal.
-    if algorithm.adv_estimator in COMPARES_SESSIONS and not algorithm.use_kl_in_reward:
+    if algorithm.adv_estimator in OF_REWARDS and not algorithm.use_kl_in_reward:
         metrics[names.PROMPTS_ROUNDED] = int((equal_P & teaches_P).sum())
     return metrics
 
