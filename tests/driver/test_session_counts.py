@@ -2,9 +2,11 @@
 
 import pytest
 import transfer_queue as tq
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from tests.support.rows_in_queue import PARTITION, put_rows
 from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.driver.session_counts import SessionCounts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -53,3 +55,43 @@ def test_prompts_that_wait_or_that_an_asynchronous_mode_replaces_do_not_count():
 def test_of_a_sampler_that_does_not_give_prompts_as_verls_does_sessions_that_have_arrived_are_known():
     trainer = padded_trainer()
     assert counted(trainer, put_rows([(3, 2)] * 3, ["a_0_0", "a_0_1", "b_1_0"])) == {"arrived": 2}
+
+
+def test_of_a_prompt_that_brings_more_sessions_than_configured_none_is_missing():
+    trainer = padded_trainer()
+    put_rows([(3, 2)] * 3, ["a_0_0", "a_1_0", "a_2_0"])
+    put_prompts(a="finished", b="finished")
+    batch, _ = trainer.replay_buffer.sample(7, PARTITION, 2)
+    assert counted(trainer, batch) == {"arrived": 3}
+
+
+def made(sampler: type[ReplayBuffer]) -> ReplayBuffer:
+    """The trainer's replay buffer as one of a user's class, before anything watches it."""
+    buffer = padded_trainer().replay_buffer
+    del buffer.__dict__["_materialize_batch"]
+    buffer.__class__ = sampler
+    return buffer
+
+
+def test_a_sampler_may_call_verls_method_by_the_names_of_its_parameters():
+    class ByName(ReplayBuffer):
+        def give(self, uids):
+            rows = {key: {} for key in ("a_0_0", "b_0_0")}
+            return self._materialize_batch(partition_id=PARTITION, selected_prompt_uids=uids, partition_snapshot=rows)
+
+    put_prompts(a="finished", b="finished")
+    counts, buffer = SessionCounts(2), made(ByName)
+    keys = counts.watch(buffer).give(["a"]).keys
+    assert keys == ["a_0_0"]
+    assert counts.metrics(keys)["padding/session/missing/total"] == 1
+
+
+def test_a_sampler_with_a_method_of_its_own_is_left_alone():
+    class Grouped(ReplayBuffer):
+        def _materialize_batch(self, partition_id, groups):
+            return [key for group in groups for key in group]
+
+    counts, buffer = SessionCounts(2), made(Grouped)
+    del buffer.failure_keys
+    assert counts.watch(buffer)._materialize_batch(PARTITION, [["a_0_0"], ["b_0_0"]]) == ["a_0_0", "b_0_0"]
+    assert counts.metrics(["a_0_0"]) == {"padding/session/arrived/total": 1}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_padding.job import metric_names as names
-from verl_padding.plan.row_keys import session_of_key, uid_of_key
+from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
 TRAIN = "train"
 """verl's name for the rows that are trained on."""
@@ -28,16 +28,21 @@ class SessionCounts:
         self._has_failed: dict[str, bool] = {}  # by the uids of the prompts
 
     def watch(self, buffer: Any) -> Any:
-        """The same replay buffer, which notes the prompts that it gives; a user's, if it does that as verl's."""
-        materialize = getattr(buffer, "_materialize_batch", None)
-        if materialize is None:
-            return buffer
+        """The same replay buffer, which notes the prompts that it gives; one that gives them in a way of its own is left
+        as it is."""
+        # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this module.
+        from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-        def noting(partition_id: str, uids: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        if getattr(type(buffer), "_materialize_batch", None) is not ReplayBuffer._materialize_batch:
+            return buffer
+        materialize = buffer._materialize_batch
+
+        # By verl's names: a sampler of the user's own may call it by them.
+        def noting(partition_id: str, selected_prompt_uids: Sequence[str], partition_snapshot: Any) -> Any:
             if partition_id == TRAIN:
                 failed = buffer.failure_keys[partition_id]
-                self._has_failed |= {uid: uid in failed for uid in uids}
-            return materialize(partition_id, uids, *args, **kwargs)
+                self._has_failed |= {uid: uid in failed for uid in selected_prompt_uids}
+            return materialize(partition_id, selected_prompt_uids, partition_snapshot)
 
         buffer._materialize_batch = noting
         return buffer
@@ -47,11 +52,14 @@ class SessionCounts:
         self._has_failed.clear()
 
     def metrics(self, keys: Sequence[str]) -> dict[str, float]:
-        """Metrics of the step's batches, whose rows have these keys; arrived sessions alone if no prompt was noted."""
-        arrived_of = Counter(uid_of_key(f"{session}_0") for session in {session_of_key(key) for key in keys})
+        """Metrics of the step's batches, whose rows have these keys.
+
+        Arrived sessions alone if no prompt was noted, or one has more of them than it was configured to have.
+        """
+        arrived_of = Counter(uid_of_key(keys[session[0]]) for session in rows_of_sessions(keys))
         arrived = sum(arrived_of.values())
         metrics: dict[str, float] = {names.SESSIONS_ARRIVED: arrived}
-        if self._has_failed:
+        if self._has_failed and max(arrived_of.values()) <= self._sessions:
             configured = self._sessions * len(self._has_failed)
             failed = sum(self._sessions - arrived_of[uid] for uid, has_failed in self._has_failed.items() if has_failed)
             metrics |= {
