@@ -1,9 +1,11 @@
 """Where ``verl-padding plan`` reads batches from, its notes on them, and its JSON."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -45,6 +47,16 @@ def test_a_pipe_into_the_installed_command_gives_json_and_nothing_else(file):
     output = subprocess.run(command, input=b"\xef\xbb\xbf" + file.read_bytes(), capture_output=True, check=True)
     assert json.loads(output.stdout)["figures"]["optimizer_steps"] == 4
     assert output.stderr == b""
+
+
+def test_a_pipe_with_a_name_is_read_once(file, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=[file.read_bytes()])
+    writer.start()
+    shown = plan_of(pipe, *SHAPE)
+    writer.join()
+    assert shown["steps"] == plan_of(file, *SHAPE)["steps"]
 
 
 def test_each_dump_of_a_folder_is_a_batch_of_its_own_and_has_a_line_in_the_order_of_steps(folder):
@@ -168,6 +180,12 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share_each_local_update_b
     # 12, 20, 15 and 20 tokens: row 0 is the beginning of row 1, and row 2 has 7 tokens of it, the last computed again.
     assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
     assert plan_of(tmp_path / "3.jsonl", *shape, "--sharing", "chains")["figures"]["computed_tokens"] == 20 + 15 + 20
+    # Row 1 alone is idle.
+    skipped = plan_of(tmp_path / "3.jsonl", *shape, "--idle-rows", "skip")
+    (rank,) = skipped["steps"][0]["ranks"]
+    assert sorted(row for micro_batch in rank["micro_batches"] for row in micro_batch["rows"]) == [0, 2, 3]
+    piped = run("-", *shape, "--sharing", "trees", "--json", given=(tmp_path / "3.jsonl").read_text())
+    assert json.loads(piped.stdout)["steps"] == plan["steps"]
     write_steps([step, made_step(update=1)], tmp_path / "3.jsonl")
     both = plan_of(tmp_path / "3.jsonl", *shape, "--sharing", "trees")
     assert [Path(batch["file"]).name for batch in both["batches"]] == ["3.jsonl, update 0", "3.jsonl, update 1"]

@@ -31,6 +31,7 @@ def row(number: int, key: str, **values: Any) -> RecordedRow:
         "trained_tokens": 5,
         "reward": 1.0,
         "advantage": 0.5,
+        "idle": False,
         "weight": 1.0,
         "shared_tokens": 0,
         "shares_with": None,
@@ -43,7 +44,7 @@ def row(number: int, key: str, **values: Any) -> RecordedRow:
 ROWS = [
     row(0, "a_0_0", tokens=12, shared_tokens=12, shares_with=1),
     row(1, "a_0_1", tokens=34),
-    row(2, "a_1_0", tokens=15, shared_tokens=7, shares_with=0, reward=0.25, advantage=0.0, trained_tokens=3),
+    row(2, "a_1_0", tokens=15, shared_tokens=7, shares_with=0, reward=0.25, advantage=0.0, idle=True, trained_tokens=3),
     row(3, "b_0_0", tokens=4321, reward=0.0, advantage=-1.75),
 ]
 TEXTS = {
@@ -134,7 +135,17 @@ def test_the_file_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     assert page.links == ["data:,"]
     step = page.packed["step-1-0"]
     assert step["keys"] == [each.key for each in ROWS]
-    for name in ("tokens", "trained_tokens", "reward", "advantage", "weight", "shared_tokens", "shares_with", "age"):
+    for name in (
+        "tokens",
+        "trained_tokens",
+        "reward",
+        "advantage",
+        "idle",
+        "weight",
+        "shared_tokens",
+        "shares_with",
+        "age",
+    ):
         assert step["rows"][name] == [getattr(each, name) for each in ROWS]
     assert step["places"]["actor"] == [[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1, 0]]
     laps = two_ranks()
@@ -164,10 +175,11 @@ def test_texts_stand_beside_where_they_part_and_are_cut_unless_asked_for(run):
     )  # fmt: skip
     whole = parsed(report(run, "--texts")).packed["step-1-0"]
     assert whole["texts"][3] == [*TEXTS["b_0_0"]]
+    assert whole["partings"][2] == [{"with": 0, "shared_tokens": 7, "characters": 5}]
 
 
 def test_steps_may_be_chosen_and_what_cannot_be_shown_is_refused(run, tmp_path):
-    assert [*parsed(report(run, "--steps", "2-9")).packed] == ["curves", "step-2-0", "step-3-0"]
+    assert [*parsed(report(run, "--steps", "2-9")).packed] == ["step-2-0", "step-3-0", "curves"]
     for arguments, cause in (
         (["--steps", "7"], "--steps 7: none of them is recorded. Choose from 1 to 3"),
         (["--steps", "a"], "--steps a: not numbers"),
@@ -178,8 +190,34 @@ def test_steps_may_be_chosen_and_what_cannot_be_shown_is_refused(run, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "padding.record=true" in CliRunner().invoke(app, ["report", str(empty)]).output
-    shutil.rmtree(run / "steps")
-    assert "No step is recorded" in report(run).read_text()
+    steps = (run / "steps").rename(tmp_path / "elsewhere")
+    assert f"No step is recorded in <code>{tmp_path}/my &lt;run&gt;/steps</code>" in report(run).read_text()
+    assert [*parsed(report(run, "--record", str(steps), "--steps", "1")).packed] == ["step-1-0", "curves"]
+    result = CliRunner().invoke(app, ["report", str(run), "--steps", "3"])
+    assert result.exit_code == 1
+    assert "--steps 3: none of them is recorded" in result.output.replace("\n", " ")
+
+
+def test_a_dump_that_is_not_verls_is_refused_and_no_page_is_written(run, tmp_path):
+    (run / "rollouts" / "1.jsonl").write_text('{"input": "?", "output": "!"}\n')
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", str(run), "--out", str(out)])
+    assert result.exit_code == 1
+    assert "1.jsonl: not a rollout dump of verl (KeyError('uid'))" in result.output.replace("\n", " ")
+    assert not [*tmp_path.glob("page*")]
+
+
+def test_the_reward_of_a_session_is_the_logged_one_where_there_is_one(run):
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 3, "data": {"critic/score/mean": 0.5, "padding/session/score/mean": 0.125}}\n')
+    (run / "rollouts" / "3.jsonl").write_text("no dump is read of this step\n")
+    curves = parsed(report(run, "--steps", "1")).packed["curves"]["curves"]
+    assert curves["mean reward of a session"] == [[1, pytest.approx((1 + 0.25 + 0) / 3)], [3, 0.125]]
+
+
+def test_ranks_are_counted_where_no_seconds_are(run):
+    write_steps([step_of([row(0, "a_0_0", places={"actor": Place(0, 70, 0)})])], run / "steps" / "1.jsonl")
+    assert parsed(report(run)).packed["step-1-0"]["ranks"] == 71
 
 
 class _Opened:
@@ -202,6 +240,10 @@ class _Opened:
         )
 
 
+def texts_of(dom: str) -> list[str]:
+    return re.findall(r"<pre>(.*?)</pre>", dom, re.DOTALL)
+
+
 needs_a_browser = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed")
 
 
@@ -219,6 +261,7 @@ def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_
     assert "Its first 7 tokens are also those of a_0_0." in body
     assert "after 5 characters" in body
     assert "uno" in body
+    assert texts_of(_Opened(report(run, "--texts"), tmp_path / "profile", at="#step-1-0/2").dom) == texts_of(opened.dom)
     assert "one &lt;/script&gt;&lt;script&gt;document.title" in body
     assert len(re.findall(r'class="main-svg"', opened.dom)) >= 3
 

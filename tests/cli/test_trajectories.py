@@ -94,6 +94,37 @@ def test_reasoning_that_the_template_drops_from_earlier_answers_is_shared_by_tre
     assert rows.forest.shared_R.sum() == 14 + 11  # up to <think>, or 4
 
 
+def test_reasoning_may_have_its_shorter_name():
+    talk = [TALK[0], {**TALK[1], "reasoning": "hmm"}]
+    batch = log({"messages": talk}, encode=encoder(THINKING))
+    assert batch.rows.tokens_R == (FIRST + len("<think>hmm</think>"),)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "4", "reasoning": "hmm"},
+        {"content": None, "function_call": {"name": "sum", "arguments": "{}"}},
+        {"content": None, "refusal": "I cannot."},
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+    ],
+)
+def test_what_the_template_leaves_out_of_an_answer_is_noted_by_each_of_its_names(answer):
+    texts = THINKING.replace("{% if m.reasoning_content and loop.last %}", "{% if false %}").replace(
+        "{{ m.content }}", "{{ m.content if m.content is string else '' }}"
+    )
+    (note,) = log({"messages": [TALK[0], {"role": "assistant", **answer}]}, encode=encoder(texts)).notes
+    assert "1 of 1 answer" in note
+
+
+@pytest.mark.parametrize(("kind", "is_image"), [("image_url", True), ("image", True), ("input_audio", False)])
+def test_of_the_parts_of_messages_those_of_images_count_as_such(kind, is_image):
+    parts = THINKING.replace("{{ m.content }}", "{{ m.content if m.content is string else '<part>' }}")
+    talk = [{"role": "user", "content": [{"type": kind}]}, TALK[1]]
+    notes = log({"messages": talk}, encode=encoder(parts)).notes
+    assert [note.startswith("Images") for note in notes] == [True] * is_image
+
+
 def test_an_answer_that_the_template_shows_otherwise_than_it_asks_for_it_follows_what_it_asks():
     opens_thought = THINKING.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}").replace(
         "assistant\n{% endif %}", "assistant\n<think>{% endif %}"
@@ -234,8 +265,40 @@ def test_a_document_that_is_not_of_the_format_is_refused_with_its_file_and_field
     with pytest.raises(PaddingDataError, match=r"one\.json: not an ATIF trajectory: steps\.0\.source: "):
         read(tmp_path, one=trajectory({**USER, "source": "me"}))
     (tmp_path / "one.json").write_text("{")
-    with pytest.raises(PaddingDataError, match=r"one\.json: not JSON"):
+    with pytest.raises(PaddingDataError, match="no ATIF trajectory"):
         read(tmp_path)
+    batch = read(tmp_path, two=trajectory(USER, ANSWER))
+    assert lengths(batch) == (FIRST,)
+    (note,) = batch.notes
+    assert "one.json" in note
+
+
+def test_a_file_is_read_unless_the_sub_agent_that_it_holds_is_embedded(tmp_path):
+    def refers(name: str) -> dict[str, Any]:
+        reference = {"trajectory_id": name, "trajectory_path": f"inner/{name}.json"}
+        return {**ANSWER, **results(None, subagent_trajectory_ref=[reference])}
+
+    inner = trajectory({**USER, "message": "a"}, ANSWER, trajectory_id="embedded")
+    main = trajectory(USER, refers("embedded"), refers("filed"), subagent_trajectories=[inner])
+    filed = trajectory({**USER, "message": "bc"}, ANSWER, trajectory_id="filed")
+    batch = read(tmp_path, main=main, inner__filed=filed)
+    sub = 4 + 1 + 4 + 11 + 2
+    assert sorted(lengths(batch)) == [sub, sub + 1, FIRST, FIRST + 1 + 11 + 2]
+    assert batch.notes == ()
+
+
+def test_trajectories_that_refer_to_each_other_are_one_session(tmp_path):
+    one, two = (trajectory(USER, ANSWER, continued_trajectory_ref=f"{other}.json") for other in ("two", "one"))
+    batch = read(tmp_path, one=one, two=two)
+    assert lengths(batch) == (FIRST, FIRST)
+    assert len(set(batch.rows.session_R)) == 1
+
+
+def test_a_step_of_several_calls_is_a_row_by_its_messages_and_is_noted(tmp_path):
+    ids = {"metrics": {"prompt_token_ids": [1, 2], "completion_token_ids": [3]}}
+    batch = read(tmp_path, one=trajectory(USER, {**ANSWER, **ids, "llm_call_count": 3}))
+    assert lengths(batch) == (FIRST,)
+    assert "1 step of several calls" in "".join(batch.notes)
 
 
 def test_the_command_compares_what_trajectories_share_and_names_images(tmp_path, tiny_model):

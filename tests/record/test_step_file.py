@@ -1,6 +1,7 @@
 """The file of a step, written and read again."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ ROW = RecordedRow(
     trained_tokens=4,
     reward=1.0,
     advantage=0.5,
+    idle=False,
     weight=1.0,
     shared_tokens=12,
     shares_with=1,
@@ -26,10 +28,18 @@ ROW = RecordedRow(
 )
 """Extended by the row below: that one begins with all of its tokens."""
 LONGER = replace(
-    ROW, row=1, key="a_0_1", tokens=20, trained_tokens=0, advantage=None, shared_tokens=0, shares_with=None
+    ROW,
+    row=1,
+    key="a_0_1",
+    tokens=20,
+    trained_tokens=0,
+    advantage=None,
+    idle=True,
+    shared_tokens=0,
+    shares_with=None,
 )
 PARTED = replace(ROW, row=2, key="a_1_0", tokens=15, shared_tokens=7, shares_with=0)
-ALONE = replace(LONGER, row=3, key="b_0_0", age=None)
+ALONE = replace(LONGER, row=3, key="b_0_0", age=None, idle=False, advantage=0.0, trained_tokens=1)
 
 
 def made_step(**values) -> RecordedStep:
@@ -58,12 +68,28 @@ def test_a_line_of_a_row_has_this_form(tmp_path: Path):
         "trained_tokens": 4,
         "reward": 1.0,
         "advantage": 0.5,
+        "idle": False,
         "weight": 1.0,
         "shared_tokens": 12,
         "shares_with": 1,
         "age": 0,
         "places": {"actor": [0, 1, 2], "log_prob": [0, 1, None]},
     }
+
+
+def test_numbers_that_are_not_finite_are_null_and_the_file_takes_its_name_when_it_is_whole(tmp_path: Path):
+    path = tmp_path / "3.jsonl"
+    write_steps([made_step(rows=[replace(ROW, reward=math.nan, advantage=-math.inf)])], path)
+    row = json.loads(path.read_text().splitlines()[1])
+    assert (row["reward"], row["advantage"], row["weight"]) == (None, None, 1.0)
+    (read,) = read_steps(path)[0].rows
+    assert math.isnan(read.reward)
+    assert read.advantage is None
+    assert list(tmp_path.iterdir()) == [path]
+    path.unlink()
+    with pytest.raises(TypeError):
+        write_steps([made_step(), made_step(step=object())], path)
+    assert not path.exists()
 
 
 def test_what_rows_share_is_a_forest_again():

@@ -157,6 +157,9 @@ def compare(
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run: the demo's, or the OUT of a recipe's script.")],
     out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
+    record: Annotated[
+        Path | None, typer.Option(help="Folder of recorded steps, by padding.record_dir; left out, steps in the run's.")
+    ] = None,
     steps: Annotated[str | None, typer.Option(help="Recorded steps to show, as 1,5,10-20; left out, all.")] = None,
     texts: Annotated[
         bool, typer.Option("--texts", help="Keep whole texts; without, what is far from ends is cut.")
@@ -165,7 +168,7 @@ def report(
     """Writes a run as one HTML file: curves, plans, trees of rows, and texts where rows part. It needs no network."""
     from verl_padding.cli.report import write_report
 
-    write_report(run, out, steps=steps, whole_texts=texts)
+    write_report(run, out, record=record, steps=steps, whole_texts=texts)
     typer.echo(f"The report is in {out}, {out.stat().st_size / 1e6:.1f} MB.")
 
 

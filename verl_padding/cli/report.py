@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from verl_padding.cli.report_steps import DumpedText, read_texts, step_as_json
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.metric_names import SESSION_SCORE
 from verl_padding.plan.row_keys import session_of_key, uid_of_key
 from verl_padding.record.step_file import FOLDER, RecordedStep, read_steps
 from verl_padding.runs.report import METRICS, ROLLOUTS, dumps_in, read_metrics, read_step
@@ -43,7 +44,7 @@ class StepSummary:
     tokens: int
     trained_tokens: int
     idle_rows: int
-    """Rows whose advantage is 0, or that train nothing."""
+    """Rows without a trained token, or with an advantage of exactly 0 on each."""
     reward: float
     """Mean of the sessions."""
     is_recorded: bool
@@ -62,22 +63,23 @@ class StepSummary:
             prompts=len(set(map(uid_of_key, update.keys))),
             tokens=sum(row.tokens for row in update.rows),
             trained_tokens=sum(row.trained_tokens for row in update.rows),
-            idle_rows=sum(not row.advantage for row in update.rows),
+            idle_rows=sum(row.idle for row in update.rows),
             reward=fmean(rewards.values()) if rewards else math.nan,
             is_recorded=bool(update.rows),
             packed=packed(step_as_json(update, texts, whole_texts=whole_texts)),
         )
 
 
-def write_report(run: Path, out: Path, *, steps: str | None, whole_texts: bool) -> None:
+def write_report(run: Path, out: Path, *, record: Path | None, steps: str | None, whole_texts: bool) -> None:
     """Writes the report of a run's folder, as the demo and the recipes' run scripts leave it.
 
     Args:
+        record: folder of recorded steps; None for the one in the run's folder.
         steps: which recorded steps it has, as ``1,5,10-20``; None for all.
         whole_texts: False to cut texts short.
 
     Raises:
-        PaddingDataError: the folder holds neither metrics nor recorded steps, or a file of them is refused.
+        PaddingDataError: the folders hold neither metrics nor recorded steps, or a file of them is refused.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -87,33 +89,43 @@ def write_report(run: Path, out: Path, *, steps: str | None, whole_texts: bool) 
             f"verl-padding report needs {error.name}: pip install 'verl_padding[report]'."
         ) from error
     curves = curves_of(run)
-    recorded = {int(path.stem): path for path in dumps_in(run / FOLDER)}
+    record = run / FOLDER if record is None else record
+    recorded = {int(path.stem): path for path in dumps_in(record)}
     if not curves and not recorded:
         raise PaddingDataError(
-            f"{run}: holds neither {METRICS} nor {FOLDER}/<step>.jsonl. Name the folder of a job that "
-            "recorded its steps with padding.record=true."
+            f"{run}: holds no {METRICS}, and {record} no <step>.jsonl. Name the folder of a job that recorded its "
+            "steps with padding.record=true, and that of padding.record_dir with --record."
         )
-    summaries = [
+    chosen = chosen_steps(sorted(recorded), steps)
+    # One after the other, as the page is written: memory holds one step.
+    summaries = (
         StepSummary.of(update, texts, whole_texts=whole_texts)
-        for step in chosen_steps(sorted(recorded), steps)
+        for step in chosen
         for texts in [read_texts(run / ROLLOUTS / f"{step}.jsonl")]
         for update in read_steps(recorded[step])
-    ]
+    )
     environment = Environment(
         loader=PackageLoader("verl_padding.cli", "report_page"), autoescape=True, undefined=StrictUndefined
     )
     page = environment.get_template("page.html")
     assets = files("verl_padding.cli") / "report_page"
-    with out.open("wb") as file:
-        page.stream(
-            run=run.resolve().name,
-            version=__version__,
-            summaries=summaries,
-            curves=packed({"curves": curves, "first": [name for name in FIRST_CHARTS if name in curves]}),
-            plotly=get_plotlyjs(),
-            script=(assets / "page.js").read_text(encoding="utf-8"),
-            style=(assets / "page.css").read_text(encoding="utf-8"),
-        ).dump(file, encoding="utf-8")
+    written = out.with_name(f"{out.name}.part")
+    try:
+        with written.open("wb") as file:
+            page.stream(
+                run=run.resolve().name,
+                version=__version__,
+                record=record,
+                has_steps=bool(chosen),
+                summaries=summaries,
+                curves=packed({"curves": curves, "first": [name for name in FIRST_CHARTS if name in curves]}),
+                plotly=get_plotlyjs(),
+                script=(assets / "page.js").read_text(encoding="utf-8"),
+                style=(assets / "page.css").read_text(encoding="utf-8"),
+            ).dump(file, encoding="utf-8")
+        written.replace(out)
+    finally:
+        written.unlink(missing_ok=True)
 
 
 def packed(data: Any) -> str:
@@ -130,10 +142,11 @@ def curves_of(run: Path) -> dict[str, list[tuple[int, float | None]]]:
         for name, value in data.items():
             if isinstance(value, int | float):
                 curves.setdefault(name, []).append((step, value if math.isfinite(value) else None))
-    # As `RunCurves` has them: of steps that are logged.
-    dumps = [path for path in dumps_in(run / ROLLOUTS) if int(path.stem) in metrics]
-    rewards: list[tuple[int, float | None]] = [(rows.step, rows.reward) for rows in map(read_step, dumps)]
-    return {SESSION_REWARD: rewards, **curves} if rewards else curves
+    # As `RunCurves` has them: of steps that are logged. Stock verl does not log it.
+    rewards = dict(curves.get(SESSION_SCORE, ()))
+    dumps = [path for path in dumps_in(run / ROLLOUTS) if int(path.stem) in metrics.keys() - rewards.keys()]
+    rewards |= {rows.step: rows.reward for rows in map(read_step, dumps)}
+    return {SESSION_REWARD: sorted(rewards.items()), **curves} if rewards else curves
 
 
 def chosen_steps(recorded: Sequence[int], steps: str | None) -> list[int]:
@@ -145,9 +158,8 @@ def chosen_steps(recorded: Sequence[int], steps: str | None) -> list[int]:
     except ValueError as error:
         raise PaddingDataError(f"--steps {steps}: not numbers of steps. Write them as 1,5,10-20.") from error
     if not wanted & set(recorded):
-        raise PaddingDataError(
-            f"--steps {steps}: none of them is recorded. Choose from {recorded[0]} to {recorded[-1]}."
-        )
+        there = f"Choose from {recorded[0]} to {recorded[-1]}" if recorded else "No step is; leave the option out"
+        raise PaddingDataError(f"--steps {steps}: none of them is recorded. {there}.")
     return [step for step in recorded if step in wanted]
 
 

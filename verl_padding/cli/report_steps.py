@@ -1,6 +1,5 @@
 """What a report has of a recorded step: numbers of its rows, column by column, its laps, and texts from the dump."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_padding.cli.trajectories import first_difference
+from verl_padding.cli.first_difference import first_difference
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 from verl_padding.record.step_file import RecordedStep
+from verl_padding.runs.report import read_dump
 from verl_padding.timing.laps import Lap
 
 MOST_RANKS = 64  # whose bars are drawn
@@ -39,9 +39,8 @@ def read_texts(dump: Path) -> dict[str, DumpedText]:
     """The texts of a rollout dump by the keys of their rows, none where there is no dump."""
     if not dump.exists():
         return {}
-    with dump.open(encoding="utf-8", newline="\n") as lines:
-        entries = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
-    return {entry["uid"]: DumpedText(input=entry["input"], output=entry["output"]) for entry in entries}
+    rows = read_dump(dump, "uid", "input", "output")
+    return {row["uid"]: DumpedText(input=row["input"], output=row["output"]) for row in rows}
 
 
 def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole_texts: bool) -> dict[str, Any]:
@@ -49,10 +48,12 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
 
     Args:
         texts: of its rows, as far as they are known.
-        whole_texts: False to leave out what is far from their ends and from where rows part.
+        whole_texts: False to leave out what is far from their ends and from where rows part. Whole ones are there once,
+            and the page finds in them what is on both sides of where rows part.
     """
     rows, forest = update.rows, update.forest()
     kept, beside = (None, None) if whole_texts else (TEXT, BESIDE)
+    ranks = {lap.rank for lap in update.laps} | {place.rank for row in rows for place in row.places.values()}
     shown = [texts.get(row.key) for row in rows]
     calls = dict.fromkeys(call for row in rows for call in row.places)
     return {
@@ -63,13 +64,13 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
         "places": {call: [row.places.get(call) for row in rows] for call in calls},
         "order": forest.place_R.tolist(),
         "laps": [_lap(lap) for lap in update.laps if lap.rank < MOST_RANKS],
-        "ranks": 1 + max((lap.rank for lap in update.laps), default=-1),
+        "ranks": 1 + max(ranks, default=-1),
         "texts": [text and [_cut(text.input, kept), _cut(text.output, kept)] for text in shown],
         "partings": _partings(update, forest, texts, beside) if rows else [],
     }
 
 
-_COLUMNS = ("tokens", "trained_tokens", "reward", "advantage", "weight", "shared_tokens", "shares_with", "age")
+_COLUMNS = ("tokens", "trained_tokens", "reward", "advantage", "idle", "weight", "shared_tokens", "shares_with", "age")
 
 
 def _finite(value: Any) -> Any:
@@ -94,10 +95,10 @@ def _lap(lap: Lap) -> list[Any]:
 
 
 def _partings(
-    update: RecordedStep, forest: Forest, texts: Mapping[str, DumpedText], kept: int | None
+    update: RecordedStep, forest: Forest, texts: Mapping[str, DumpedText], beside: int | None
 ) -> list[list[dict[str, Any]]]:
     """Of each row, where its text parts from that of the row that it shares with, and of the one before it in its
-    session."""
+    session; and so many characters beside that place, none if ``beside`` is None."""
     number_of = {key: row for row, key in enumerate(update.keys)}
     partings: list[list[dict[str, Any]]] = [[] for _ in update.keys]
     for row in update.rows:
@@ -108,9 +109,11 @@ def _partings(
             mine, its = texts[row.key].whole, texts[update.keys[other]].whole
             at = first_difference(mine, its)
             (shared,) = forest.shared_by_pairs(np.array([row.row]), np.array([other])).tolist()
-            parting = {"with": other, "shared_tokens": shared, "characters": at}
-            sides = {"before": _end(mine[:at], kept), "mine": _beginning(mine[at:], kept)}
-            partings[row.row].append(parting | sides | {"its": _beginning(its[at:], kept)})
+            parting: dict[str, Any] = {"with": other, "shared_tokens": shared, "characters": at}
+            if beside is not None:
+                parting["before"] = _end(mine[:at], beside)
+                parting |= {"mine": _beginning(mine[at:], beside), "its": _beginning(its[at:], beside)}
+            partings[row.row].append(parting)
     return partings
 
 
@@ -120,9 +123,9 @@ def _cut(text: str, kept: int | None) -> Shown:
     return text[:kept], len(text) - 2 * kept, text[-kept:]
 
 
-def _beginning(text: str, kept: int | None) -> Shown:
-    return text if kept is None or len(text) <= kept else (text[:kept], len(text) - kept, "")
+def _beginning(text: str, kept: int) -> Shown:
+    return text if len(text) <= kept else (text[:kept], len(text) - kept, "")
 
 
-def _end(text: str, kept: int | None) -> Shown:
-    return text if kept is None or len(text) <= kept else ("", len(text) - kept, text[-kept:])
+def _end(text: str, kept: int) -> Shown:
+    return text if len(text) <= kept else ("", len(text) - kept, text[-kept:])

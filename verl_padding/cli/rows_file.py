@@ -2,21 +2,21 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import TemplateError
 
+from verl_padding.cli.first_difference import first_difference
 from verl_padding.cli.trajectories import (
     ChatEncoder,
     ModelCall,
     calls_of_log,
     calls_of_trajectories,
-    first_difference,
     is_log,
     is_trajectory,
 )
@@ -27,7 +27,7 @@ from verl_padding.plan.counted import counted
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key, rows_of_sessions, session_of_key, uid_of_key
 from verl_padding.plan.rows import may_extend
-from verl_padding.record.step_file import RecordedStep, is_step_file, read_steps
+from verl_padding.record.step_file import RecordedStep, begins_step, steps_of
 from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
@@ -67,42 +67,53 @@ def read_batches(path: Path, count_tokens: CountTokens | None, encode: ChatEncod
         PaddingDataError: the folder holds neither, a recorded step has no rows, or `read_rows` refuses a file.
     """
     if path == Path("-"):
-        return [read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens, encode=encode)]
+        return list(_batches_of(sys.stdin.buffer, "standard input", count_tokens, encode))
     files = dumps_in(path) if path.is_dir() else [path]
-    trajectories = _trajectories_of(path) if not files or path.suffix == ".json" else {}
+    trajectories, skipped = _trajectories_of(path) if not files or path.suffix == ".json" else ({}, [])
     if trajectories:
         calls, notes = _calls_and_notes(trajectories)
+        if skipped:
+            notes.append(f"{counted(len(skipped), 'file')} of the folder, as {skipped[0].name}, left out: not JSON.")
         return [_batch([], calls, name=str(path), count_tokens=count_tokens, encode=encode, notes=notes)]
     if not files:
         raise PaddingDataError(
             f"{path}: holds no <step>.jsonl and no ATIF trajectory. Name the folder of trainer.rollout_data_dir, of "
             "padding.record_dir, or of trajectories."
         )
-    batches = []
+    batches: list[RowsFile] = []
     for file in files:
-        if is_step_file(file):
-            updates = read_steps(file)
-            names = [str(file) if len(updates) == 1 else f"{file}, update {update.update}" for update in updates]
-            batches += [_recorded_rows(update, name) for update, name in zip(updates, names, strict=True)]
-        else:
-            with file.open("rb") as lines:
-                batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens, encode=encode))
+        with file.open("rb") as lines:
+            batches += _batches_of(lines, str(file), count_tokens, encode)
     return batches
 
 
-def _trajectories_of(path: Path) -> dict[Path, Any]:
-    """The ATIF trajectories among the JSON files of a folder and those below it, or in one file; none of rows."""
-    found = {}
+def _batches_of(
+    lines: Iterator[bytes], name: str, count_tokens: CountTokens | None, encode: ChatEncoder | None
+) -> Iterator[RowsFile]:
+    """The local updates of a recorded step, or the batch of a file of rows. Lines are read once: a pipe has no more."""
+    first = next(lines, b"")
+    lines = chain([first], lines)
+    if not begins_step(first):
+        yield read_rows(lines, name=name, count_tokens=count_tokens, encode=encode)
+        return
+    updates = steps_of(lines, name)
+    for update in updates:
+        yield _recorded_rows(update, name if len(updates) == 1 else f"{name}, update {update.update}")
+
+
+def _trajectories_of(path: Path) -> tuple[dict[Path, Any], list[Path]]:
+    """The ATIF trajectories among the JSON files of a folder and those below it, or in one file; and files of other
+    texts, such as rows."""
+    found, others = {}, []
     for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
         try:
             document = json.loads(file.read_bytes())
-        except ValueError as error:
-            if path.is_dir():
-                raise PaddingDataError(f"{file}: not JSON ({error}). Repair it, or move it elsewhere.") from error
-            return {}  # rows, one a line
+        except ValueError:
+            others.append(file)
+            continue
         if is_trajectory(document):
             found[file] = document
-    return found
+    return found, others
 
 
 def _calls_and_notes(documents: Mapping[Path, Any]) -> tuple[list[ModelCall], list[str]]:
@@ -117,9 +128,9 @@ def _recorded_rows(update: RecordedStep, name: str) -> RowsFile:
     if not update.rows:
         raise PaddingDataError(f"{name}: holds laps alone. Record steps with padding.record=true.")
     tokens_R = [row.tokens for row in update.rows]
-    idle = [row.row for row in update.rows if not row.trained_tokens]
-    idle += [row for row in _of_equal_rewards(update.keys, [row.reward for row in update.rows]) if row not in idle]
-    rows = Rows.from_keys(update.keys, tokens_R, forest=update.forest(), idle=idle)
+    # The update computes the first of them where it has no others.
+    idle = sorted((row for row in update.rows if row.idle), key=lambda row: (not row.trained_tokens, row.tokens))
+    rows = Rows.from_keys(update.keys, tokens_R, forest=update.forest(), idle=[row.row for row in idle])
     return RowsFile(name=name, rows=rows, lines_R=tuple(range(len(rows))), pads=0, is_dump=False)
 
 
@@ -213,6 +224,11 @@ def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -
         )
     if any(call.has_images and call.token_ids is None for call in calls):
         notes.append("Images count as the few tokens that the chat template writes for one.")
+    several = sum(call.model_calls > 1 for call in calls)
+    if several:
+        notes.append(
+            f"{counted(several, 'step')} of several calls of the model: one row each, as their messages show it."
+        )
     return found, notes
 
 
@@ -309,11 +325,9 @@ def _forest_of(found: Sequence[_Row], tokens_R: Sequence[int], count_tokens: Cou
 
 def _alike(one: str | bytes, other: str | bytes) -> int:
     """How many characters of two texts, or ids of two rows, are equal up to where they part."""
-    if isinstance(one, str) or isinstance(other, str):
-        return first_difference(str(one), str(other))
-    length = min(len(one), len(other)) // 4
-    differ = np.frombuffer(one, ">u4", length) != np.frombuffer(other, ">u4", length)
-    return int(differ.argmax()) if differ.any() else length
+    if isinstance(one, bytes) and isinstance(other, bytes):
+        return first_difference(one, other) // 4
+    return first_difference(str(one), str(other))
 
 
 def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from verl_padding.cli.first_difference import first_difference
 from verl_padding.errors import PaddingDataError
 
 Message = Mapping[str, Any]
@@ -32,12 +33,13 @@ class ModelCall:
     tools: Sequence[Any] | None = None
     token_ids: tuple[int, ...] | None = None
     """Of what it read and answered, where the trajectory has them."""
+    model_calls: int = 1
+    """More where a step of a trajectory sums up several."""
 
     @property
     def has_images(self) -> bool:
-        """Or other parts that are not text."""
         parts = (message["content"] for message in self.messages if not isinstance(message["content"], str))
-        return any(part["type"] != "text" for content in parts for part in content)
+        return any(part["type"].startswith("image") for content in parts for part in content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +115,14 @@ def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-def first_difference(one: str, other: str) -> int:
-    """How many characters of two texts are equal up to where they part."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def _parts_of_answer(answer: Message) -> Iterator[str]:
     content = answer["content"] or ""
-    yield from [content] if isinstance(content, str) else (part.get("text", "") for part in content)
-    yield answer.get("reasoning_content") or ""
+    for part in [{"text": content}] if isinstance(content, str) else content:
+        yield part.get("text") or part.get("refusal") or ""
+    for name in ("reasoning_content", "refusal"):
+        yield answer.get(name) or ""
+    if answer.get("function_call"):  # of OpenAI's API before it had tools
+        yield answer["function_call"]["name"]
     for called in answer.get("tool_calls") or ():
         yield called["function"]["name"]
 
@@ -170,6 +171,8 @@ def _message(message: Mapping[str, Any]) -> Message:
     """A message as most chat templates take it: they leave out other roles, and would show None or quote arguments."""
     role = {"developer": "system", "function": "tool"}.get(message["role"], message["role"])
     shown = {**message, "role": role, "content": _joined(message.get("content") or "")}
+    if message.get("reasoning"):  # as OpenRouter and newer versions of vLLM name it
+        shown.setdefault("reasoning_content", message["reasoning"])
     if message.get("tool_calls"):
         shown["tool_calls"] = [_tool_call(called) for called in message["tool_calls"]]
     return shown
@@ -232,7 +235,11 @@ def calls_of_trajectories(documents: Mapping[Path, Any]) -> tuple[list[ModelCall
                 missing.append(named)
     referred = {other for others in refers.values() for other in others}
     calls: list[ModelCall] = []
-    for root in (path for path in loaded if path not in referred):
+    placed: set[Path] = set()
+    # Trajectories that refer to each other have no other beginning than the first of them.
+    for root in sorted(loaded, key=referred.__contains__):
+        if root in placed:
+            continue
         steps = loaded[root].steps
         first = next((step for step in range(len(steps)) if steps[step].source == "agent"), len(steps))
         prompt = _name_of([message for step in steps[:first] for message in _messages_of_step(step)])
@@ -243,6 +250,7 @@ def calls_of_trajectories(documents: Mapping[Path, Any]) -> tuple[list[ModelCall
                 seen.add(path)
                 calls += _calls_of_trajectory(loaded[path], prompt=prompt, session=str(root))
                 behind += refers[path]
+        placed |= seen
     return calls, missing
 
 
@@ -257,10 +265,11 @@ def _validated(model: Any, document: Any, path: Path) -> Any:
 
 def _paths_in(trajectory: Any) -> Iterator[str]:
     """Files of sub-agents' trajectories and of the continuation."""
+    embedded_ids = {embedded.trajectory_id for embedded in trajectory.subagent_trajectories or ()} - {None}
     for step in trajectory.steps:
         for result in step.observation.results if step.observation else ():
             for reference in result.subagent_trajectory_ref or ():
-                if reference.trajectory_path is not None and reference.trajectory_id is None:
+                if reference.trajectory_path is not None and reference.trajectory_id not in embedded_ids:
                     yield reference.trajectory_path
     if trajectory.continued_trajectory_ref is not None:
         yield trajectory.continued_trajectory_ref
@@ -275,12 +284,18 @@ def _calls_of_trajectory(trajectory: Any, *, prompt: str, session: str) -> Itera
         messages.append(answer)
         # Other steps of an agent are not of the model, or are another trajectory's.
         if step.source == "agent" and step.llm_call_count != 0 and not step.is_copied_context:
-            metrics = step.metrics
+            metrics, model_calls = step.metrics, step.llm_call_count or 1
             ids = None
-            if metrics and metrics.prompt_token_ids and metrics.completion_token_ids:
+            if metrics and metrics.prompt_token_ids and metrics.completion_token_ids and model_calls == 1:
                 ids = (*metrics.prompt_token_ids, *metrics.completion_token_ids)
-            tools = trajectory.agent.tool_definitions
-            yield ModelCall(prompt=prompt, session=session, messages=tuple(messages), tools=tools, token_ids=ids)
+            yield ModelCall(
+                prompt=prompt,
+                session=session,
+                messages=tuple(messages),
+                tools=trajectory.agent.tool_definitions,
+                token_ids=ids,
+                model_calls=model_calls,
+            )
         messages += results
     for embedded in trajectory.subagent_trajectories or ():
         yield from _calls_of_trajectory(embedded, prompt=prompt, session=session)

@@ -28,8 +28,7 @@ class SessionCounts:
         self._has_failed: dict[str, bool] = {}  # by the uids of the prompts
 
     def watch(self, buffer: Any) -> Any:
-        """The same replay buffer, which notes the prompts that it gives; one that gives them in a way of its own is left
-        as it is."""
+        """The same replay buffer, which notes the prompts that it gives; left as it is if it has a way of its own."""
         # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this module.
         from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 

@@ -89,6 +89,7 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
             trained_tokens=trained,
             reward=float(rows.reward_R[row]),
             advantage=float(rows.advantage_R[row]) if trained else None,
+            idle=not rows.has_advantage_R[row],
             weight=update.weight_R[row],
             shared_tokens=shared,
             shares_with=int(order[forest.place_R[row] - 1]) if shared else None,

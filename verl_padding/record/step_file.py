@@ -4,6 +4,8 @@ docs/record.md has the form. Nothing of a row's texts or token ids is in it, but
 """
 
 import json
+import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +48,8 @@ class RecordedRow:
     """The row's score, summed over its tokens; verl gives each row of a session the session's."""
     advantage: float | None
     """Mean over its trained tokens; None where it has none."""
+    idle: bool
+    """Whether it adds nothing to the gradient: no trained token, or an advantage of exactly 0 on each."""
     weight: float
     """What the gradient of its outputs is multiplied by in the actor's update; 1 where all rows weigh the same."""
     shared_tokens: int
@@ -87,50 +91,69 @@ class RecordedStep:
 
 def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     """Writes the local updates of a step, and makes the folder: of each a line with its number and keys, then a line
-    for each row, then one for each lap."""
+    for each row, then one for each lap. The file is there once it is whole."""
     lines: list[Mapping[str, Any]] = []
     for each in updates:
         lines.append({"form": FORM, "step": each.step, "update": each.update, "keys": list(each.keys)})
-        lines += [*map(vars, each.rows), *map(vars, each.laps)]
+        lines += [{name: _finite(value) for name, value in vars(row).items()} for row in each.rows]
+        lines += map(vars, each.laps)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    written = path.with_name(f"{path.name}.part")
+    written.write_text("".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines))
+    os.replace(written, path)
 
 
-def is_step_file(path: Path) -> bool:
-    """Whether a file begins as that of a step does; others hold rows in other forms."""
-    with path.open("rb") as lines:
-        return lines.readline().startswith(b'{"form":')
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def begins_step(line: bytes) -> bool:
+    """Whether the first line of a file is that of a step; others hold rows in other forms."""
+    return line.startswith(b'{"form":')
 
 
 def read_steps(path: Path) -> list[RecordedStep]:
     """The local updates of a step's file, mostly one; a PaddingDataError if it holds something else."""
+    try:
+        with path.open("rb") as lines:
+            return steps_of(lines, str(path))
+    except OSError as error:
+        raise _no_step(str(path), error) from error
+
+
+def steps_of(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
+    """The same of a file's lines, and its name."""
     updates: list[tuple[dict[str, Any], list[RecordedRow], list[Lap]]] = []
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in lines:
             values = json.loads(line)
             if "keys" in values:
-                _check_form(path, values.pop("form", None))
+                _check_form(name, values.pop("form", None))
                 updates.append((values, [], []))
             elif "call" in values:
                 tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
                 updates[-1][2].append(Lap(**values | tuples))
             else:
                 places = {call: Place(*place) for call, place in values["places"].items()}
-                updates[-1][1].append(RecordedRow(**values | {"places": places}))
+                numbers = {each: math.nan for each in ("reward", "weight") if values[each] is None}
+                updates[-1][1].append(RecordedRow(**values | numbers | {"places": places}))
         if not updates:
             raise LookupError("it holds no step")
         return [RecordedStep(**values, rows=rows, laps=laps) for values, rows, laps in updates]
     except PaddingDataError:
         raise
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise PaddingDataError(
-            f"{path}: not the file of a step ({error!r}). Name one of padding.record_dir."
-        ) from error
+    except (ValueError, TypeError, LookupError) as error:
+        raise _no_step(name, error) from error
 
 
-def _check_form(path: Path, form: object) -> None:
+def _no_step(name: str, error: Exception) -> PaddingDataError:
+    return PaddingDataError(f"{name}: not the file of a step ({error!r}). Name one of padding.record_dir.")
+
+
+def _check_form(name: str, form: object) -> None:
     if form != FORM:
         raise PaddingDataError(
-            f"{path}: form={form}, and this version of verl_padding reads form {FORM}. Read the file with the version "
+            f"{name}: form={form}, and this version of verl_padding reads form {FORM}. Read the file with the version "
             "that has written it, or record the step again."
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.counted import counted
@@ -43,13 +44,21 @@ def dumps_in(folder: Path) -> list[Path]:
 
 
 def read_step(path: Path) -> StepRows:
-    """Rows of the step that a rollout dump holds."""
-    rows = _objects(path)
+    """Rows of the step that a rollout dump holds; a PaddingDataError if it is none of verl's."""
+    rows = read_dump(path, "uid", "score")
     real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
     # verl gives every row of a session the session's reward.
     rewards = {session_of_key(row["uid"]): row["score"] for row in real}
     pads = len(rows) - len(real)
     return StepRows(step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=pads)
+
+
+def read_dump(path: Path, *fields: str) -> list[dict[str, Any]]:
+    """Fields of the rows of a rollout dump; a PaddingDataError if a line does not have them."""
+    try:
+        return [{name: row[name] for name in fields} for row in _objects(path)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PaddingDataError(f"{path}: not a rollout dump of verl ({error!r}). Move it elsewhere.") from error
 
 
 def _objects(path: Path) -> list[dict[str, Any]]:

@@ -135,7 +135,7 @@ function showHeld(bar) {
 
 // Prompts and their rows
 
-const isIdle = (row) => !step.rows.advantage[row];
+const isIdle = (row) => step.rows.idle[row];
 
 function showPrompts() {
   const prompts = new Map();
@@ -226,9 +226,10 @@ function toggleTexts(line, row) {
   const other = step.rows.shares_with[row];
   if (other !== null) cell.append(element("p", "", aboutSharing(row, other)));
   for (const parting of step.partings[row]) {
-    cell.append(element("p", "", aboutParting(row, parting)), pre(parting.before));
+    const { before, mine, its } = "before" in parting ? parting : sidesOf(row, parting);
+    cell.append(element("p", "", aboutParting(row, parting, mine, its)), pre(before));
     const sides = cell.appendChild(element("div", "sides"));
-    for (const [key, text] of [[step.keys[row], parting.mine], [step.keys[parting.with], parting.its]]) {
+    for (const [key, text] of [[step.keys[row], mine], [step.keys[parting.with], its]]) {
       const side = sides.appendChild(element("div"));
       side.append(element("div", "", key), pre(text));
     }
@@ -244,11 +245,19 @@ function aboutSharing(row, other) {
   return `Its first ${count(shared, "token")} are also those of ${key}.`;
 }
 
-function aboutParting(row, parting) {
+/** Whole texts are there once. Python counts characters, JavaScript units of 16 bits. */
+function sidesOf(row, parting) {
+  const [mine, its] = [row, parting.with].map((each) => [...step.texts[each].join("")]);
+  const part = (text, ...ends) => text.slice(...ends).join("");
+  const at = parting.characters;
+  return { before: part(mine, 0, at), mine: part(mine, at), its: part(its, at) };
+}
+
+function aboutParting(row, parting, mine, its) {
   const name = step.keys[parting.with], after = `after ${count(parting.characters, "character")}`;
-  if (parting.mine.length && parting.its.length) return `Its text parts from that of ${name} ${after}, and its tokens after ${shown(parting.shared_tokens)}:`;
+  if (mine.length && its.length) return `Its text parts from that of ${name} ${after}, and its tokens after ${shown(parting.shared_tokens)}:`;
   const tokens = step.rows.tokens, shorter = Math.min(tokens[row], tokens[parting.with]);
-  const begins = parting.its.length ? `Its text is the beginning of that of ${name}` : `Its text begins with that of ${name}`;
+  const begins = its.length ? `Its text is the beginning of that of ${name}` : `Its text begins with that of ${name}`;
   if (parting.shared_tokens === shorter) return `${begins}, ${after}:`;
   return `${begins}, but their tokens part before: they were tokenized otherwise, or differ in special tokens.`;
 }
@@ -270,5 +279,5 @@ byId("sort").addEventListener("change", showPrompts);
 showCurves();
 // The address may name a step and a row of it, as #step-3-0/17; else the newest step is shown.
 const [, named, row] = location.hash.match(/^#(step-\d+-\d+)(?:\/(\d+))?$/) ?? [];
-const chosen = byId(`packed-${named}`) ? named : document.querySelector("#summaries tbody tr:last-child")?.dataset.name;
+const chosen = byId(`packed-${named}`) ? named : document.querySelector("#summaries tbody tr:last-of-type")?.dataset.name;
 if (chosen) showStep(chosen).then(() => chosen === named && row < step.rows.tokens.length && openRow(Number(row)));
