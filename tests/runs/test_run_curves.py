@@ -30,6 +30,16 @@ def test_a_padded_run_is_read_from_its_metrics_and_a_stock_one_by_verls_rule(tmp
     assert stock.grad_norm == pytest.approx([0.1, 0.2])
 
 
+def test_a_padded_run_whose_metrics_tell_its_rows_needs_no_dumps(tmp_path):
+    folder = write_run(tmp_path / "padded", padded=True)
+    (folder / ROLLOUTS / "2.jsonl").unlink()
+    entries = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    entries[1]["data"] |= {"padding/session/score/mean": 0.125, "padding/real_rows/total": 7.0}
+    (folder / METRICS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    run = RunCurves.read(folder)
+    assert (run.steps, run.reward, run.real_rows) == ([1, 2], [0.25, 0.125], [5, 7])
+
+
 def test_stock_verls_rule_stands_beside_a_padded_run_without_what_it_would_earn(tmp_path):
     folder = write_run(tmp_path / "padded", padded=True)
     ours = RunCurves.read(folder)

@@ -142,7 +142,7 @@ def curves_of(run: Path) -> dict[str, list[tuple[int, float | None]]]:
         for name, value in data.items():
             if isinstance(value, int | float):
                 curves.setdefault(name, []).append((step, value if math.isfinite(value) else None))
-    # As `RunCurves` has them: of steps that are logged. Stock verl does not log it.
+    # As `RunCurves` has them: of steps that are logged, and of dumps where that is stock verl's.
     rewards = dict(curves.get(SESSION_SCORE, ()))
     dumps = [path for path in dumps_in(run / ROLLOUTS) if int(path.stem) in metrics.keys() - rewards.keys()]
     rewards |= {rows.step: rows.reward for rows in map(read_step, dumps)}

@@ -100,7 +100,6 @@ def shared_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
             continue
         continued_R = continued_rows(rows)
         before, row = np.array([pair for session in sessions for pair in pairwise(session)]).T
-        assert rows.forest is not None, "rows of sessions of several rows are compared"
         shared = rows.forest.shared_by_pairs(before, row)
         shortest = np.minimum(rows.tokens_R[before], rows.tokens_R[row])
         parted = (shared > 0) & (shared < shortest) & (continued_R[row] < 0)
@@ -117,7 +116,6 @@ def shared_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
 def continued_rows(rows: TrainedRows) -> npt.NDArray[np.int64]:
     """Number of the row that each row goes on from: the longest shorter one before it in its session that it begins
     with; -1 for none."""
-    assert rows.forest is not None, "rows of sessions of several rows are compared"
     continued_R = np.full(len(rows.keys), -1)
     session_R = np.zeros(len(rows.keys), dtype=np.int64)
     for number, session in enumerate(rows_of_sessions(rows.keys)):

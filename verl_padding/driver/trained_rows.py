@@ -13,11 +13,11 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.pads.lineage import find_forest
-from verl_padding.pads.queue import KVBatchMeta, read_fields
+from verl_padding.pads.queue import KVBatchMeta, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import session_of_key
+from verl_padding.plan.row_keys import rows_of_sessions
 
 ADVANTAGES, SCORES, TURNS = FIELDS = "advantages", "rm_scores", "num_turns"
 """Fields of verl's rows that are read, beside their token ids."""
@@ -47,8 +47,8 @@ class TrainedRows:
     """Turns of the conversation, where agent loops count them."""
     weights_step_R: Sequence[int | None]
     """Global step that has made the oldest weights that sampled each row."""
-    forest: Forest | None
-    """What rows of a prompt begin with alike, by their tokens; None if they were not compared."""
+    forest: Forest
+    """What rows of a prompt begin with alike, by their tokens; rows that were not compared share nothing."""
 
     @classmethod
     def read(cls, batch: KVBatchMeta, mask_R: Sequence[torch.Tensor], *, compare: bool) -> Self:
@@ -56,16 +56,17 @@ class TrainedRows:
 
         Args:
             mask_R: (response,) each: which tokens of the response are trained.
-            compare: whether to compare the tokens of rows where each session has one row, too.
+            compare: whether to compare the tokens of all rows, and not those alone of sessions of several rows.
         """
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        compare = compare or len(set(map(session_of_key, batch.keys))) < len(batch.keys)
+        sessions = rows_of_sessions(batch.keys)
+        compared = sorted(row for session in sessions if compare or len(session) > 1 for row in session)
         return cls.of_fields(
             batch.keys,
             tokens_R,
             mask_R,
             read_fields(batch.keys, batch.partition_id, FIELDS),
-            forest=find_forest(batch, tokens_R, outputs=False) if compare else None,
+            forest=_forest_of(batch, tokens_R, compared),
             weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
         )
 
@@ -77,7 +78,7 @@ class TrainedRows:
         mask_R: Sequence[torch.Tensor],
         fields: TensorDict,
         *,
-        forest: Forest | None,
+        forest: Forest,
         weights_step_R: Sequence[int | None],
     ) -> Self:
         """What the :data:`FIELDS` of rows with these keys, tokens and masks say."""
@@ -105,3 +106,13 @@ class TrainedRows:
             weights_step_R=weights_step_R,
             forest=forest,
         )
+
+
+def _forest_of(batch: KVBatchMeta, tokens_R: Sequence[int], compared: Sequence[int]) -> Forest:
+    """What the rows with these numbers begin with alike; the others share nothing."""
+    among = rows_like(batch, [batch.keys[row] for row in compared], [batch.tags[row] for row in compared])
+    found = find_forest(among, [tokens_R[row] for row in compared], outputs=False)
+    place_R, shared_R = np.arange(len(tokens_R)) + len(tokens_R), np.zeros(len(tokens_R), dtype=np.int64)
+    place_R[compared], shared_R[compared] = found.place_R, found.shared_R
+    order = np.argsort(place_R)
+    return Forest.in_order(tokens_R, order, shared_R[order])

@@ -16,7 +16,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.metric_names import GRAD_NORM, OPTIMIZER_STEPS, PAD_ROWS_TOTAL
 from verl_padding.runs.charts import OURS, STOCK, new_figure, save_chart, start_at_zero
-from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, dumps_in, read_metrics, read_step
+from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, dumps_in, logged_rows, read_metrics, read_step
 from verl_padding.stock.padding import StockRule
 
 CONFIG = Path("hydra", ".hydra", "config.yaml")
@@ -45,17 +45,19 @@ class RunCurves:
 
     @classmethod
     def read(cls, folder: Path, most_steps: int | None = None) -> Self:
-        """Reads what a run has left: metrics and rollout dumps, and the config of a run of stock verl.
+        """Reads what a run has left: metrics, the rollout dumps of steps whose rows these do not tell, and the config of a
+        run of stock verl.
 
         Args:
-            most_steps: the first so many steps are read; None for all that have both.
+            most_steps: the first so many steps are read; None for all of which a reward is known.
 
         Raises:
             PaddingDataError: no step has.
         """
         metrics, dumps = dict(read_metrics(folder)), {int(path.stem): path for path in dumps_in(folder / ROLLOUTS)}
-        steps = sorted(metrics.keys() & dumps.keys())[:most_steps]
-        rows = {step: read_step(dumps[step]) for step in steps}
+        logged = {step: found for step, data in metrics.items() if (found := logged_rows(step, data))}
+        steps = sorted(logged.keys() | metrics.keys() & dumps.keys())[:most_steps]
+        rows = {step: logged.get(step) or read_step(dumps[step]) for step in steps}
         if not steps:
             raise PaddingDataError(
                 f"{folder}: has no step with both metrics and a rollout dump. Start the run with trainer.logger="

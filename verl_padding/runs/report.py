@@ -1,14 +1,14 @@
 """What a run has left: metrics and rollout dumps as verl has written them, and whether its agent has learned."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.metric_names import ROW_REWARD
+from verl_padding.job.metric_names import REAL_ROWS_TOTAL, ROW_REWARD, SESSION_SCORE
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import session_of_key
@@ -21,7 +21,7 @@ LAST = 10  # steps at the end of a run that count as its result
 
 @dataclass(frozen=True, kw_only=True)
 class StepRows:
-    """Rows of one global step, as the rollout dump has them."""
+    """Rows of one global step, as the rollout dump or the metrics have them."""
 
     step: int
     reward: float
@@ -41,6 +41,13 @@ def dumps_in(folder: Path) -> list[Path]:
     """The rollout dumps in a folder, ``<step>.jsonl``, in the order of their steps; none if there is no such folder."""
     dumps = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
     return sorted(dumps, key=lambda path: int(path.stem))
+
+
+def logged_rows(step: int, data: Mapping[str, Any]) -> StepRows | None:
+    """Rows of a step by its metrics; None where these do not say, as stock verl's."""
+    if SESSION_SCORE not in data or REAL_ROWS_TOTAL not in data:
+        return None
+    return StepRows(step=step, reward=data[SESSION_SCORE], real=int(data[REAL_ROWS_TOTAL]), dumped_pads=0)
 
 
 def read_step(path: Path) -> StepRows:
