@@ -45,8 +45,7 @@ class RunCurves:
 
     @classmethod
     def read(cls, folder: Path, most_steps: int | None = None) -> Self:
-        """Reads what a run has left: metrics, the rollout dumps of steps whose rows these do not tell, and the config of a
-        run of stock verl.
+        """Reads what a run has left: metrics, dumps of steps whose rows these do not tell, and a stock run's config.
 
         Args:
             most_steps: the first so many steps are read; None for all of which a reward is known.
