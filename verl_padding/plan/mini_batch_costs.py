@@ -10,6 +10,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
+from verl_padding.plan.measured_cost import MeasuredCost
 
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 """Row numbers of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads."""
@@ -66,6 +67,16 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         real_rows_min=min(layout.real_rows_M),
         real_rows_max=max(layout.real_rows_M),
     )
+
+
+def layout_time(layout: Layout, costs: CallCosts) -> int:
+    """What a layout costs the slowest ranks, where they synchronize, and the handling of micro-batches and pads."""
+    steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
+    by_micro = costs.call.sync_point == "micro_batch"
+    slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
+    # Where the handling of a micro-batch was measured, it is in its cost.
+    handled = 0 if isinstance(costs.cost_model, MeasuredCost) else layout.n_micro_batches or 0
+    return slowest + handled * costs.level + layout.n_pads * costs.pad_handling
 
 
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:

@@ -116,8 +116,8 @@ def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows
         found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]
         polished = [packer.polish(levels, max_pairs // (n_polished * len(ways))) for levels in found]
         for levels in sorted(polished, key=attrgetter("time")):
-            bins_DK = packer.assign_ranks(levels, list(map(len, items.rows_I)))
-            rows_DK = [[[row for item in of_bin for row in items.rows_I[item]] for of_bin in bins] for bins in bins_DK]
+            bins_DK = packer.assign_ranks(levels, items)
+            rows_DK = [[items.rows_of(of_bin) for of_bin in bins] for bins in bins_DK]
             time = levels.time
             if len(ways) > 1:  # items of a bin may share more
                 _, load_DK = costs.sums(rows_DK)
@@ -153,7 +153,7 @@ class LevelPacker:
         self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
         """The least height there is."""
         # A search takes time with the items, and many of them are packed well at the first attempt.
-        self.goal = self.bound + self.bound * min(max(len(items.rows_I), 1 << 11), 1 << 14) // (1 << 21)
+        self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
         """Height at which a search may end: a thousandth above the bound, up to a hundredth for many thousand items."""
         self.least_levels = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
         self._handling = costs.level
@@ -190,16 +190,16 @@ class LevelPacker:
         )
         return self.levels_of(bins)
 
-    def assign_ranks(self, levels: Levels, n_rows_I: Sequence[int]) -> list[list[Bin]]:
+    def assign_ranks(self, levels: Levels, items: Items) -> list[list[Bin]]:
         """Gives each rank a bin of each level; ranks with few rows so far get the bins with many."""
         bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
         standing = [(0, 0, rank) for rank in range(self.n_ranks)]
         for bins in levels.bins_KD:
-            weighed = sorted((sum(n_rows_I[item] for item in items), self._cost([items]), items) for items in bins)
+            weighed = sorted((items.n_rows(held), self._cost([held]), held) for held in bins)
             standing.sort(reverse=True)
-            for place, (n_rows, cost, items) in enumerate(weighed):
+            for place, (n_rows, cost, held) in enumerate(weighed):
                 rows_before, cost_before, rank = standing[place]
-                bins_DK[rank].append(items)
+                bins_DK[rank].append(held)
                 standing[place] = (rows_before + max(n_rows, 1), cost_before + cost, rank)
         return bins_DK
 
